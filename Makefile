@@ -1,0 +1,44 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Both prepare .venv themselves.
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: demo test check bench torture fmt clean lock help
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): constraints.txt pyproject.toml scripts/bootstrap
+	@sh scripts/bootstrap $(VENV)
+
+demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
+	@$(PY) examples/demo.py
+
+test: $(READY)  ## every test that fits in ten minutes on two cores
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(ARGS)
+
+check: $(READY)  ## the gates: ruff, mypy --strict, import direction, architecture
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-cache
+	@$(PY) -m pytest -q -p no:randomly tests/test_architecture.py tests/test_exports.py
+
+bench: $(READY)  ## measure against the floors, in one run
+	@$(PY) benchmarks/run.py $(ARGS)
+
+torture: $(READY)  ## the long runs: every kill point, many seeds
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m torture --timeout 3600 $(ARGS)
+
+fmt: $(READY)  ## format and apply safe fixes
+	@$(VENV)/bin/ruff check --fix --exit-zero -q .
+	@$(VENV)/bin/ruff format .
+
+lock: $(READY)  ## renew constraints.txt (hashes, no registry addresses)
+	@sh scripts/lock $(VENV)
+
+clean:  ## remove everything that was built or cached here
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

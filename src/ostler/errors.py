@@ -1,0 +1,192 @@
+"""Every error that Ostler raises on purpose, in one tree.
+
+    OstlerError
+    ├── ValidationError             the input breaks one or more rules; carries every fault
+    ├── NotFoundError
+    │   ├── AgentNotFoundError      no such definition or instance
+    │   ├── TaskNotFoundError
+    │   └── WorkspaceNotFoundError
+    ├── AuthorizationError          who asks may not do this
+    ├── LicenseError                the plan of the workspace does not allow this
+    ├── InvalidOperationError       not possible in the present state; names both states
+    ├── AgentInitializationError    the agent did not become ready
+    ├── ConflictError               somebody else was first
+    │   ├── VersionConflictError    the record changed since it was read
+    │   ├── IdempotencyConflictError  the same key came with another body
+    │   ├── LeaseHeldError          another owner holds the lease
+    │   └── StaleWriterError        an old epoch or attempt tried to write
+    ├── DeadlineError               also a TimeoutError
+    │   ├── InitializationTimeoutError
+    │   ├── ExecutionTimeoutError
+    │   └── TerminationTimeoutError
+    ├── StoreError
+    │   ├── StoreClosedError
+    │   ├── StoreFullError          no space left; reads and supervision go on
+    │   ├── StoreBusyError          too much waits already, or another process holds the lock
+    │   ├── StoreFailedError        the disk lied once; nothing more is written until a restart
+    │   ├── StoreTooNewError        made by a newer Ostler
+    │   ├── CursorGoneError         the cursor lies before what retention kept (HTTP 410)
+    │   └── AuditBrokenError        the chain does not verify
+    └── MissingExtraError           an optional part is not installed
+
+The docstring of a class is its default message, so the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class FaultLike(Protocol):
+    """Anything that can say in one sentence what is wrong; `ostler.Fault` is the one that is used."""
+
+    @property
+    def message(self) -> str: ...
+
+
+class OstlerError(Exception):
+    """Ostler could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The message is built in the class, so a copy (a process pool makes one) must not build it again.
+        return _revive, (type(self), self.args, self.__dict__)
+
+
+def _revive(cls: type[OstlerError], args: tuple[Any, ...], state: dict[str, Any]) -> OstlerError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ValidationError(OstlerError):
+    """The input breaks one or more rules."""
+
+    def __init__(self, faults: Sequence[FaultLike]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(fault.message for fault in self.faults) or None)
+
+
+class NotFoundError(OstlerError):
+    """There is no such thing."""
+
+
+class AgentNotFoundError(NotFoundError):
+    """There is no such agent; list what exists, or check the id."""
+
+
+class TaskNotFoundError(NotFoundError):
+    """There is no such task; list what exists, or check the id."""
+
+
+class WorkspaceNotFoundError(NotFoundError):
+    """There is no such workspace; create it first, or check the id."""
+
+
+class AuthorizationError(OstlerError):
+    """You may not do this; ask an administrator of the workspace for the permission."""
+
+
+class LicenseError(OstlerError):
+    """The plan of this workspace does not allow this."""
+
+
+class InvalidOperationError(OstlerError):
+    """This cannot be done in the present state."""
+
+    def __init__(self, message: str | None = None, *, current: str = "", wanted: str = "") -> None:
+        self.current = current
+        self.wanted = wanted
+        super().__init__(message or (f"cannot go from {current} to {wanted}" if wanted else None))
+
+
+class AgentInitializationError(OstlerError):
+    """The agent did not become ready."""
+
+
+class ConflictError(OstlerError):
+    """Somebody else was first; read the record again and decide anew."""
+
+
+class VersionConflictError(ConflictError):
+    """The record changed since it was read; read it again and decide anew."""
+
+
+class IdempotencyConflictError(ConflictError):
+    """This idempotency key was already used with another request; use a new key."""
+
+
+class LeaseHeldError(ConflictError):
+    """Another owner holds the lease; stop it first, or wait until the lease ends."""
+
+
+class StaleWriterError(ConflictError):
+    """A newer owner or attempt has taken over; this one may not write any more."""
+
+
+class DeadlineError(OstlerError, TimeoutError):
+    """This took longer than it was allowed to."""
+
+
+class InitializationTimeoutError(DeadlineError):
+    """The agent did not become ready within its initialization timeout."""
+
+
+class ExecutionTimeoutError(DeadlineError):
+    """The operation ran longer than its execution timeout and was cancelled."""
+
+
+class TerminationTimeoutError(DeadlineError):
+    """The agent did not stop within its graceful timeout."""
+
+
+class StoreError(OstlerError):
+    """The store could not do this."""
+
+
+class StoreClosedError(StoreError):
+    """The store is closed; open it again."""
+
+
+class StoreFullError(StoreError):
+    """The disk is full: new work is refused, what runs is still supervised; free some space and try again."""
+
+
+class StoreBusyError(StoreError):
+    """The store has more waiting than it accepts; try again in a moment."""
+
+
+class StoreFailedError(StoreError):
+    """The disk reported an error, so nothing more is written; check the disk, then restart to recover."""
+
+
+class StoreTooNewError(StoreError):
+    """This store was made by a newer Ostler; upgrade the program, nothing was changed."""
+
+
+class CursorGoneError(StoreError):
+    """The events after this cursor are no longer kept; take a snapshot and follow from there."""
+
+    def __init__(self, *, cursor: int, horizon: int) -> None:
+        self.cursor = cursor
+        self.horizon = horizon
+        super().__init__(
+            f"events up to {horizon} are no longer kept, so reading on from {cursor} would skip some; "
+            f"take a snapshot and follow from {horizon}"
+        )
+
+
+class AuditBrokenError(StoreError):
+    """The audit chain does not verify."""
+
+
+class MissingExtraError(OstlerError):
+    """An optional part is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{feature} needs an optional part; run: pip install 'ostler[{extra}]'")

@@ -1,0 +1,131 @@
+"""What things are: frozen records, named values, transition tables. No I/O, no clock."""
+
+from ostler.model.audit import GENESIS, AuditEntry, AuditHead, AuditReport, chain_hash
+from ostler.model.context import ContextData
+from ostler.model.events import (
+    EVENT_CLASSES,
+    AgentErrorEvent,
+    AgentEvent,
+    AgentHealthChangedEvent,
+    AgentMetricsUpdatedEvent,
+    AgentRestartingEvent,
+    AgentSpawnedEvent,
+    AgentStateChangedEvent,
+    AgentTerminatedEvent,
+    Event,
+    TaskCreatedEvent,
+    TaskEvent,
+    TaskStateChangedEvent,
+    TaskUpdatedEvent,
+    event_from_json,
+)
+from ostler.model.health import AgentHealthStatus, AgentMetrics, HealthCheckConfig
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import Attempt, AttemptOutcome, Lease, Wait, WaitKind
+from ostler.model.limits import Enforcement, ResourceLimits
+from ostler.model.moments import Moment, from_micros, micros
+from ostler.model.people import HOME_WORKSPACE_ID, Definition, Permission, Principal, Role, Token, Workspace
+from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions, TaskFilter
+from ostler.model.record import Record
+from ostler.model.restart import RestartPolicy
+from ostler.model.spawn import AgentSpawnOptions, SpawnRequest
+from ostler.model.states import (
+    ACTIVE_STATES,
+    AGENT_TRANSITIONS,
+    FINISHED_TASK_STATES,
+    FREEZE_TRANSITIONS,
+    INACTIVE_STATES,
+    TASK_TRANSITIONS,
+    AgentPriority,
+    AgentState,
+    AgentStateTransitions,
+    HealthState,
+    IsolationLevel,
+    ProbeType,
+    RestartPolicyType,
+    TaskState,
+    TaskStateTransitions,
+    Tier,
+)
+from ostler.model.task import Task
+from ostler.model.termination import TerminationOptions, TerminationResult
+from ostler.model.text import clean_text, fold_tags
+from ostler.model.validation import Fault, ValidationResult, duration_text, shown
+
+__all__ = [
+    "ACTIVE_STATES",
+    "AGENT_TRANSITIONS",
+    "EVENT_CLASSES",
+    "FINISHED_TASK_STATES",
+    "FREEZE_TRANSITIONS",
+    "GENESIS",
+    "HOME_WORKSPACE_ID",
+    "INACTIVE_STATES",
+    "TASK_TRANSITIONS",
+    "AgentErrorEvent",
+    "AgentEvent",
+    "AgentHealthChangedEvent",
+    "AgentHealthStatus",
+    "AgentInstance",
+    "AgentMetrics",
+    "AgentMetricsUpdatedEvent",
+    "AgentPriority",
+    "AgentRestartingEvent",
+    "AgentSpawnOptions",
+    "AgentSpawnedEvent",
+    "AgentState",
+    "AgentStateChangedEvent",
+    "AgentStateTransitions",
+    "AgentTerminatedEvent",
+    "Attempt",
+    "AttemptOutcome",
+    "AuditEntry",
+    "AuditHead",
+    "AuditReport",
+    "ContextData",
+    "Definition",
+    "Enforcement",
+    "Event",
+    "Fault",
+    "GetInstancesFilter",
+    "HealthCheckConfig",
+    "HealthState",
+    "IsolationLevel",
+    "Lease",
+    "LifecycleStatistics",
+    "Moment",
+    "ObservationOptions",
+    "Permission",
+    "Principal",
+    "ProbeType",
+    "Record",
+    "ResourceLimits",
+    "RestartPolicy",
+    "RestartPolicyType",
+    "Role",
+    "SpawnRequest",
+    "Task",
+    "TaskCreatedEvent",
+    "TaskEvent",
+    "TaskFilter",
+    "TaskState",
+    "TaskStateChangedEvent",
+    "TaskStateTransitions",
+    "TaskUpdatedEvent",
+    "TerminationOptions",
+    "TerminationResult",
+    "Tier",
+    "Token",
+    "ValidationResult",
+    "Wait",
+    "WaitKind",
+    "Workspace",
+    "chain_hash",
+    "clean_text",
+    "duration_text",
+    "event_from_json",
+    "fold_tags",
+    "from_micros",
+    "micros",
+    "shown",
+]

@@ -1,0 +1,162 @@
+"""Numbered facts. The log of them is the history; records can be folded from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import ClassVar
+from uuid import UUID
+
+from ostler.errors import ValidationError
+from ostler.model.health import AgentMetrics
+from ostler.model.moments import Moment
+from ostler.model.record import Record
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import AgentState, HealthState, TaskState
+from ostler.model.validation import Fault, shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event(Record):
+    """What every event carries. The store gives the number, the id and the workspace when it commits."""
+
+    event_type: ClassVar[str] = ""
+
+    occurred_at: Moment
+    correlation_id: str | None = None
+    #: Position in the log: rising by one, in commit order. 0 until committed.
+    sequence: int = 0
+    event_id: UUID | None = None
+    workspace_id: UUID | None = None
+    #: The version of the record after this event.
+    version: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentEvent(Event):
+    instance_id: UUID
+    attempt: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSpawnedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_spawned"
+
+    definition_id: UUID
+    user_id: UUID | None
+    options: AgentSpawnOptions | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentStateChangedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_state_changed"
+
+    previous_state: AgentState
+    new_state: AgentState
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentHealthChangedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_health_changed"
+
+    previous_health: HealthState
+    new_health: HealthState
+    details: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentErrorEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_error"
+
+    error_message: str
+    exception_type: str | None = None
+    stack_trace: str | None = None
+    is_recoverable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentRestartingEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_restarting"
+
+    attempt_number: int
+    max_attempts: int
+    delay_before_retry: timedelta | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentMetricsUpdatedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_metrics_updated"
+
+    metrics: AgentMetrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentTerminatedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_terminated"
+
+    final_state: AgentState
+    was_graceful: bool
+    reason: str | None = None
+    uptime: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskEvent(Event):
+    task_id: UUID
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCreatedEvent(TaskEvent):
+    event_type: ClassVar[str] = "task_created"
+
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskStateChangedEvent(TaskEvent):
+    event_type: ClassVar[str] = "task_state_changed"
+
+    previous_state: TaskState
+    new_state: TaskState
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskUpdatedEvent(TaskEvent):
+    """Something other than the state changed: a summary, the changed files, a count."""
+
+    event_type: ClassVar[str] = "task_updated"
+
+    changed: tuple[str, ...]
+
+
+EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
+    {
+        cls.event_type: cls
+        for cls in (
+            AgentSpawnedEvent,
+            AgentStateChangedEvent,
+            AgentHealthChangedEvent,
+            AgentErrorEvent,
+            AgentRestartingEvent,
+            AgentMetricsUpdatedEvent,
+            AgentTerminatedEvent,
+            TaskCreatedEvent,
+            TaskStateChangedEvent,
+            TaskUpdatedEvent,
+        )
+    }
+)
+
+
+def event_from_json(event_type: str, text: str | bytes) -> Event:
+    cls = EVENT_CLASSES.get(event_type)
+    if cls is None:
+        known = ", ".join(sorted(EVENT_CLASSES))
+        raise ValidationError([Fault(field="event_type", bound=f"must be one of {known}", value=shown(event_type))])
+    return cls.from_json(text)

@@ -1,0 +1,27 @@
+"""Times with their zone, and as whole microseconds without the rounding of floating point."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class _Aware:
+    """Tells pydantic to refuse a time without its zone: such a one cannot be ordered among the others."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "tz_constraint": "aware"}
+
+
+Moment = Annotated[datetime, _Aware()]
+
+
+def micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_micros(value: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=value)

@@ -1,0 +1,65 @@
+"""The rules for names, tags and longer text, and the folding that makes tags comparable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ostler.model.validation import Fault, shown
+
+MAX_NAME = 200
+MAX_TAG = 50
+MAX_TAGS = 10
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_TAG = re.compile(r"[A-Za-z0-9-]{1,50}")
+
+
+def fold_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
+    """Tags as they are stored: lower case, each once, in the order given."""
+    return tuple(dict.fromkeys(tag.lower() for tag in tags or ()))
+
+
+def clean_text(text: str) -> str:
+    """Foreign text (an error, a reason) as any store can keep it: no NUL, no lone surrogate."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def name_faults(field: str, name: Any) -> Iterator[Fault]:
+    if not isinstance(name, str):
+        return
+    if not 1 <= len(name) <= MAX_NAME:
+        yield Fault(field=field, bound=f"must have 1 to {MAX_NAME} characters", value=f"{len(name)} characters")
+    if not name.isprintable():
+        yield Fault(field=field, bound="must be printable text on one line", value=shown(name))
+    elif name != name.strip():
+        yield Fault(field=field, bound="must not begin or end with a space", value=shown(name))
+
+
+def plain_text_faults(field: str, text: Any, limit: int) -> Iterator[Fault]:
+    """Longer text may hold line breaks, but nothing that a store or a terminal chokes on."""
+    if not isinstance(text, str):
+        return
+    if len(text) > limit:
+        yield Fault(field=field, bound=f"must have at most {limit} characters", value=f"{len(text)} characters")
+    yield from unkeepable_faults(field, text)
+
+
+def unkeepable_faults(field: str, text: str) -> Iterator[Fault]:
+    """The two kinds of character that some store cannot keep."""
+    if "\0" in text:
+        yield Fault(field=field, bound="must not contain NUL")
+    if _SURROGATE.search(text):
+        yield Fault(field=field, bound="must be text without lone surrogates", value=shown(text))
+
+
+def tag_faults(field: str, tags: Any) -> Iterator[Fault]:
+    if not isinstance(tags, tuple):
+        return
+    if len(tags) > MAX_TAGS:
+        yield Fault(field=field, bound=f"must have at most {MAX_TAGS} entries", value=f"{len(tags)} entries")
+    for index, tag in enumerate(tags):
+        if isinstance(tag, str) and not _TAG.fullmatch(tag):
+            bound = f"must be 1 to {MAX_TAG} letters, digits and hyphens"
+            yield Fault(field=f"{field}.{index}", bound=bound, value=shown(tag))

@@ -1,0 +1,147 @@
+"""Whether a failed agent comes back, and when.
+
+Four brakes, each with its own memory: retries since it was last healthy, a breaker on continuous failure, a
+window against bursts, and a budget for its whole life that nothing resets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from ostler.model import RestartPolicy, RestartPolicyType, duration_text
+
+#: How far the jitter may go to either side.
+JITTER = 0.25
+_AT_ONCE = timedelta(0)
+
+
+class Chance(Protocol):
+    """A source of numbers from 0 up to, but not including, 1."""
+
+    def random(self) -> float: ...
+
+
+class RestartReason(StrEnum):
+    RESTART = "restart"
+    BURST_WINDOW = "burst_window"  #: comes back, but later than the backoff alone would have it
+    NO_POLICY = "no_policy"
+    LIFETIME_SPENT = "lifetime_spent"
+    RETRIES_SPENT = "retries_spent"
+    CIRCUIT_OPEN = "circuit_open"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartFacts:
+    """What is known of the agent at the moment it failed."""
+
+    #: Restarts since it was last healthy.
+    restart_count: int
+    #: Restarts in its whole life.
+    lifetime_restarts: int
+    #: Its latest starts, in any order, those made by hand included.
+    recent_starts: tuple[datetime, ...] = ()
+    #: The first failure since it was last healthy; None where this is the first.
+    failing_since: datetime | None = None
+    #: What ended it, in words.
+    cause: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartDecision:
+    """What to do, and a sentence that an operator reads as it stands."""
+
+    restart: bool
+    delay: timedelta
+    #: The number of the restart that is decided on, from 1.
+    attempt_number: int
+    max_attempts: int
+    reason: RestartReason
+    sentence: str
+
+
+def decide_restart(policy: RestartPolicy | None, facts: RestartFacts, now: datetime, chance: Chance) -> RestartDecision:
+    """Clause by clause, the most final first. No policy means no restart."""
+    if policy is None or policy.type is RestartPolicyType.NONE:
+        return _give_up(policy, facts, RestartReason.NO_POLICY, "its policy is not to restart")
+    if facts.lifetime_restarts >= policy.lifetime_limit:
+        why = f"{facts.lifetime_restarts} of {policy.lifetime_limit} restarts of its whole life are spent"
+        return _give_up(policy, facts, RestartReason.LIFETIME_SPENT, why)
+    if facts.restart_count >= policy.max_retries:
+        why = f"{facts.restart_count} of {policy.max_retries} restarts since it was last healthy are spent"
+        return _give_up(policy, facts, RestartReason.RETRIES_SPENT, why)
+    if facts.failing_since is not None and now - facts.failing_since >= policy.circuit_breaker_timeout:
+        why = f"it has been failing for {duration_text(policy.circuit_breaker_timeout)} or longer"
+        return _give_up(policy, facts, RestartReason.CIRCUIT_OPEN, why)
+    delay = backoff(policy, facts.restart_count + 1, chance)
+    wait = _burst_wait(policy, facts.recent_starts, now)
+    if wait > delay:
+        # Here systemd gives up. Waiting suits a run that nobody watches at night, and it cannot go on for
+        # ever: every restart is paid for from the retries and from the budget for life. The wait may be
+        # longer than max_delay, which caps the backoff and is no leave to break the window.
+        why = f"the limit is {policy.burst_limit} starts in {duration_text(policy.burst_window)}"
+        return _go_on(policy, facts, wait, RestartReason.BURST_WINDOW, why)
+    return _go_on(policy, facts, delay, RestartReason.RESTART, "")
+
+
+def backoff(policy: RestartPolicy, number: int, chance: Chance) -> timedelta:
+    """The delay before the restart of this number, from 1: jittered, then capped."""
+    if policy.type in {RestartPolicyType.NONE, RestartPolicyType.IMMEDIATE}:
+        return _AT_ONCE
+    seconds = policy.initial_delay.total_seconds() * _growth(policy, number)
+    if policy.use_jitter:
+        seconds *= 1 + JITTER * (2 * chance.random() - 1)
+    # The cap comes last, so that no jitter lifts a delay above it, and is taken as a number of seconds,
+    # because a timedelta cannot hold what an exponent may reach.
+    return min(policy.max_delay, timedelta(seconds=min(seconds, policy.max_delay.total_seconds())))
+
+
+def _growth(policy: RestartPolicy, number: int) -> float:
+    try:
+        if policy.type is RestartPolicyType.LINEAR:
+            return float(number)
+        return float(policy.backoff_multiplier) ** number
+    except OverflowError:
+        return float("inf") if policy.initial_delay else 0.0
+
+
+def _burst_wait(policy: RestartPolicy, starts: tuple[datetime, ...], now: datetime) -> timedelta:
+    """How long until one more start keeps to the window; nothing where it does already."""
+    if len(starts) < policy.burst_limit:
+        return _AT_ONCE
+    frees = sorted(starts)[-policy.burst_limit] + policy.burst_window
+    # A start that seems to lie in the future comes from a clock that was set back; it holds for one window.
+    return min(max(frees - now, _AT_ONCE), policy.burst_window)
+
+
+def _give_up(policy: RestartPolicy | None, facts: RestartFacts, reason: RestartReason, why: str) -> RestartDecision:
+    return RestartDecision(
+        restart=False,
+        delay=_AT_ONCE,
+        attempt_number=facts.restart_count + 1,
+        max_attempts=policy.max_retries if policy else 0,
+        reason=reason,
+        sentence=f"no restart: {why}{_after(facts)}",
+    )
+
+
+def _go_on(
+    policy: RestartPolicy, facts: RestartFacts, delay: timedelta, reason: RestartReason, why: str
+) -> RestartDecision:
+    number = facts.restart_count + 1
+    when = f"in {duration_text(delay)}" if delay else "at once"
+    because = f", because {why}" if why else ""
+    return RestartDecision(
+        restart=True,
+        delay=delay,
+        attempt_number=number,
+        max_attempts=policy.max_retries,
+        reason=reason,
+        sentence=f"restart {number} of {policy.max_retries} {when}{because}{_after(facts)}",
+    )
+
+
+def _after(facts: RestartFacts) -> str:
+    return f" (it ended with: {facts.cause})" if facts.cause else ""

@@ -1,0 +1,60 @@
+"""How long what is over is kept, and which records are due to go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from annotated_types import Interval
+
+from ostler.model import INACTIVE_STATES, AgentInstance, Record, Task
+
+_MINUTE = timedelta(minutes=1)
+_TEN_YEARS = timedelta(days=3650)
+_Age = Annotated[timedelta, Interval(ge=_MINUTE, le=_TEN_YEARS)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionPolicy(Record):
+    #: Instances that ended and tasks that were decided, counted from that moment.
+    finished: _Age = timedelta(hours=24)
+    events: _Age = timedelta(days=30)
+    #: None keeps the audit for ever.
+    audit: _Age | None = None
+    idempotency: _Age = timedelta(hours=24)
+    #: Rows that one transaction may remove, so that a large clean-up never holds up the living.
+    batch: Annotated[int, Interval(ge=1, le=10_000)] = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cutoffs:
+    """The moments that a policy means now: what is as old as that, or older, is due."""
+
+    finished: datetime
+    events: datetime
+    audit: datetime | None
+    idempotency: datetime
+
+
+def cutoffs(policy: RetentionPolicy, now: datetime) -> Cutoffs:
+    return Cutoffs(
+        finished=now - policy.finished,
+        events=now - policy.events,
+        audit=None if policy.audit is None else now - policy.audit,
+        idempotency=now - policy.idempotency,
+    )
+
+
+def instance_due(instance: AgentInstance, now: datetime, policy: RetentionPolicy) -> bool:
+    """Whether a terminated or failed instance has been so for long enough.
+
+    One without the moment of its end stays: what cannot be dated is not removed.
+    """
+    ended = instance.terminated_at
+    return instance.state in INACTIVE_STATES and ended is not None and ended <= now - policy.finished
+
+
+def task_due(task: Task, now: datetime, policy: RetentionPolicy) -> bool:
+    """Whether an accepted or rejected task has been so for long enough; one in review never is."""
+    return task.is_finished and task.updated_at <= now - policy.finished

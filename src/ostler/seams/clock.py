@@ -1,0 +1,44 @@
+"""Time, as it is passed in: monotonic for durations, boot for leases, wall for display."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The only source of time inside Ostler. Tests and the simulation pass one that they drive."""
+
+    def mono(self) -> float:
+        """Seconds that never go back and stand still while the machine sleeps."""
+        ...
+
+    def boot(self) -> float:
+        """Seconds since boot that go on while the machine sleeps; what leases are measured by."""
+        ...
+
+    def wall(self) -> datetime:
+        """The aware UTC time of day, for records and display; it may jump."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long by this clock."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def mono(self) -> float:
+        return time.monotonic()
+
+    def boot(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,21 @@
+"""What is remembered: the only writer of records and events."""
+
+from ostler.store.actor import SYSTEM, Actor
+from ostler.store.base import Store, SweepResult
+from ostler.store.commands.instances import AgentError
+from ostler.store.engine import Backend, EngineStore, Seams
+from ostler.store.opening import open_store
+from ostler.store.port import Head
+
+__all__ = [
+    "SYSTEM",
+    "Actor",
+    "AgentError",
+    "Backend",
+    "EngineStore",
+    "Head",
+    "Seams",
+    "Store",
+    "SweepResult",
+    "open_store",
+]

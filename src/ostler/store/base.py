@@ -1,0 +1,204 @@
+"""The one contract of every store. Each method is documented here and nowhere else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Self, TypeVar
+from uuid import UUID
+
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    AgentInstance,
+    Attempt,
+    AuditEntry,
+    AuditHead,
+    AuditReport,
+    Definition,
+    Event,
+    GetInstancesFilter,
+    Lease,
+    LifecycleStatistics,
+    Principal,
+    Task,
+    TaskFilter,
+    Token,
+    Wait,
+    Workspace,
+)
+from ostler.policy import RetentionPolicy
+from ostler.store.commands import Command
+from ostler.store.port import Head
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """What one round of retention removed, and whether more was due than one batch takes."""
+
+    instances: int = 0
+    tasks: int = 0
+    events: int = 0
+    audit: int = 0
+    more: bool = False
+
+
+class Store(ABC):
+    """The only writer of records and events. Safe to use from several event loops and threads at once."""
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and bring the shape of the store up to date. A store of a newer program is refused."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what was accepted, then let go of everything. Closing twice is harmless."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def commit(self, command: Command[R]) -> R:
+        """Do it, durably. Returning means that the change, its event, its audit entry, its place in the quota
+        and its idempotency row are on the disk together; raising an `OstlerError` means that none of them is.
+        Cancelling the caller does not undo a command that was already accepted.
+        """
+
+    @abstractmethod
+    async def take_lease(self, owner: str, *, ttl: timedelta, steal: bool = False) -> Lease:
+        """Become the owner: the epoch rises, this store writes with it from now on, and older owners are refused."""
+
+    @abstractmethod
+    async def renew_lease(self, *, ttl: timedelta) -> Lease:
+        """Stay the owner for another while; `StaleWriterError` once somebody else has taken over."""
+
+    @abstractmethod
+    async def release_lease(self) -> None:
+        """Step down; does nothing when this store holds no lease."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """The epoch that this store writes with."""
+
+    @abstractmethod
+    def adopt_epoch(self, epoch: int) -> None:
+        """Write on behalf of the owner who holds this epoch: how the helpers of one owner share its lease."""
+
+    @abstractmethod
+    async def sweep(self, policy: RetentionPolicy | None = None) -> SweepResult:
+        """Remove one bounded batch of what is due; call again while `more` is true."""
+
+    # --- reading --------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def head(self) -> Head:
+        """Where the log stands: the newest number, and the last that is no longer kept."""
+
+    @abstractmethod
+    async def get_instance(self, instance_id: UUID) -> AgentInstance | None: ...
+
+    @abstractmethod
+    async def list_instances(
+        self, wanted: GetInstancesFilter | None = None, workspace_id: UUID = HOME_WORKSPACE_ID
+    ) -> list[AgentInstance]:
+        """Those of one workspace that match, newest first."""
+
+    @abstractmethod
+    async def statistics(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> LifecycleStatistics:
+        """Totals of one workspace, in the same time for a thousand instances or a million."""
+
+    @abstractmethod
+    async def get_task(self, task_id: UUID) -> Task | None: ...
+
+    @abstractmethod
+    async def list_tasks(self, wanted: TaskFilter | None = None, workspace_id: UUID = HOME_WORKSPACE_ID) -> list[Task]:
+        """Those of one workspace that match, newest first."""
+
+    @abstractmethod
+    async def read_events(
+        self,
+        after: int = 0,
+        *,
+        limit: int = 1000,
+        workspace_id: UUID | None = None,
+        instance_id: UUID | None = None,
+    ) -> list[Event]:
+        """Events with a number above `after`, in order. `CursorGoneError` when some after it are no longer kept."""
+
+    def replay(
+        self, after: int = 0, *, workspace_id: UUID | None = None, instance_id: UUID | None = None
+    ) -> AsyncIterator[Event]:
+        """Every event from a cursor to the end as it is when reached, a page at a time in constant memory."""
+        return _replay(self, after, workspace_id, instance_id)
+
+    @abstractmethod
+    async def get_workspace(self, workspace_id: UUID) -> Workspace | None: ...
+
+    @abstractmethod
+    async def list_workspaces(self, after: UUID | None = None, limit: int = 100) -> list[Workspace]: ...
+
+    @abstractmethod
+    async def get_principal(self, principal_id: UUID) -> Principal | None: ...
+
+    @abstractmethod
+    async def find_token(self, token_hash: str) -> Token | None: ...
+
+    @abstractmethod
+    async def get_definition(self, definition_id: UUID) -> Definition | None: ...
+
+    @abstractmethod
+    async def list_definitions(self, after: UUID | None = None, limit: int = 100) -> list[Definition]: ...
+
+    @abstractmethod
+    async def list_attempts(self, instance_id: UUID, limit: int = 1000) -> list[Attempt]:
+        """The starts of one instance, oldest first."""
+
+    @abstractmethod
+    async def open_attempts(self, limit: int = 1000) -> list[Attempt]:
+        """Every start that has not ended, in the whole store; what recovery goes through."""
+
+    @abstractmethod
+    async def open_waits(self, *, due_until: datetime | None = None, limit: int = 1000) -> list[Wait]:
+        """Waits that have not ended, the earliest due first."""
+
+    # --- audit ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def read_audit(
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = 1000
+    ) -> list[AuditEntry]: ...
+
+    @abstractmethod
+    async def audit_head(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> AuditHead:
+        """The end of the chain, to be kept somewhere else."""
+
+    @abstractmethod
+    async def verify_audit(
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
+    ) -> AuditReport:
+        """Walk the chain and name every entry that was edited, removed, moved or put in."""
+
+
+async def _replay(
+    store: Store, after: int, workspace_id: UUID | None, instance_id: UUID | None
+) -> AsyncIterator[Event]:
+    cursor = after
+    while page := await store.read_events(cursor, workspace_id=workspace_id, instance_id=instance_id):
+        for event in page:
+            yield event
+        cursor = page[-1].sequence

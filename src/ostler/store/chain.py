@@ -1,0 +1,62 @@
+"""Checks an audit chain: a pure walk over its entries that names every break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ostler.model import AuditEntry, AuditHead, AuditReport
+from ostler.store.kinds import Ledger
+
+_MAX_FAULTS = 100
+
+
+class ChainCheck:
+    """Feed it the kept entries in order of their numbers, then ask for the report."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._number = ledger.anchor_number
+        self._hash = ledger.anchor_hash
+        self._faults: list[str] = []
+        self._entries = 0
+
+    def feed(self, entries: Iterable[AuditEntry]) -> None:
+        for entry in entries:
+            self._entries += 1
+            expected = self._number + 1
+            if entry.number > expected:
+                self._say(_missing(expected, entry.number - 1))
+            elif entry.number < expected:
+                self._say(f"entry {entry.number} stands after entry {self._number}: it was moved")
+            if entry.computed_hash != entry.hash:
+                self._say(f"entry {entry.number} was edited: its content does not match its hash")
+            elif entry.number == expected and entry.previous_hash != self._hash:
+                self._say(f"entry {entry.number} does not follow from entry {self._number}: one of them was replaced")
+            self._number, self._hash = entry.number, entry.hash
+
+    def report(self, outside: AuditHead | None = None) -> AuditReport:
+        """`outside` is a head that was kept elsewhere; it shows a chain that was cut or rewritten as a whole."""
+        ledger = self._ledger
+        if self._number < ledger.audit_number:
+            self._say(_missing(self._number + 1, ledger.audit_number))
+        elif (self._number, self._hash) != (ledger.audit_number, ledger.audit_hash):
+            self._say(f"the chain ends with entry {self._number}, which is not the end that the ledger knows")
+        if outside is not None and outside.number > ledger.audit_number:
+            self._say(f"the head kept outside is entry {outside.number}, but the chain ends at {ledger.audit_number}")
+        head = AuditHead(workspace_id=ledger.workspace_id, number=ledger.audit_number, hash=ledger.audit_hash)
+        return AuditReport(
+            workspace_id=ledger.workspace_id, entries=self._entries, head=head, faults=tuple(self._faults)
+        )
+
+    def compare(self, outside: AuditHead, entry: AuditEntry | None) -> None:
+        """The entry that the outside head names must still be the same one."""
+        if entry is not None and entry.hash != outside.hash:
+            self._say(f"entry {outside.number} is not the one whose hash was kept outside: the chain was rewritten")
+
+    def _say(self, fault: str) -> None:
+        if len(self._faults) < _MAX_FAULTS:
+            self._faults.append(fault)
+
+
+def _missing(first: int, last: int) -> str:
+    return f"entry {first} is missing" if first == last else f"entries {first} to {last} are missing"

@@ -1,0 +1,49 @@
+"""What can be done to the record: each command is data, and one function that applies it to a unit of work."""
+
+from ostler.store.commands.base import Command, Idempotency
+from ostler.store.commands.instances import (
+    EndAttempt,
+    MoveInstance,
+    RecordIdentity,
+    ReportHealth,
+    ReportMetrics,
+    ReserveInstance,
+    RestartInstance,
+)
+from ostler.store.commands.leases import ReleaseLease, RenewLease, TakeLease
+from ostler.store.commands.records import EndWait, OpenWait, PutRecord, RecordAudit
+from ostler.store.commands.retention import (
+    PruneAudit,
+    PruneEvents,
+    PruneIdempotency,
+    RemoveInstances,
+    RemoveTasks,
+)
+from ostler.store.commands.tasks import CreateTask, MoveTask, UpdateTask
+
+__all__ = [
+    "Command",
+    "CreateTask",
+    "EndAttempt",
+    "EndWait",
+    "Idempotency",
+    "MoveInstance",
+    "MoveTask",
+    "OpenWait",
+    "PruneAudit",
+    "PruneEvents",
+    "PruneIdempotency",
+    "PutRecord",
+    "RecordAudit",
+    "RecordIdentity",
+    "ReleaseLease",
+    "RemoveInstances",
+    "RemoveTasks",
+    "RenewLease",
+    "ReportHealth",
+    "ReportMetrics",
+    "ReserveInstance",
+    "RestartInstance",
+    "TakeLease",
+    "UpdateTask",
+]

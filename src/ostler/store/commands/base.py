@@ -1,0 +1,110 @@
+"""The shape of a command, and the rules that hold for all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Generic, TypeVar
+from uuid import UUID
+
+from ostler.errors import IdempotencyConflictError, StaleWriterError, VersionConflictError
+from ostler.model import Fault, Record, ValidationResult
+from ostler.store.actor import SYSTEM, Actor
+from ostler.store.kinds import IdempotencyRow, Kind
+from ostler.store.unit import Unit
+
+R = TypeVar("R")
+
+MAX_KEY = 200
+REPLAY_WINDOW = timedelta(hours=24)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Idempotency:
+    """The caller's own key for one request: asked again with the same body, it gets the same answer."""
+
+    key: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, key: str, body: str) -> Idempotency:
+        return cls(key=key, fingerprint=hashlib.sha256(body.encode()).hexdigest())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command(Generic[R]):
+    """Data that says what is wanted. `apply` is a pure function of the unit it is given."""
+
+    #: What the audit calls it.
+    action: ClassVar[str] = ""
+    #: The record that an idempotent repetition is answered with; None where repeating is not offered.
+    answer: ClassVar[type[Record] | None] = None
+
+    by: Actor = SYSTEM
+    idempotency: Idempotency | None = None
+
+    def validate(self) -> ValidationResult:
+        """Checked before the command is queued, so that a fault writes nothing."""
+        faults = list(self.faults())
+        if self.idempotency is not None and not 1 <= len(self.idempotency.key) <= MAX_KEY:
+            length = len(self.idempotency.key)
+            bound = f"must have 1 to {MAX_KEY} characters"
+            faults.append(Fault(field="idempotency_key", bound=bound, value=f"{length} characters"))
+        return ValidationResult(faults=tuple(faults))
+
+    def faults(self) -> Iterator[Fault]:
+        return iter(())
+
+    @property
+    def subject(self) -> str:
+        """What the audit names as its object."""
+        return ""
+
+    @abstractmethod
+    def apply(self, unit: Unit) -> R:
+        """Check, stage, and return the answer; raise an `OstlerError` to refuse."""
+
+
+def check_version(command: Command[Any], actual: int, expected: int | None) -> None:
+    if expected is not None and actual != expected:
+        raise VersionConflictError(
+            f"{command.subject} is at version {actual}, not {expected}; read it again and decide anew"
+        )
+
+
+def check_attempt(command: Command[Any], current: int, claimed: int | None) -> None:
+    if claimed is not None and claimed != current:
+        raise StaleWriterError(
+            f"{command.subject} is at attempt {current}; attempt {claimed} may not speak for it any more"
+        )
+
+
+def replayed(command: Command[R], unit: Unit, workspace_id: UUID) -> Record | None:
+    """The answer that was given before to the same key, if it still counts."""
+    if command.idempotency is None or command.answer is None:
+        return None
+    row: IdempotencyRow | None = unit.get(Kind.IDEMPOTENCY, (workspace_id, command.idempotency.key))
+    if row is None or unit.now - row.created_at >= REPLAY_WINDOW:
+        return None
+    if row.fingerprint != command.idempotency.fingerprint:
+        raise IdempotencyConflictError(
+            f"the idempotency key {command.idempotency.key!r} was already used with another request; use a new key"
+        )
+    return command.answer.from_json(row.result_json)
+
+
+def remember(command: Command[R], unit: Unit, workspace_id: UUID, answer: Record) -> None:
+    if command.idempotency is not None:
+        unit.put(
+            Kind.IDEMPOTENCY,
+            IdempotencyRow(
+                workspace_id=workspace_id,
+                key=command.idempotency.key,
+                fingerprint=command.idempotency.fingerprint,
+                result_json=answer.to_json(),
+                created_at=unit.now,
+            ),
+        )

@@ -1,0 +1,370 @@
+"""Commands about one life: reserve it, move it, say how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    INACTIVE_STATES,
+    AgentErrorEvent,
+    AgentHealthChangedEvent,
+    AgentHealthStatus,
+    AgentInstance,
+    AgentMetrics,
+    AgentMetricsUpdatedEvent,
+    AgentRestartingEvent,
+    AgentSpawnedEvent,
+    AgentState,
+    AgentStateChangedEvent,
+    AgentTerminatedEvent,
+    Attempt,
+    AttemptOutcome,
+    Enforcement,
+    Fault,
+    HealthState,
+    Record,
+    SpawnRequest,
+    clean_text,
+    fold_tags,
+)
+from ostler.policy import slot_refusal
+from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
+from ostler.store.kinds import Kind
+from ostler.store.unit import Unit
+
+
+def _common(unit: Unit, command: Command[Any], record: AgentInstance) -> dict[str, Any]:
+    """The fields that every event of an instance carries."""
+    return {
+        "instance_id": record.instance_id,
+        "occurred_at": unit.now,
+        "correlation_id": command.by.correlation_id,
+        "workspace_id": record.workspace_id,
+        "version": record.version,
+        "attempt": record.attempt,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveInstance(Command[AgentInstance]):
+    """Intent first: the record, its first attempt and its place in the quota, before anything is started."""
+
+    action: ClassVar[str] = "spawn"
+    answer: ClassVar[type[Record] | None] = AgentInstance
+
+    request: SpawnRequest
+    workspace_id: UUID = HOME_WORKSPACE_ID
+    #: Used when the options name none.
+    default_name: str | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        return iter(self.request.validate())
+
+    @property
+    def subject(self) -> str:
+        return f"definition:{self.request.agent_definition_id}"
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        workspace = unit.workspace(self.workspace_id)
+        known = replayed(self, unit, self.workspace_id)
+        if isinstance(known, AgentInstance):
+            return known
+        refusal = slot_refusal(workspace.tier, unit.ledger(self.workspace_id).active)
+        if refusal is not None:
+            raise refusal.to_error()
+        record = self._record(unit)
+        unit.put(Kind.INSTANCE, record)
+        unit.put(Kind.ATTEMPT, Attempt(instance_id=record.instance_id, number=1, intended_at=unit.now))
+        unit.emit(
+            AgentSpawnedEvent,
+            **_common(unit, self, record),
+            definition_id=record.definition_id,
+            user_id=record.owner_id,
+            options=record.spawn_options,
+            name=record.name,
+        )
+        unit.audit(self.by, self.action, f"instance:{record.instance_id}", detail=self.subject)
+        remember(self, unit, self.workspace_id, record)
+        return record
+
+    def _record(self, unit: Unit) -> AgentInstance:
+        options = self.request.options
+        return AgentInstance(
+            instance_id=unit.ids.new(),
+            definition_id=self.request.agent_definition_id,
+            state=AgentState.INITIALIZING,
+            created_at=unit.now,
+            updated_at=unit.now,
+            spawn_options=options,
+            tags=fold_tags(options.tags if options else None),
+            name=(options.name if options else None) or self.default_name,
+            owner_id=self.by.principal_id,
+            workspace_id=self.workspace_id,
+            context=self.request.context,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnInstance(Command[AgentInstance]):
+    """A command about an instance that exists. Version and attempt, where given, must still be the current ones."""
+
+    instance_id: UUID
+    expected_version: int | None = None
+    attempt: int | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"instance:{self.instance_id}"
+
+    def _current(self, unit: Unit) -> AgentInstance:
+        record = unit.instance(self.instance_id)
+        check_attempt(self, record.attempt, self.attempt)
+        check_version(self, record.version, self.expected_version)
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveInstance(_OnInstance):
+    """The one way from state to state."""
+
+    action: ClassVar[str] = "move"
+
+    to: AgentState
+    #: Admits the two moves that only a freeze or a thaw makes.
+    freezing: bool = False
+    reason: str | None = None
+    #: Why it failed; kept on the record while it is failed.
+    error: AgentError | None = None
+    was_graceful: bool = False
+    enforcement: Mapping[str, Enforcement] | None = None
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        _require_move(old, self.to, freezing=self.freezing)
+        if self.to is AgentState.INITIALIZING:
+            raise InvalidOperationError(
+                "a failed instance comes back by a restart, which takes a new attempt",
+                current=old.state,
+                wanted=self.to,
+            )
+        ends = self.to in INACTIVE_STATES
+        new = old.evolve(
+            state=self.to,
+            version=old.version + 1,
+            updated_at=unit.now,
+            terminated_at=(old.terminated_at or unit.now) if ends else None,
+            failing_since=(old.failing_since or unit.now) if self.to is AgentState.FAILED else old.failing_since,
+            error_message=clean_text(self.error.message) if self.error else old.error_message,
+            enforcement=self.enforcement or old.enforcement,
+        )
+        unit.put(Kind.INSTANCE, new)
+        self._emit(unit, old, new)
+        unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {new.state.value}")
+        return new
+
+    def _emit(self, unit: Unit, old: AgentInstance, new: AgentInstance) -> None:
+        common = _common(unit, self, new)
+        reason = clean_text(self.reason) if self.reason else None
+        if self.error is not None:
+            self.error.emit(unit, common)
+        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
+        if new.state is AgentState.TERMINATED:
+            unit.emit(
+                AgentTerminatedEvent,
+                **common,
+                final_state=new.state,
+                was_graceful=self.was_graceful,
+                reason=reason,
+                uptime=new.uptime(unit.now),
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentError:
+    """What went wrong, as the agent or its keeper tells it."""
+
+    message: str
+    exception_type: str | None = None
+    stack_trace: str | None = None
+    is_recoverable: bool = False
+
+    def emit(self, unit: Unit, common: Mapping[str, Any]) -> None:
+        unit.emit(
+            AgentErrorEvent,
+            **common,
+            error_message=clean_text(self.message),
+            exception_type=self.exception_type,
+            stack_trace=clean_text(self.stack_trace) if self.stack_trace else None,
+            is_recoverable=self.is_recoverable,
+        )
+
+
+def _require_move(old: AgentInstance, to: AgentState, *, freezing: bool = False) -> None:
+    if not old.can_transition_to(to, freezing=freezing):
+        raise InvalidOperationError(
+            f"instance {old.instance_id} is {old.state} and cannot become {to}", current=old.state, wanted=to
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartInstance(_OnInstance):
+    """From failed back to initializing: a new attempt, counted, and with a place in the quota taken anew."""
+
+    action: ClassVar[str] = "restart"
+
+    max_attempts: int
+    delay: timedelta | None = None
+    reason: str | None = None
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        _require_move(old, AgentState.INITIALIZING)
+        workspace = unit.workspace(old.workspace_id or HOME_WORKSPACE_ID)
+        refusal = slot_refusal(workspace.tier, unit.ledger(workspace.workspace_id).active)
+        if refusal is not None:
+            raise refusal.to_error()
+        new = old.evolve(
+            state=AgentState.INITIALIZING,
+            version=old.version + 1,
+            attempt=old.attempt + 1,
+            restart_count=old.restart_count + 1,
+            lifetime_restarts=old.lifetime_restarts + 1,
+            updated_at=unit.now,
+            terminated_at=None,
+            error_message=None,
+            health=AgentHealthStatus(),
+        )
+        unit.put(Kind.INSTANCE, new)
+        unit.put(Kind.ATTEMPT, Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now))
+        common = _common(unit, self, new)
+        unit.emit(
+            AgentRestartingEvent,
+            **common,
+            attempt_number=new.restart_count,
+            max_attempts=self.max_attempts,
+            delay_before_retry=self.delay,
+            reason=self.reason,
+        )
+        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=self.reason)
+        unit.audit(self.by, self.action, self.subject, detail=f"attempt {new.attempt}")
+        return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportHealth(_OnInstance):
+    """What a probe found. A change of state is an event; becoming healthy ends a series of restarts."""
+
+    action: ClassVar[str] = "health"
+
+    health: AgentHealthStatus
+
+    def faults(self) -> Iterator[Fault]:
+        return iter(self.health.validate())
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        if not old.is_active:
+            raise InvalidOperationError(
+                f"{self.subject} is {old.state}; its health is of no account", current=old.state
+            )
+        if self.health == old.health:
+            return old
+        healed = self.health.state is HealthState.HEALTHY
+        changed = self.health.state is not old.health.state
+        new = old.evolve(
+            health=self.health,
+            restart_count=0 if healed else old.restart_count,
+            failing_since=None if healed else old.failing_since,
+            version=old.version + 1,
+            updated_at=unit.now,
+        )
+        unit.put(Kind.INSTANCE, new)
+        if changed:
+            unit.emit(
+                AgentHealthChangedEvent,
+                **_common(unit, self, new),
+                previous_health=old.health.state,
+                new_health=new.health.state,
+                details=new.health.details,
+            )
+            unit.audit(self.by, self.action, self.subject, detail=f"{old.health.state} to {new.health.state}")
+        return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportMetrics(_OnInstance):
+    """A sample. Not audited: it is an observation, not an act."""
+
+    action: ClassVar[str] = "metrics"
+
+    metrics: AgentMetrics
+
+    def faults(self) -> Iterator[Fault]:
+        return iter(self.metrics.validate())
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        new = old.evolve(metrics=self.metrics, version=old.version + 1, updated_at=unit.now)
+        unit.put(Kind.INSTANCE, new)
+        unit.emit(AgentMetricsUpdatedEvent, **_common(unit, self, new), metrics=self.metrics)
+        return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordIdentity(Command[Attempt]):
+    """The second half of intent first: what was really started."""
+
+    action: ClassVar[str] = "identity"
+
+    instance_id: UUID
+    attempt: int
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> str:
+        return f"instance:{self.instance_id}"
+
+    def apply(self, unit: Unit) -> Attempt:
+        record = unit.instance(self.instance_id)
+        check_attempt(self, record.attempt, self.attempt)
+        old: Attempt = unit.get(Kind.ATTEMPT, (self.instance_id, self.attempt))
+        if not old.is_open:
+            raise InvalidOperationError(f"attempt {self.attempt} of {self.subject} has ended already")
+        new = old.evolve(identity=self.identity, started_at=unit.now)
+        unit.put(Kind.ATTEMPT, new)
+        return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndAttempt(Command[Attempt]):
+    """How a start ended. Saying it twice changes nothing; the first word counts."""
+
+    action: ClassVar[str] = "attempt.end"
+
+    instance_id: UUID
+    attempt: int
+    outcome: AttemptOutcome
+    detail: str | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"instance:{self.instance_id}"
+
+    def apply(self, unit: Unit) -> Attempt:
+        unit.instance(self.instance_id)
+        old: Attempt | None = unit.get(Kind.ATTEMPT, (self.instance_id, self.attempt))
+        if old is None:
+            raise InvalidOperationError(f"{self.subject} never had an attempt {self.attempt}")
+        if not old.is_open:
+            return old
+        detail = clean_text(self.detail) if self.detail else None
+        new = old.evolve(ended_at=unit.now, outcome=self.outcome, detail=detail)
+        unit.put(Kind.ATTEMPT, new)
+        unit.audit(self.by, self.action, self.subject, detail=f"attempt {self.attempt}: {self.outcome}")
+        return new

@@ -1,0 +1,119 @@
+"""Commands that remove what is due. Each bears a bounded batch, and each looks again before it removes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError
+from ostler.model import AgentInstance, AuditEntry, Task
+from ostler.policy import RetentionPolicy, instance_due, task_due
+from ostler.store.commands.base import Command
+from ostler.store.kinds import Kind
+from ostler.store.port import Prune
+from ostler.store.unit import Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveInstances(Command[int]):
+    """Remove finished instances with their tags and attempts. Their events and audit entries stay."""
+
+    action: ClassVar[str] = "retention.instances"
+
+    ids: tuple[UUID, ...]
+    policy: RetentionPolicy
+
+    def apply(self, unit: Unit) -> int:
+        removed: dict[UUID, int] = {}
+        for instance_id in self.ids:
+            record: AgentInstance | None = unit.get(Kind.INSTANCE, (instance_id,))
+            if record is None or not instance_due(record, unit.now, self.policy):
+                continue
+            unit.remove(Kind.INSTANCE, (instance_id,))
+            for number in range(1, record.attempt + 1):
+                unit.remove(Kind.ATTEMPT, (instance_id, number))
+            if record.workspace_id is not None:
+                removed[record.workspace_id] = removed.get(record.workspace_id, 0) + 1
+        return _audited(self, unit, removed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveTasks(Command[int]):
+    action: ClassVar[str] = "retention.tasks"
+
+    ids: tuple[UUID, ...]
+    policy: RetentionPolicy
+
+    def apply(self, unit: Unit) -> int:
+        removed: dict[UUID, int] = {}
+        for task_id in self.ids:
+            record: Task | None = unit.get(Kind.TASK, (task_id,))
+            if record is None or not task_due(record, unit.now, self.policy):
+                continue
+            unit.remove(Kind.TASK, (task_id,))
+            if record.workspace_id is not None:
+                removed[record.workspace_id] = removed.get(record.workspace_id, 0) + 1
+        return _audited(self, unit, removed)
+
+
+def _audited(command: Command[Any], unit: Unit, removed: dict[UUID, int]) -> int:
+    for workspace_id, count in removed.items():
+        unit.workspace_id = workspace_id
+        unit.audit(command.by, command.action, "records", detail=f"removed {count}")
+    return sum(removed.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneEvents(Command[int]):
+    """Drop the oldest events, always a prefix, so that one number tells every cursor what is gone."""
+
+    action: ClassVar[str] = "retention.events"
+
+    until: int
+
+    def apply(self, unit: Unit) -> int:
+        until = min(self.until, unit.sequence)
+        if until <= unit.horizon:
+            return 0
+        removed = until - unit.horizon
+        unit.raise_horizon(until)
+        unit.prune(Prune(table="events", until=until))
+        return removed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneAudit(Command[int]):
+    """Drop the oldest entries of a chain and remember the last one's hash, from which the rest still verifies."""
+
+    action: ClassVar[str] = "retention.audit"
+
+    workspace_id: UUID
+    #: The last entry to go.
+    last: AuditEntry
+
+    def apply(self, unit: Unit) -> int:
+        unit.workspace(self.workspace_id)
+        ledger = unit.ledger(self.workspace_id)
+        if self.last.number > ledger.audit_number:
+            raise InvalidOperationError(f"the chain of workspace {self.workspace_id} ends before {self.last.number}")
+        if self.last.number <= ledger.anchor_number:
+            return 0
+        removed = self.last.number - ledger.anchor_number
+        unit.anchor(self.workspace_id, self.last.number, self.last.hash)
+        unit.prune(Prune(table="audit", until=self.last.number, workspace_id=self.workspace_id))
+        unit.audit(self.by, self.action, "audit", detail=f"removed up to {self.last.number}")
+        return removed
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneIdempotency(Command[None]):
+    """Forget the answers that may no longer be repeated."""
+
+    action: ClassVar[str] = "retention.idempotency"
+
+    before: datetime
+
+    def apply(self, unit: Unit) -> None:
+        unit.prune(Prune(table="idempotency", until=self.before))

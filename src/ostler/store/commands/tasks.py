@@ -1,0 +1,182 @@
+"""Commands about a piece of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError, TaskNotFoundError, ValidationError
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    AgentPriority,
+    Fault,
+    Record,
+    Task,
+    TaskCreatedEvent,
+    TaskState,
+    TaskStateChangedEvent,
+    TaskUpdatedEvent,
+    clean_text,
+    fold_tags,
+)
+from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
+from ostler.store.kinds import Kind
+from ostler.store.unit import Unit
+
+#: What may be changed beside the state; everything else has its own rule.
+MUTABLE = frozenset({
+    "branch",
+    "changed_files",
+    "error",
+    "generated_code",
+    "priority",
+    "retry_count",
+    "spawn_count",
+    "submission_summary",
+    "workspace",
+})  # fmt: skip
+
+
+def _common(unit: Unit, command: Command[Any], task: Task) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "occurred_at": unit.now,
+        "correlation_id": command.by.correlation_id,
+        "workspace_id": task.workspace_id,
+        "version": task.version,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateTask(Command[Task]):
+    action: ClassVar[str] = "task.create"
+    answer: ClassVar[type[Record] | None] = Task
+
+    task: str
+    workspace_id: UUID = HOME_WORKSPACE_ID
+    definition_id: UUID | None = None
+    priority: AgentPriority = AgentPriority.NORMAL
+    dependencies: tuple[UUID, ...] = ()
+    workspace: str | None = None
+    branch: str | None = None
+    tags: tuple[str, ...] = ()
+
+    def apply(self, unit: Unit) -> Task:
+        unit.workspace(self.workspace_id)
+        known = replayed(self, unit, self.workspace_id)
+        if isinstance(known, Task):
+            return known
+        record = self._record(unit)
+        record.validate().require()
+        for dependency in self.dependencies:
+            if unit.get(Kind.TASK, (dependency,)) is None:
+                raise TaskNotFoundError(f"the dependency {dependency} is no task; create it first, or check the id")
+        unit.put(Kind.TASK, record)
+        unit.emit(TaskCreatedEvent, **_common(unit, self, record), task=record.task)
+        unit.audit(self.by, self.action, f"task:{record.task_id}")
+        remember(self, unit, self.workspace_id, record)
+        return record
+
+    def _record(self, unit: Unit) -> Task:
+        return Task(
+            task_id=unit.ids.new(),
+            task=self.task,
+            created_at=unit.now,
+            updated_at=unit.now,
+            definition_id=self.definition_id,
+            priority=self.priority,
+            dependencies=self.dependencies,
+            workspace=self.workspace,
+            branch=self.branch,
+            tags=fold_tags(self.tags),
+            workspace_id=self.workspace_id,
+            owner_id=self.by.principal_id,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnTask(Command[Task]):
+    task_id: UUID
+    expected_version: int | None = None
+    attempt: int | None = None
+
+    @property
+    def subject(self) -> str:
+        return f"task:{self.task_id}"
+
+    def _current(self, unit: Unit) -> Task:
+        record = unit.task(self.task_id)
+        check_attempt(self, record.attempt, self.attempt)
+        check_version(self, record.version, self.expected_version)
+        return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveTask(_OnTask):
+    """The one way from state to state. Starting to run takes a new attempt; going back to the queue counts a retry."""
+
+    action: ClassVar[str] = "task.move"
+
+    to: TaskState
+    reason: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def faults(self) -> Iterator[Fault]:
+        return _unknown(self.changes)
+
+    def apply(self, unit: Unit) -> Task:
+        old = self._current(unit)
+        if not old.can_transition_to(self.to):
+            raise InvalidOperationError(
+                f"task {old.task_id} is {old.state} and cannot become {self.to}",
+                current=old.state,
+                wanted=self.to,
+            )
+        starts, requeued = self.to is TaskState.RUNNING, self.to is TaskState.QUEUED
+        new = old.evolve(
+            state=self.to,
+            attempt=old.attempt + starts,
+            spawn_count=old.spawn_count + starts,
+            retry_count=old.retry_count + requeued,
+        )
+        reason = clean_text(self.reason) if self.reason else None
+        new = _changed(unit, new, self.changes)
+        unit.put(Kind.TASK, new)
+        common = _common(unit, self, new)
+        unit.emit(TaskStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
+        unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {new.state.value}")
+        return new
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTask(_OnTask):
+    """Change what a task carries, without moving it."""
+
+    action: ClassVar[str] = "task.update"
+
+    changes: Mapping[str, Any]
+
+    def faults(self) -> Iterator[Fault]:
+        return _unknown(self.changes)
+
+    def apply(self, unit: Unit) -> Task:
+        new = _changed(unit, self._current(unit), self.changes)
+        unit.put(Kind.TASK, new)
+        unit.emit(TaskUpdatedEvent, **_common(unit, self, new), changed=tuple(sorted(self.changes)))
+        unit.audit(self.by, self.action, self.subject, detail=", ".join(sorted(self.changes)))
+        return new
+
+
+def _unknown(changes: Mapping[str, Any]) -> Iterator[Fault]:
+    for name in sorted(set(changes) - MUTABLE):
+        yield Fault(field=name, bound=f"cannot be changed; what can: {', '.join(sorted(MUTABLE))}")
+
+
+def _changed(unit: Unit, task: Task, changes: Mapping[str, Any]) -> Task:
+    new = task.evolve(**changes, version=task.version + 1, updated_at=unit.now)
+    faults = new.validate().faults
+    if faults:
+        raise ValidationError(faults)
+    return new

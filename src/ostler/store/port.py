@@ -1,0 +1,145 @@
+"""The narrow port between the store's rules and a database: load, save, and a few queries.
+
+Everything that decides lives above it, once, for every database. A session is one connection and is used by
+one thread at a time; nothing here is asynchronous.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ostler.model import AgentInstance, Attempt, AuditEntry, Event, GetInstancesFilter, Task, TaskFilter, Wait
+from ostler.store.kinds import Key, Kind, Ledger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """Where the store stands; one row, locked by whoever writes."""
+
+    #: Rises with every commit, so that a cache knows when somebody else has written.
+    commit_number: int
+    #: The number of the newest event.
+    sequence: int
+    #: Events up to this number are no longer kept.
+    horizon: int
+    #: The owner that may write.
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One row from what it was to what it is; None stands for not there."""
+
+    kind: Kind
+    key: Key
+    old: Any
+    new: Any
+
+
+@dataclass(kw_only=True, slots=True)
+class Changes:
+    """Everything that one commit writes."""
+
+    head: Head
+    rows: list[Change] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    audit: list[AuditEntry] = field(default_factory=list)
+    prune: list[Prune] = field(default_factory=list)
+    #: Per workspace, the most active instances its plan allows; the ledger row is written on that condition.
+    room: dict[UUID, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prune:
+    """Rows that retention removes by range rather than one by one."""
+
+    table: str  # "events" | "audit" | "idempotency"
+    until: int | datetime
+    workspace_id: UUID | None = None
+
+
+class Session(ABC):
+    """One connection. The writer uses begin, load, save and commit; readers use the rest."""
+
+    @abstractmethod
+    def begin(self) -> Head:
+        """Open a write transaction, lock the head and return it. Blocks while another writer is inside."""
+
+    @abstractmethod
+    def load(self, kind: Kind, key: Key) -> Any:
+        """The row with that key, as its record, or None."""
+
+    @abstractmethod
+    def save(self, changes: Changes) -> None:
+        """Write everything; nothing is visible before `commit`."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make it durable. Returning means that it survives kill -9 and a power cut."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Forget everything since `begin`; harmless when there is nothing to forget."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def head(self) -> Head: ...
+
+    @abstractmethod
+    def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]: ...
+
+    @abstractmethod
+    def tasks(self, workspace_id: UUID, wanted: TaskFilter) -> list[Task]: ...
+
+    @abstractmethod
+    def ledger(self, workspace_id: UUID) -> Ledger | None: ...
+
+    @abstractmethod
+    def events(self, window: EventWindow) -> list[Event]: ...
+
+    @abstractmethod
+    def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]: ...
+
+    @abstractmethod
+    def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
+        """All of one instance in order, or every open one of the store."""
+
+    @abstractmethod
+    def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
+        """Open waits, the earliest due first; with a moment, only those due by then."""
+
+    @abstractmethod
+    def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
+        """The oldest finished instances or tasks that ended by then."""
+
+    @abstractmethod
+    def event_before(self, moment: datetime, limit: int) -> int:
+        """The last of the oldest events, at most so many, before the first from that moment on; 0 for none."""
+
+    @abstractmethod
+    def audit_before(self, workspace_id: UUID, moment: datetime, limit: int) -> int:
+        """The same for the audit entries of a workspace."""
+
+    @abstractmethod
+    def listing(self, kind: Kind, after: Key | None, limit: int) -> Sequence[Any]:
+        """Records of a small table (workspaces, principals, definitions) in key order, a page at a time."""
+
+    @abstractmethod
+    def token(self, token_hash: str) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventWindow:
+    """Which events: after a cursor, at most so many, of one workspace or one instance or all."""
+
+    after: int
+    limit: int
+    workspace_id: UUID | None = None
+    instance_id: UUID | None = None

@@ -1,0 +1,167 @@
+"""PostgreSQL: the same rows in native types; writers queue at the locked head row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.rows import dict_row
+
+from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
+from ostler.seams import FaultPoint, no_fault
+from ostler.store.engine import Backend
+from ostler.store.port import Head, Session
+from ostler.store.queries import migrations, percent_style, queries, statements
+from ostler.store.shapes import Dialect
+from ostler.store.sqlsession import Row, SqlSession
+
+#: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
+_MIGRATION_LOCK = 0x4F53544C
+_LOCK_TIMEOUT_MS = 10_000
+
+POSTGRES = Dialect(
+    name="postgres",
+    true="TRUE",
+    uuid_out=lambda value: value,
+    uuid_in=lambda value: value,
+    time_out=lambda value: value,
+    time_in=lambda value: value.astimezone(UTC),
+    flag_out=bool,
+)
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """The one place where the driver's errors become ours."""
+    try:
+        yield
+    except (pg.DiskFull, pg.OutOfMemory) as error:
+        raise StoreFullError(f"the database server is out of space: {error}".strip()) from error
+    except (pg.LockNotAvailable, pg.DeadlockDetected, pg.QueryCanceled) as error:
+        raise StoreBusyError(f"another process holds the store: {error}".strip()) from error
+    except (pg.IoError, pg.DataCorrupted, pg.IndexCorrupted) as error:
+        raise StoreFailedError(f"the database server reported a broken disk: {error}".strip()) from error
+    except psycopg.OperationalError as error:
+        raise StoreError(
+            f"the database server did not answer: {error}".strip() + "; whether the last change was written is unknown"
+        ) from error
+    except psycopg.Error as error:
+        raise StoreError(str(error).strip()) from error
+
+
+class PostgresSession(SqlSession):
+    dialect = POSTGRES
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection = self._connect()
+
+    def _connect(self) -> psycopg.Connection[dict[str, Any]]:
+        with mapped_errors():
+            connection = psycopg.connect(
+                self._address, autocommit=True, row_factory=dict_row, application_name="ostler"
+            )
+            connection.execute("SET TIME ZONE 'UTC'")
+            connection.execute("SET synchronous_commit = on")
+            connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
+            return connection
+
+    @property
+    def connection(self) -> psycopg.Connection[dict[str, Any]]:
+        """The connection, opened anew when the server has dropped it."""
+        if self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
+
+    def execute(self, sql: str, values: Row) -> Sequence[Row]:
+        with mapped_errors():
+            return self.connection.execute(_fitted(sql), values).fetchall()
+
+    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+        if not rows:
+            return 0
+        with mapped_errors(), self._connection.cursor() as cursor:
+            cursor.executemany(_fitted(sql), rows)
+            return cursor.rowcount
+
+    def begin(self) -> Head:
+        with mapped_errors():
+            self.connection.execute("BEGIN")
+            row = self._connection.execute(_fitted(queries()["head"] + " FOR UPDATE")).fetchone()
+        if row is None:
+            raise StoreFailedError("the head row of the store is gone")
+        return Head(**row)
+
+    def commit(self) -> None:
+        with mapped_errors():
+            self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if (
+            not self._connection.closed
+            and self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        ):
+            try:
+                self._connection.execute("ROLLBACK")
+            except psycopg.Error:
+                # A connection that cannot even forget is of no further use; the next command opens another.
+                self._connection.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@functools.cache
+def _fitted(sql: str) -> bytes:
+    return percent_style(sql).encode()
+
+
+def backend(address: str) -> Backend:
+    def open_writer(fault: FaultPoint) -> Session:
+        session = PostgresSession(address)
+        try:
+            migrate(session, fault)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    return Backend(open_writer=open_writer, open_reader=lambda: PostgresSession(address))
+
+
+def migrate(session: PostgresSession, fault: FaultPoint = no_fault) -> None:
+    """Bring the database to the newest shape, one transaction per step."""
+    connection = session.connection
+    known = migrations("postgres")
+    newest = known[-1][0]
+    with mapped_errors():
+        connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
+        try:
+            connection.execute("CREATE TABLE IF NOT EXISTS ostler_schema (version BIGINT NOT NULL)")
+            row = connection.execute("SELECT max(version) AS version FROM ostler_schema").fetchone()
+            version = (row and row["version"]) or 0
+            if version > newest:
+                raise StoreTooNewError(
+                    f"this store has shape {version}, this program knows up to {newest}: it was made by a newer "
+                    "Ostler; upgrade the program, nothing was changed"
+                )
+            for number, script in known[version:]:
+                _step(connection, number, script, fault)
+        finally:
+            if not connection.closed:
+                connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
+
+
+def _step(connection: psycopg.Connection[dict[str, Any]], number: int, script: str, fault: FaultPoint) -> None:
+    fault("store.migrate.before")
+    with connection.transaction():
+        for statement in statements(script):
+            connection.execute(statement.encode())
+            fault("store.migrate.statement")
+        connection.execute("INSERT INTO ostler_schema (version) VALUES (%s)", (number,))
+    fault("store.migrate.after")

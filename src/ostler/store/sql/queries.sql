@@ -1,0 +1,154 @@
+-- Named queries, shared by SQLite and PostgreSQL. `:name` is a parameter; {flag} words are filled per dialect.
+
+-- name: head
+-- Where the store stands.
+SELECT commit_number, sequence, horizon, epoch FROM store_head WHERE id = 1;
+
+-- name: save_head
+-- Condition: nobody else has committed since it was read.
+UPDATE store_head
+SET commit_number = :commit_number, sequence = :sequence, horizon = :horizon, epoch = :epoch
+WHERE id = 1 AND commit_number = :was;
+
+-- name: insert_event
+INSERT INTO agent_instance_events
+    (sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id)
+VALUES
+    (:sequence, :id, :workspace_id, :instance_id, :task_id, :event_type, :event_data_json, :occurred_at,
+     :correlation_id);
+
+-- name: insert_audit
+INSERT INTO audit
+    (workspace_id, number, occurred_at, actor, action, subject, outcome, detail, correlation_id, sequence,
+     previous_hash, hash)
+VALUES
+    (:workspace_id, :number, :occurred_at, :actor, :action, :subject, :outcome, :detail, :correlation_id, :sequence,
+     :previous_hash, :hash);
+
+-- name: insert_instance_tag
+INSERT INTO agent_instance_tags (instance_id, tag, workspace_id, active)
+VALUES (:instance_id, :tag, :workspace_id, :active);
+
+-- name: activate_instance_tags
+UPDATE agent_instance_tags SET active = :active WHERE instance_id = :instance_id;
+
+-- name: delete_instance_tags
+DELETE FROM agent_instance_tags WHERE instance_id = :instance_id;
+
+-- name: insert_task_tag
+INSERT INTO task_tags (task_id, tag, workspace_id) VALUES (:task_id, :tag, :workspace_id);
+
+-- name: delete_task_tags
+DELETE FROM task_tags WHERE task_id = :task_id;
+
+-- name: quota
+-- The conditional write of the quota: no row changes unless there is room.
+UPDATE workspace_ledgers SET active = active + :grow
+WHERE workspace_id = :workspace_id AND active = :was AND active + :grow <= :room;
+
+-- name: prune_events
+DELETE FROM agent_instance_events WHERE sequence <= :until;
+
+-- name: prune_audit
+DELETE FROM audit WHERE workspace_id = :workspace_id AND number <= :until;
+
+-- name: prune_idempotency
+DELETE FROM idempotency_keys WHERE created_at < :until;
+
+-- name: events_all
+SELECT event_type, event_data_json FROM agent_instance_events
+WHERE sequence > :after ORDER BY sequence LIMIT :limit;
+
+-- name: events_of_workspace
+SELECT event_type, event_data_json FROM agent_instance_events
+WHERE workspace_id = :workspace_id AND sequence > :after ORDER BY sequence LIMIT :limit;
+
+-- name: events_of_instance
+SELECT event_type, event_data_json FROM agent_instance_events
+WHERE instance_id = :instance_id AND sequence > :after ORDER BY sequence LIMIT :limit;
+
+-- name: audit_entries
+SELECT workspace_id, number, occurred_at, actor, action, subject, outcome, detail, correlation_id, sequence,
+       previous_hash, hash
+FROM audit WHERE workspace_id = :workspace_id AND number > :after ORDER BY number LIMIT :limit;
+
+-- name: event_before
+-- The last of the oldest events, at most :limit of them, before the first that is to be kept.
+SELECT coalesce(
+    (SELECT min(sequence) - 1 FROM
+        (SELECT sequence, occurred_at FROM agent_instance_events ORDER BY sequence LIMIT :limit) AS young
+     WHERE occurred_at >= :moment),
+    (SELECT max(sequence) FROM
+        (SELECT sequence FROM agent_instance_events ORDER BY sequence LIMIT :limit) AS old),
+    0) AS last;
+
+-- name: audit_before
+SELECT coalesce(
+    (SELECT min(number) - 1 FROM
+        (SELECT number, occurred_at FROM audit WHERE workspace_id = :workspace_id
+         ORDER BY number LIMIT :limit) AS young
+     WHERE occurred_at >= :moment),
+    (SELECT max(number) FROM
+        (SELECT number FROM audit WHERE workspace_id = :workspace_id ORDER BY number LIMIT :limit) AS old),
+    0) AS last;
+
+-- name: attempts_of_instance
+SELECT * FROM attempts WHERE instance_id = :instance_id ORDER BY number LIMIT :limit;
+
+-- name: attempts_open
+SELECT * FROM attempts WHERE ended_at IS NULL ORDER BY intended_at, instance_id LIMIT :limit;
+
+-- name: waits_open
+SELECT * FROM waits WHERE ended_at IS NULL ORDER BY due_at, id LIMIT :limit;
+
+-- name: waits_due
+SELECT * FROM waits WHERE ended_at IS NULL AND due_at <= :until ORDER BY due_at, id LIMIT :limit;
+
+-- name: due_instances
+-- What waits for a restart or a resume is not due, however long ago it failed.
+SELECT id FROM agent_instances
+WHERE terminated_at IS NOT NULL AND terminated_at <= :until
+  AND NOT EXISTS (SELECT 1 FROM waits WHERE waits.instance_id = agent_instances.id AND waits.ended_at IS NULL)
+ORDER BY terminated_at, id LIMIT :limit;
+
+-- name: due_tasks
+SELECT id FROM tasks WHERE state IN ('accepted', 'rejected') AND updated_at <= :until
+ORDER BY updated_at, id LIMIT :limit;
+
+-- name: token_by_hash
+SELECT * FROM tokens WHERE token_hash = :token_hash;
+
+-- Fragments of the filters. The builder joins those that a filter needs.
+
+-- name: filter_active
+i.active = {true}
+
+-- name: filter_state
+i.state = :state
+
+-- name: filter_health
+i.health_state = :health_state
+
+-- name: filter_definition
+i.definition_id = :definition_id
+
+-- name: filter_owner
+i.owner_id = :owner_id
+
+-- name: filter_name
+i.name_key LIKE :name_pattern ESCAPE '\'
+
+-- name: filter_name_from
+i.name_key >= :name_from
+
+-- name: filter_name_until
+i.name_key < :name_until
+
+-- name: filter_before
+i.id < :before
+
+-- name: filter_created_from
+i.created_at >= :created_from
+
+-- name: filter_created_until
+i.created_at < :created_until

@@ -1,0 +1,175 @@
+"""SQLite: one file in WAL mode, every commit synced."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
+from ostler.model import from_micros, micros
+from ostler.seams import FaultPoint, no_fault
+from ostler.store.port import Head
+from ostler.store.queries import migrations, queries, statements
+from ostler.store.shapes import Dialect
+from ostler.store.sqlsession import Row, SqlSession
+
+#: "OSTL": tells our file from somebody else's.
+APPLICATION_ID = 0x4F53544C
+_BUSY_MS = 10_000
+_WAL_LIMIT_BYTES = 64 * 1024 * 1024
+_CACHE_KIB = 16 * 1024
+
+SQLITE = Dialect(
+    name="sqlite",
+    true="1",
+    uuid_out=lambda value: value.bytes,
+    uuid_in=lambda value: UUID(bytes=value),
+    time_out=micros,
+    time_in=from_micros,
+    flag_out=int,
+)
+
+_KINDS: dict[int, type[StoreError]] = {
+    sqlite3.SQLITE_FULL: StoreFullError,
+    sqlite3.SQLITE_BUSY: StoreBusyError,
+    sqlite3.SQLITE_LOCKED: StoreBusyError,
+    sqlite3.SQLITE_IOERR: StoreFailedError,
+    sqlite3.SQLITE_CORRUPT: StoreFailedError,
+    sqlite3.SQLITE_NOTADB: StoreFailedError,
+    sqlite3.SQLITE_CANTOPEN: StoreFailedError,
+    sqlite3.SQLITE_READONLY: StoreFailedError,
+}
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """The one place where the driver's errors become ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        kind = _KINDS.get(primary, StoreError)
+        hint = (kind.__doc__ or "").strip()
+        raise kind(f"{hint} ({error})") from error
+
+
+class SqliteSession(SqlSession):
+    dialect = SQLITE
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self.path = path
+        if create:
+            _make_private(path)
+        with mapped_errors():
+            # The pool decides which thread uses it; sqlite3 only has to bear closing from another one.
+            self._connection = sqlite3.connect(
+                path,
+                isolation_level=None,
+                timeout=_BUSY_MS / 1000,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+            self._connection.row_factory = sqlite3.Row
+            for pragma in (
+                "synchronous = FULL",
+                "foreign_keys = ON",
+                f"journal_size_limit = {_WAL_LIMIT_BYTES}",
+                f"cache_size = -{_CACHE_KIB}",
+                "temp_store = MEMORY",
+            ):
+                self._connection.execute(f"PRAGMA {pragma}")
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def execute(self, sql: str, values: Row) -> Sequence[Row]:
+        with mapped_errors():
+            return self._connection.execute(sql, values).fetchall()
+
+    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+        if not rows:
+            return 0
+        with mapped_errors():
+            return self._connection.executemany(sql, rows).rowcount
+
+    def unindexed(self, clause: str) -> str:
+        return f"+{clause}"
+
+    def begin(self) -> Head:
+        with mapped_errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            return Head(**dict(self._connection.execute(queries()["head"]).fetchone()))
+
+    def commit(self) -> None:
+        with mapped_errors():
+            self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        # A full disk rolls back by itself, and a second rollback would be an error of its own.
+        if self._connection.in_transaction:
+            with mapped_errors():
+                self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _make_private(path: Path) -> None:
+    """Only the owner may read the record."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:
+    """Bring the file to the newest shape. Each step is one transaction: a kill leaves the old shape or the new."""
+    connection = session.connection
+    with mapped_errors():
+        connection.execute("PRAGMA journal_mode = WAL")
+    known = migrations("sqlite")
+    newest = known[-1][0]
+    while (version := _version(session)) != newest:
+        _require_ours(session, version, newest)
+        _step(session, version, dict(known), fault)
+
+
+def _step(session: SqliteSession, version: int, known: dict[int, str], fault: FaultPoint) -> None:
+    connection = session.connection
+    with mapped_errors():
+        fault("store.migrate.before")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if _version(session) == version:  # else another process was faster
+                for statement in statements(known[version + 1]):
+                    connection.execute(statement)
+                    fault("store.migrate.statement")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            session.rollback()
+            raise
+        fault("store.migrate.after")
+
+
+def _version(session: SqliteSession) -> int:
+    with mapped_errors():
+        return int(session.connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _require_ours(session: SqliteSession, version: int, newest: int) -> None:
+    connection = session.connection
+    with mapped_errors():
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application not in {0, APPLICATION_ID} or (application == 0 and tables):
+        raise StoreError(f"{session.path} is a database of another program; choose another home")
+    if version > newest:
+        raise StoreTooNewError(
+            f"this store has shape {version}, this program knows up to {newest}: it was made by a newer Ostler; "
+            "upgrade the program, nothing was changed"
+        )

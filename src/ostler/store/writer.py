@@ -1,0 +1,238 @@
+"""The one writer: a thread that commits whatever has queued, and acknowledges it only when it is durable.
+
+While one commit is being synced, more commands queue; the next commit takes them all. So a lone caller pays
+for one sync, and many callers share one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostler.errors import (
+    AuthorizationError,
+    IdempotencyConflictError,
+    InvalidOperationError,
+    LicenseError,
+    OstlerError,
+    StaleWriterError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    StoreFailedError,
+)
+from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
+from ostler.store.commands import Command, TakeLease
+from ostler.store.port import Session
+from ostler.store.sqlsession import OutOfStepError
+from ostler.store.unit import Cache, Unit
+
+_MAX_BATCH = 512
+#: More than this waiting means that the caller should slow down.
+MAX_PENDING = 10_000
+#: Refusals that are acts worth remembering; the rest is ordinary contention or a slip.
+_AUDITED = (
+    LicenseError,
+    AuthorizationError,
+    InvalidOperationError,
+    IdempotencyConflictError,
+    StaleWriterError,
+)
+
+
+@dataclass(slots=True)
+class Submission:
+    command: Command[Any]
+    epoch: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+
+Outcome = tuple[Submission, Any, BaseException | None]
+
+
+class Batch:
+    """Runs a list of commands as one transaction; knows nothing of threads or loops."""
+
+    def __init__(self, session: Session, clock: Clock, ids: IdSource, fault: FaultPoint) -> None:
+        self._session = session
+        self._clock = clock
+        self._ids = ids
+        self._fault = fault
+        self._cache = Cache()
+
+    def run(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        try:
+            return self._attempt(submissions)
+        except OutOfStepError:
+            # Somebody wrote past our cache; what is really there decides, once more.
+            self._recover()
+            return self._attempt(submissions)
+
+    def _attempt(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        try:
+            self._fault("store.begin.before")
+            head = self._session.begin()
+            self._fault("store.begin.after")
+            self._cache.check(head)
+            unit = Unit(self._session, head, self._cache, self._clock.wall(), self._ids)
+            outcomes = [self._apply(unit, submission) for submission in submissions]
+            changes = unit.changes()
+            if changes is None:
+                self._session.rollback()
+                return outcomes
+            self._fault("store.save.before")
+            self._session.save(changes)
+            self._fault("store.commit.before")
+            self._session.commit()
+            self._fault("store.commit.after")
+            self._cache.committed(changes)
+        except BaseException:
+            self._recover()
+            raise
+        return outcomes
+
+    def _recover(self) -> None:
+        self._cache.forget()
+        self._session.rollback()
+
+    def _apply(self, unit: Unit, submission: Submission) -> Outcome:
+        command = submission.command
+        unit.start()
+        try:
+            if submission.epoch != unit.epoch and not isinstance(command, TakeLease):
+                message = f"epoch {submission.epoch} has ended, {unit.epoch} owns this store; this one may not write"
+                return submission, None, StaleWriterError(message)
+            answer = command.apply(unit)
+        except OstlerError as error:
+            workspace_id = unit.workspace_id
+            unit.start()
+            if isinstance(error, _AUDITED) and command.action and workspace_id is not None:
+                unit.workspace_id = workspace_id
+                unit.audit(command.by, command.action, command.subject, type(error).__name__, str(error))
+                unit.accept()
+            return submission, None, error
+        unit.accept()
+        return submission, answer, None
+
+
+class Writer:
+    """Owns the thread and the queue."""
+
+    def __init__(self, open_batch: Callable[[], tuple[Batch, Session]], fault: FaultPoint) -> None:
+        self._open_batch = open_batch
+        self._fault = fault
+        self._queue: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+        self._failure: StoreError | None = None
+        self._closed = False
+        self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ostler-writer", daemon=True)
+
+    def start(self) -> None:
+        """Open the store on the writer's own thread; what goes wrong there is raised here."""
+        self._thread.start()
+        error = self._started.get()
+        if error is not None:
+            self._closed = True
+            raise error
+
+    def submit(self, submission: Submission) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise StoreClosedError
+        if self._queue.qsize() >= MAX_PENDING:
+            raise StoreBusyError
+        self._queue.put(submission)
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            batch, session = self._open_batch()
+        except BaseException as error:  # noqa: BLE001 - handed over to whoever called start()
+            self._started.put(error)
+            return
+        self._started.put(None)
+        try:
+            while (submissions := self._next()) is not None:
+                self._run(batch, submissions)
+        except InjectedCrash:
+            self._failure = StoreFailedError("the writer died at an injected fault")
+        finally:
+            self._closed = True
+            session.close()
+            self._drain()
+
+    def _next(self) -> list[Submission] | None:
+        first = self._queue.get()
+        if first is None:
+            return None
+        batch = [first]
+        while len(batch) < _MAX_BATCH:
+            try:
+                more = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if more is None:
+                self._queue.put(None)  # seen too early: first what came before it
+                break
+            batch.append(more)
+        return batch
+
+    def _run(self, batch: Batch, submissions: list[Submission]) -> None:
+        outcomes: list[Outcome] = []
+        try:
+            outcomes = batch.run(submissions)
+            self._fault("store.ack.before")
+        except StoreFailedError as error:
+            # The disk lied once. Never try again on the same file: say so, and refuse from now on.
+            self._failure = error
+            outcomes = [(submission, None, error) for submission in submissions]
+        except Exception as error:  # noqa: BLE001 - the writer outlives whatever one batch does to it
+            outcomes = [(submission, None, error) for submission in submissions]
+        except BaseException:
+            lost = StoreFailedError("the writer died; whether this was written is known only after a restart")
+            _deliver([(submission, None, lost) for submission in submissions])
+            raise
+        _deliver(outcomes)
+
+    def _drain(self) -> None:
+        left: list[Outcome] = []
+        while True:
+            try:
+                submission = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if submission is not None:
+                left.append((submission, None, self._failure or StoreClosedError()))
+        _deliver(left)
+
+
+def _deliver(outcomes: list[Outcome]) -> None:
+    """Wake every waiting loop once, with all of its answers."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    for loop, mine in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, mine)
+
+
+def _resolve(outcomes: list[Outcome]) -> None:
+    for submission, answer, error in outcomes:
+        if submission.future.done():  # the caller has gone; the commit stands
+            continue
+        if error is not None:
+            submission.future.set_exception(error)
+        else:
+            submission.future.set_result(answer)

