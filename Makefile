@@ -4,13 +4,13 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test check bench torture fmt clean lock help
+.PHONY: demo test check bench torture fmt reference clean lock help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): constraints.txt pyproject.toml scripts/bootstrap
+$(READY): constraints.txt scripts/bootstrap
 	@sh scripts/bootstrap $(VENV)
 
 demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
@@ -35,6 +35,9 @@ torture: $(READY)  ## the long runs: every kill point, many seeds
 fmt: $(READY)  ## format and apply safe fixes
 	@$(VENV)/bin/ruff check --fix --exit-zero -q .
 	@$(VENV)/bin/ruff format .
+
+reference: $(READY)  ## make docs/reference from the code
+	@$(PY) scripts/reference
 
 lock: $(READY)  ## renew constraints.txt (hashes, no registry addresses)
 	@sh scripts/lock $(VENV)

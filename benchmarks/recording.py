@@ -18,9 +18,9 @@ from ostler.store.postgres import migrate as migrate_postgres
 from ostler.store.queries import percent_style, queries
 from ostler.store.sqlite import SqliteSession
 from ostler.store.sqlite import migrate as migrate_sqlite
-from ostler.store.sqlsession import Row
+from ostler.store.sqlsession import Values
 
-Statement = tuple[str, Sequence[Row]]
+Statement = tuple[str, Sequence[Values]]
 
 
 class _Recorder:
@@ -35,7 +35,7 @@ class _RecordingSqlite(SqliteSession):
         self.recorder.commits.append([])
         return super().begin()
 
-    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if self.recorder.commits:
             self.recorder.commits[-1].append((sql, rows))
         return super().execute_many(sql, rows)
@@ -48,7 +48,7 @@ class _RecordingPostgres(PostgresSession):
         self.recorder.commits.append([])
         return super().begin()
 
-    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if self.recorder.commits:
             self.recorder.commits[-1].append((sql, rows))
         return super().execute_many(sql, rows)

@@ -11,13 +11,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
-from recording import Statement, bare_postgres, bare_sqlite, recording_postgres, recording_sqlite
-from table import Table
 
 from ostler.model import AgentState, SpawnRequest
 from ostler.store import EngineStore, open_store
 from ostler.store.commands import MoveInstance, ReserveInstance
 from ostler.store.engine import Backend
+from recording import Statement, bare_postgres, bare_sqlite, recording_postgres, recording_sqlite
+from table import Table
 
 CALLERS = (1, 16, 64, 256)
 TOTAL = 4096
@@ -66,13 +66,15 @@ async def measure(
     return rates, recorded
 
 
+def _copy(home: Path, copy: Path) -> None:
+    shutil.copytree(home, copy)
+
+
 def sqlite_table() -> Table:
     with tempfile.TemporaryDirectory(prefix="ostler-bench-") as name:
         home, copy = Path(name) / "home", Path(name) / "copy"
         path = home / "ostler.db"
-        rates, commits = asyncio.run(
-            measure(lambda: recording_sqlite(path), lambda: shutil.copytree(home, copy) and None)
-        )
+        rates, commits = asyncio.run(measure(lambda: recording_sqlite(path), lambda: _copy(home, copy)))
         bare = bare_sqlite(copy / "ostler.db", commits)
     return _table("SQLite (WAL, synchronous=FULL)", "bare sqlite3", bare, rates)
 

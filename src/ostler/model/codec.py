@@ -61,10 +61,10 @@ def dump(value: Any) -> str:
     return _adapter(cls).dump_json(value).decode()
 
 
-def dump_compact(value: Any) -> str:
+def dump_compact(value: Any, *, exclude: frozenset[str] = frozenset()) -> str:
     """Without what a reader would assume anyway; for rows that are written by the million."""
     cls: Any = type(value)
-    return _adapter(cls).dump_json(value, exclude_defaults=True).decode()
+    return _adapter(cls).dump_json(value, exclude_defaults=True, exclude=set(exclude)).decode()
 
 
 def load(cls: type[T], text: str | bytes) -> T:

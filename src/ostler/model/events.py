@@ -18,7 +18,7 @@ from ostler.model.states import AgentState, HealthState, TaskState
 from ostler.model.validation import Fault, shown
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Event(Record):
     """What every event carries. The store gives the number, the id and the workspace when it commits."""
 
@@ -34,13 +34,13 @@ class Event(Record):
     version: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentEvent(Event):
     instance_id: UUID
     attempt: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentSpawnedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_spawned"
 
@@ -50,7 +50,7 @@ class AgentSpawnedEvent(AgentEvent):
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentStateChangedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_state_changed"
 
@@ -59,7 +59,7 @@ class AgentStateChangedEvent(AgentEvent):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentHealthChangedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_health_changed"
 
@@ -68,7 +68,7 @@ class AgentHealthChangedEvent(AgentEvent):
     details: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentErrorEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_error"
 
@@ -78,7 +78,7 @@ class AgentErrorEvent(AgentEvent):
     is_recoverable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentRestartingEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_restarting"
 
@@ -88,14 +88,14 @@ class AgentRestartingEvent(AgentEvent):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentMetricsUpdatedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_metrics_updated"
 
     metrics: AgentMetrics
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentTerminatedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_terminated"
 
@@ -105,19 +105,19 @@ class AgentTerminatedEvent(AgentEvent):
     uptime: timedelta
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskEvent(Event):
     task_id: UUID
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskCreatedEvent(TaskEvent):
     event_type: ClassVar[str] = "task_created"
 
     task: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskStateChangedEvent(TaskEvent):
     event_type: ClassVar[str] = "task_state_changed"
 
@@ -126,7 +126,7 @@ class TaskStateChangedEvent(TaskEvent):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskUpdatedEvent(TaskEvent):
     """Something other than the state changed: a summary, the changed files, a count."""
 

@@ -18,7 +18,7 @@ from ostler.model.validation import Fault, all_are, shown
 _NEEDS_TARGET = frozenset({ProbeType.HTTP, ProbeType.TCP, ProbeType.COMMAND})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class HealthCheckConfig(Record):
     probe: ProbeType = ProbeType.HEARTBEAT
     #: A URL for http, host:port for tcp, a command line for command.
@@ -46,7 +46,7 @@ class HealthCheckConfig(Record):
             yield Fault(field="timeout", bound=bound, value=shown(self.timeout))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentHealthStatus(Record):
     state: HealthState = HealthState.UNKNOWN
     checked_at: Moment | None = None
@@ -55,7 +55,7 @@ class AgentHealthStatus(Record):
     details: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentMetrics(Record):
     """One sample of what an instance uses and has done."""
 

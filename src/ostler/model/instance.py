@@ -16,7 +16,7 @@ from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import ACTIVE_STATES, AgentState, AgentStateTransitions
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentInstance(Record):
     instance_id: UUID
     definition_id: UUID

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from ostler.model.context import json_faults
 from ostler.model.moments import Moment
 from ostler.model.record import Record
+from ostler.model.text import plain_text_faults
+from ostler.model.validation import Fault
+
+MAX_REASON = 2000
 
 
 class AttemptOutcome(StrEnum):
@@ -26,7 +31,7 @@ class AttemptOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt(Record):
     """One start of an instance: an intent before anything exists, completed by what was observed."""
 
@@ -56,7 +61,7 @@ class WaitKind(StrEnum):
     QUOTA = "quota"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Wait(Record):
     """A durable reason why something is not running."""
 
@@ -73,8 +78,13 @@ class Wait(Record):
     ended_at: Moment | None = None
     outcome: str | None = None
 
+    def rules(self) -> Iterator[Fault]:
+        yield from plain_text_faults("reason", self.reason, MAX_REASON)
+        yield from plain_text_faults("outcome", self.outcome, MAX_REASON)
+        yield from json_faults("detail", self.detail)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Lease(Record):
     """Who owns the store. The epoch rises with every owner; an older one may not write."""
 

@@ -20,7 +20,7 @@ class Enforcement(StrEnum):
     ADVISORY = "advisory"  #: told to the agent, held by nobody
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ResourceLimits(Record):
     max_memory_mb: Annotated[int, Interval(ge=64, le=8192)] = 512
     #: 0 means unlimited.

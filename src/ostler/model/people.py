@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
+
+from annotated_types import Interval
 
 from ostler.model.context import json_faults
 from ostler.model.moments import Moment
-from ostler.model.record import Record, settle
+from ostler.model.record import MAX_COUNT, Record, settle
 from ostler.model.states import Tier
 from ostler.model.text import name_faults, plain_text_faults
 from ostler.model.validation import Fault
@@ -44,7 +46,7 @@ class Role(StrEnum):
     AGENT = "agent"  #: what an agent itself may do through its own token
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Principal(Record):
     principal_id: UUID
     name: str
@@ -62,7 +64,7 @@ class Principal(Record):
         yield from name_faults("name", self.name)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Token(Record):
     """A key that speaks for a principal. Only its SHA-256 is kept."""
 
@@ -74,8 +76,12 @@ class Token(Record):
     expires_at: Moment | None = None
     revoked_at: Moment | None = None
 
+    def rules(self) -> Iterator[Fault]:
+        yield from name_faults("name", self.name)
+        yield from name_faults("token_hash", self.token_hash)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Workspace(Record):
     """A tenant: its plan, and room for its records."""
 
@@ -88,7 +94,7 @@ class Workspace(Record):
         yield from name_faults("name", self.name)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Definition(Record):
     """What an agent is: a name, where it comes from, and its manifest."""
 
@@ -99,7 +105,7 @@ class Definition(Record):
     source: str | None = None
     created_at: Moment
     updated_at: Moment
-    version: int = 1
+    version: Annotated[int, Interval(ge=1, le=MAX_COUNT)] = 1
 
     def __post_init__(self) -> None:
         settle(self, "manifest")

@@ -22,7 +22,7 @@ MAX_OFFSET = 1_000_000
 MAX_PATTERN = 200
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class GetInstancesFilter(Record):
     """Newest first. Failed instances count as inactive: shown with `include_terminated` or by state."""
 
@@ -49,7 +49,7 @@ class GetInstancesFilter(Record):
         yield from plain_text_faults("name_pattern", self.name_pattern, MAX_PATTERN)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskFilter(Record):
     """Newest first."""
 
@@ -67,7 +67,7 @@ class TaskFilter(Record):
             yield from (Fault(field="tag", bound=f.bound, value=f.value) for f in tag_faults("tag", (self.tag,)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ObservationOptions(Record):
     include_state_changes: bool = True
     include_health_checks: bool = True
@@ -81,7 +81,7 @@ class ObservationOptions(Record):
         return cls()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LifecycleStatistics(Record):
     active_instances: int
     by_state: Mapping[AgentState, int]

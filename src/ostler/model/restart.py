@@ -14,7 +14,7 @@ from ostler.model.states import RestartPolicyType
 from ostler.model.validation import Fault, all_are, shown
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RestartPolicy(Record):
     """Four brakes: retries since it was last healthy, a breaker, a burst window, and a budget for life."""
 

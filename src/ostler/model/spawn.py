@@ -22,7 +22,7 @@ from ostler.model.validation import Fault
 NIL = UUID(int=0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentSpawnOptions(Record):
     initialization_timeout: Annotated[timedelta, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
         timedelta(seconds=30)
@@ -47,7 +47,7 @@ class AgentSpawnOptions(Record):
         yield from tag_faults("tags", self.tags)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SpawnRequest(Record):
     agent_definition_id: UUID
     options: AgentSpawnOptions | None = None

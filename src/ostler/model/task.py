@@ -10,7 +10,7 @@ from uuid import UUID
 from annotated_types import Interval
 
 from ostler.model.moments import Moment
-from ostler.model.record import Record, settle
+from ostler.model.record import MAX_COUNT, Record, settle
 from ostler.model.states import FINISHED_TASK_STATES, AgentPriority, TaskState, TaskStateTransitions
 from ostler.model.text import plain_text_faults, tag_faults
 from ostler.model.validation import Fault, all_are
@@ -21,7 +21,7 @@ MAX_DEPENDENCIES = 100
 MAX_PATH = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Task(Record):
     task_id: UUID
     #: What is to be done, in words.
@@ -35,9 +35,9 @@ class Task(Record):
     error: str | None = None
 
     definition_id: UUID | None = None
-    attempt: Annotated[int, Interval(ge=0)] = 0
-    spawn_count: Annotated[int, Interval(ge=0)] = 0
-    retry_count: Annotated[int, Interval(ge=0)] = 0
+    attempt: Annotated[int, Interval(ge=0, le=MAX_COUNT)] = 0
+    spawn_count: Annotated[int, Interval(ge=0, le=MAX_COUNT)] = 0
+    retry_count: Annotated[int, Interval(ge=0, le=MAX_COUNT)] = 0
     priority: AgentPriority = AgentPriority.NORMAL
     dependencies: tuple[UUID, ...] = ()
     #: Where it is worked on: a directory, a worktree, an overlay.

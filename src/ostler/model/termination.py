@@ -17,7 +17,7 @@ from ostler.model.validation import Fault, all_are, shown
 MAX_REASON = 2000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TerminationOptions(Record):
     #: 1 s to 5 min; zero means at once (`immediate()`).
     graceful_timeout: Annotated[timedelta, Interval(ge=timedelta(0), le=timedelta(minutes=5))] = timedelta(seconds=10)
@@ -44,7 +44,7 @@ class TerminationOptions(Record):
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TerminationResult(Record):
     success: bool
     was_graceful: bool

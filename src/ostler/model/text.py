@@ -23,6 +23,8 @@ def fold_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
 
 def clean_text(text: str) -> str:
     """Foreign text (an error, a reason) as any store can keep it: no NUL, no lone surrogate."""
+    if "\0" not in text and text.isascii():
+        return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

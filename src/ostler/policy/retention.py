@@ -15,7 +15,7 @@ _TEN_YEARS = timedelta(days=3650)
 _Age = Annotated[timedelta, Interval(ge=_MINUTE, le=_TEN_YEARS)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class RetentionPolicy(Record):
     #: Instances that ended and tasks that were decided, counted from that moment.
     finished: _Age = timedelta(hours=24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from typing import Protocol
@@ -36,7 +37,8 @@ class Uuid7Source:
 
     def __init__(self, clock: Clock, chance: random.Random | None = None) -> None:
         self._clock = clock
-        self._chance = chance or random.SystemRandom()
+        # Ids must not repeat; they need not be secret, so one draw of entropy per source is enough.
+        self._chance = chance or random.Random(os.urandom(32))  # noqa: S311
         self._lock = threading.Lock()
         self._last = 0
         self._counter = 0

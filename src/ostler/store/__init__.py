@@ -6,6 +6,7 @@ from ostler.store.commands.instances import AgentError
 from ostler.store.engine import Backend, EngineStore, Seams
 from ostler.store.opening import open_store
 from ostler.store.port import Head
+from ostler.store.viewing import view_store
 
 __all__ = [
     "SYSTEM",
@@ -18,4 +19,5 @@ __all__ = [
     "Store",
     "SweepResult",
     "open_store",
+    "view_store",
 ]

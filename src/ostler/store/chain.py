@@ -48,9 +48,15 @@ class ChainCheck:
             workspace_id=ledger.workspace_id, entries=self._entries, head=head, faults=tuple(self._faults)
         )
 
+    def beyond(self, entries: Iterable[AuditEntry], later: Ledger) -> None:
+        """Entries past the end that the ledger knew. A ledger that was read after them knows those that are real."""
+        for entry in entries:
+            if entry.number > later.audit_number:
+                self._say(f"entry {entry.number} was put in: the ledger knows the chain up to {later.audit_number}")
+
     def compare(self, outside: AuditHead, entry: AuditEntry | None) -> None:
         """The entry that the outside head names must still be the same one."""
-        if entry is not None and entry.hash != outside.hash:
+        if entry is not None and entry.number == outside.number and entry.hash != outside.hash:
             self._say(f"entry {outside.number} is not the one whose hash was kept outside: the chain was rewritten")
 
     def _say(self, fault: str) -> None:

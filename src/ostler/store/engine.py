@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ostler.errors import CursorGoneError, StoreClosedError, WorkspaceNotFoundError
+from ostler.errors import CursorGoneError, StoreClosedError, ValidationError, WorkspaceNotFoundError
 from ostler.model import (
     HOME_WORKSPACE_ID,
     AgentInstance,
@@ -19,6 +19,7 @@ from ostler.model import (
     AuditReport,
     Definition,
     Event,
+    Fault,
     GetInstancesFilter,
     Lease,
     LifecycleStatistics,
@@ -43,6 +44,7 @@ from ostler.store.writer import Batch, Submission, Writer
 R = TypeVar("R")
 
 _PAGE = 1000
+_LOWEST = -(2**63)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +196,7 @@ class EngineStore(Store):
         workspace_id: UUID | None = None,
         instance_id: UUID | None = None,
     ) -> list[Event]:
-        window = EventWindow(after=after, limit=min(limit, _PAGE), workspace_id=workspace_id, instance_id=instance_id)
+        window = EventWindow(after=after, limit=_bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
 
         def read(session: Session) -> tuple[list[Event], Head]:
             # The head is read last: what retention took meanwhile is noticed, never silently skipped.
@@ -203,7 +205,8 @@ class EngineStore(Store):
         events, head = await self._read(read)
         if after < head.horizon:
             raise CursorGoneError(cursor=after, horizon=head.horizon)
-        return events
+        # Asked for both, a session looks for the instance; it is in one workspace, and another's is not shown.
+        return [event for event in events if workspace_id is None or event.workspace_id == workspace_id]
 
     async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
         found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)
@@ -229,23 +232,28 @@ class EngineStore(Store):
 
     async def _listing(self, kind: Kind, after: UUID | None, limit: int) -> list[Any]:
         key = None if after is None else (after,)
-        return list(await self._read(lambda session: session.listing(kind, key, min(limit, _PAGE))))
+        most = _bounded(limit)
+        return list(await self._read(lambda session: session.listing(kind, key, most)))
 
     async def list_attempts(self, instance_id: UUID, limit: int = _PAGE) -> list[Attempt]:
-        return await self._read(lambda session: session.attempts(instance_id, limit))
+        most = _bounded(limit)
+        return await self._read(lambda session: session.attempts(instance_id, most))
 
     async def open_attempts(self, limit: int = _PAGE) -> list[Attempt]:
-        return await self._read(lambda session: session.attempts(None, limit))
+        most = _bounded(limit)
+        return await self._read(lambda session: session.attempts(None, most))
 
     async def open_waits(self, *, due_until: datetime | None = None, limit: int = _PAGE) -> list[Wait]:
-        return await self._read(lambda session: session.waits(due_until, limit))
+        most = _bounded(limit)
+        return await self._read(lambda session: session.waits(due_until, most))
 
     # --- audit ----------------------------------------------------------------------------------
 
     async def read_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = _PAGE
     ) -> list[AuditEntry]:
-        return await self._read(lambda session: session.audit(workspace_id, after, min(limit, _PAGE)))
+        most = _bounded(limit)
+        return await self._read(lambda session: session.audit(workspace_id, after, most))
 
     async def audit_head(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> AuditHead:
         ledger = await self._ledger(workspace_id)
@@ -256,10 +264,12 @@ class EngineStore(Store):
     ) -> AuditReport:
         ledger = await self._ledger(workspace_id)
         check = ChainCheck(ledger)
-        cursor = 0  # from the very start: rows below the anchor would be a fault too
+        cursor = _LOWEST  # rows below the anchor, or below the first, would be a fault too
+        beyond: list[AuditEntry] = []
         while entries := await self.read_audit(workspace_id, after=cursor):
             # What was written since the ledger was read belongs to the next verification.
             known = [entry for entry in entries if entry.number <= ledger.audit_number]
+            beyond = entries[len(known) :]
             check.feed(known)
             if kept_head is not None:
                 for entry in known:
@@ -267,4 +277,13 @@ class EngineStore(Store):
             if len(known) < len(entries):
                 break
             cursor = entries[-1].number
+        if beyond:
+            check.beyond(beyond, await self._ledger(workspace_id))
         return check.report(kept_head)
+
+
+def _bounded(limit: int) -> int:
+    """A page has at least one row, and never more than a reader can bear."""
+    if limit < 1:
+        raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
+    return min(limit, _PAGE)

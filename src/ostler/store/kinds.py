@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -37,10 +39,10 @@ def _milliseconds(moment: datetime) -> int:
 
 def _lived_ms(instance: AgentInstance) -> int:
     ended = instance.terminated_at or instance.created_at
-    return (ended - instance.created_at) // _MILLISECOND
+    return max((ended - instance.created_at) // _MILLISECOND, 0)  # the clock may have been set back
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class IdempotencyRow(Record):
     """The answer that was given to a request, for as long as it may be repeated."""
 
@@ -77,14 +79,17 @@ class Ledger:
     anchor_hash: str = GENESIS
 
     def copy(self) -> Ledger:
-        twin = Ledger(workspace_id=self.workspace_id)
-        for name in self.__slots__:
-            value = getattr(self, name)
-            setattr(twin, name, dict(value) if isinstance(value, dict) else value)
+        twin = copy.copy(self)
+        twin.states, twin.healths = self.states.copy(), self.healths.copy()
         return twin
 
     def account(self, old: AgentInstance | None, new: AgentInstance | None) -> None:
         """Follow one instance from what it was to what it is; None stands for not there."""
+        if old is not None and new is not None and new.is_active and old.is_active and new.health is old.health:
+            # By far the most common change, a move between two living states, touches two counts only.
+            self.states[old.state] -= 1
+            self.states[new.state] += 1
+            return
         if old is not None:
             self._weigh(old, -1)
         if new is not None:
@@ -103,7 +108,7 @@ class Ledger:
         if not lives:
             return timedelta(0)
         lived = self.ended_uptime_ms + self.running * _milliseconds(now) - self.running_created_ms
-        return timedelta(milliseconds=lived / lives)
+        return timedelta(milliseconds=max(lived, 0) / lives)
 
     def _weigh(self, instance: AgentInstance, sign: int) -> None:
         self.states[instance.state] += sign
@@ -158,5 +163,9 @@ def key_fields(kind: Kind) -> tuple[str, ...]:
     return _KEY_FIELDS[kind]
 
 
+_KEY_READERS = {kind: operator.attrgetter(*names) for kind, names in _KEY_FIELDS.items()}
+
+
 def key_of(kind: Kind, record: Any) -> Key:
-    return tuple(getattr(record, name) for name in _KEY_FIELDS[kind])
+    found: Any = _KEY_READERS[kind](record)
+    return found if type(found) is tuple else (found,)

@@ -23,10 +23,10 @@ class _BackendModule(Protocol):
 
 def open_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
     """A store for a home directory (SQLite) or a `postgresql://` address; use it with `async with`."""
-    return EngineStore(_backend(where), seams)
+    return EngineStore(backend_for(where), seams)
 
 
-def _backend(where: str | Path) -> Backend:
+def backend_for(where: str | Path) -> Backend:
     text = str(where)
     if text.startswith(_POSTGRES):
         return _postgres().backend(text)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from ostler.model import AgentInstance, Attempt, AuditEntry, Event, GetInstancesFilter, Task, TaskFilter, Wait
+from ostler.store.eventrows import EventDraft
 from ostler.store.kinds import Key, Kind, Ledger
 
 
@@ -31,14 +32,20 @@ class Head:
     epoch: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One row from what it was to what it is; None stands for not there."""
 
     kind: Kind
     key: Key
     old: Any
     new: Any
+    #: The fields that may differ; None when the writer has to look.
+    fields: frozenset[str] | None = None
+
+
+#: The fields of an `AuditEntry` in their order; one is made for every act, so it stays a plain tuple until read.
+AuditRow = tuple[Any, ...]
+AUDIT_FIELDS = tuple(field.name for field in fields(AuditEntry))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,8 +54,8 @@ class Changes:
 
     head: Head
     rows: list[Change] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    audit: list[AuditEntry] = field(default_factory=list)
+    events: list[EventDraft] = field(default_factory=list)
+    audit: list[AuditRow] = field(default_factory=list)
     prune: list[Prune] = field(default_factory=list)
     #: Per workspace, the most active instances its plan allows; the ledger row is written on that condition.
     room: dict[UUID, int | None] = field(default_factory=dict)

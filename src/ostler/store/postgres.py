@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
@@ -18,11 +18,14 @@ from ostler.store.engine import Backend
 from ostler.store.port import Head, Session
 from ostler.store.queries import migrations, percent_style, queries, statements
 from ostler.store.shapes import Dialect
-from ostler.store.sqlsession import Row, SqlSession
+from ostler.store.sqlsession import Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
 _MIGRATION_LOCK = 0x4F53544C
 _LOCK_TIMEOUT_MS = 10_000
+
+_Connection = psycopg.Connection[dict[str, Any]]
+R = TypeVar("R")
 
 POSTGRES = Dialect(
     name="postgres",
@@ -59,9 +62,10 @@ class PostgresSession(SqlSession):
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._inside = False
         self._connection = self._connect()
 
-    def _connect(self) -> psycopg.Connection[dict[str, Any]]:
+    def _connect(self) -> _Connection:
         with mapped_errors():
             connection = psycopg.connect(
                 self._address, autocommit=True, row_factory=dict_row, application_name="ostler"
@@ -72,17 +76,29 @@ class PostgresSession(SqlSession):
             return connection
 
     @property
-    def connection(self) -> psycopg.Connection[dict[str, Any]]:
+    def connection(self) -> _Connection:
         """The connection, opened anew when the server has dropped it."""
         if self._connection.closed:
             self._connection = self._connect()
         return self._connection
 
-    def execute(self, sql: str, values: Row) -> Sequence[Row]:
+    def execute(self, sql: str, values: Row | Values) -> Sequence[Row]:
         with mapped_errors():
-            return self.connection.execute(_fitted(sql), values).fetchall()
+            if self._inside:  # never on another connection: what was done on this one would be forgotten
+                return self._connection.execute(_fitted(sql), values).fetchall()
+            return self._afresh(lambda connection: connection.execute(_fitted(sql), values).fetchall())
 
-    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+    def _afresh(self, run: Callable[[_Connection], R]) -> R:
+        """Once more on a new connection, if the server had dropped the idle one: nothing was under way on it."""
+        connection = self.connection
+        try:
+            return run(connection)
+        except psycopg.OperationalError:
+            if not connection.closed:
+                raise
+            return run(self.connection)
+
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if not rows:
             return 0
         with mapped_errors(), self._connection.cursor() as cursor:
@@ -91,7 +107,8 @@ class PostgresSession(SqlSession):
 
     def begin(self) -> Head:
         with mapped_errors():
-            self.connection.execute("BEGIN")
+            self._afresh(lambda connection: connection.execute("BEGIN"))
+            self._inside = True
             row = self._connection.execute(_fitted(queries()["head"] + " FOR UPDATE")).fetchone()
         if row is None:
             raise StoreFailedError("the head row of the store is gone")
@@ -100,8 +117,10 @@ class PostgresSession(SqlSession):
     def commit(self) -> None:
         with mapped_errors():
             self._connection.execute("COMMIT")
+        self._inside = False
 
     def rollback(self) -> None:
+        self._inside = False
         if (
             not self._connection.closed
             and self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE

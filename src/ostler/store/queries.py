@@ -32,8 +32,8 @@ def statements(script: str) -> list[str]:
 
 
 def percent_style(sql: str) -> str:
-    """`:name` as psycopg wants it."""
-    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
+    """`:name` and `?` as psycopg wants them."""
+    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).replace("?", "%s")
 
 
 def _strip(body: str) -> str:

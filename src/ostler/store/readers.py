@@ -25,9 +25,14 @@ class Readers:
         self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(_THREADS, thread_name_prefix="ostler-reader")
 
     async def run(self, read: Callable[[Session], R]) -> R:
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise StoreClosedError
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._with_session, read)
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(pool, self._with_session, read)
+        except RuntimeError as error:  # closed by another thread since we looked
+            raise StoreClosedError from error
+        return await reading
 
     def _with_session(self, read: Callable[[Session], R]) -> R:
         session: Session | None = getattr(self._local, "session", None)
@@ -41,7 +46,7 @@ class Readers:
     def close(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=True)  # what was asked before is still answered
         for session in self._sessions:
             session.close()
         self._sessions.clear()

@@ -87,4 +87,6 @@ class Sweeper:
         if not last:
             return 0
         entries = await self._read(lambda session: session.audit(space, last - 1, 1))
+        if not entries or entries[0].number != last:  # it went before, in an earlier sweep
+            return 0
         return await self._commit(PruneAudit(workspace_id=space, last=entries[0]))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import compress
 from typing import Any, cast
 from uuid import UUID
 
@@ -41,6 +42,7 @@ from ostler.model import (
     WaitKind,
     Workspace,
 )
+from ostler.model.codec import dump_compact
 from ostler.store.kinds import IdempotencyRow, Key, Kind, Ledger, key_fields
 
 Form = str | type[Record] | type[StrEnum] | tuple[str, type[Any]]
@@ -254,7 +256,7 @@ class Dialect:
             case _ if isinstance(form, type) and issubclass(form, StrEnum):
                 return str.__str__
             case _:
-                return lambda value: value.to_json()
+                return dump_compact
 
     def decoder(self, form: Form) -> Callable[[Any], Any]:
         match form:
@@ -296,40 +298,61 @@ class Mapper:
         self._encoders = tuple(dialect.encoder(column.form) for column in shape.columns)
         self._decoders = tuple(dialect.decoder(column.form) for column in shape.columns)
         self._derived = tuple(
-            (column.name, dialect.encoder(column.form), work_out) for column, work_out in shape.derived
+            (column.name, column.field, dialect.encoder(column.form), work_out) for column, work_out in shape.derived
         )
         self._values: Callable[[Any], tuple[Any, ...]] = (
             _ledger_values if shape.record is Ledger else operator.attrgetter(*self._fields)
         )
-        self._keys = tuple((f"key_{name}", self._encoders[self._names.index(name)]) for name in shape.keys)
+        self._keys = tuple(self._encoders[self._names.index(name)] for name in shape.keys)
+        self._plans: dict[frozenset[str], tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...]]] = {}
+        #: The columns of `row`, in its order.
+        self.columns = self._names + tuple(name for name, _, _, _ in self._derived)
 
-    def row(self, record: Any) -> dict[str, Any]:
+    def row(self, record: Any) -> tuple[Any, ...]:
         """Every column."""
-        row = {
-            name: None if value is None else encode(value)
-            for name, encode, value in zip(self._names, self._encoders, self._values(record), strict=True)
-        }
-        for name, encode, work_out in self._derived:
+        plain = [
+            None if value is None else encode(value)
+            for encode, value in zip(self._encoders, self._values(record), strict=True)
+        ]
+        for _, _, encode, work_out in self._derived:
             value = work_out(record)
-            row[name] = None if value is None else encode(value)
-        return row
+            plain.append(None if value is None else encode(value))
+        return tuple(plain)
 
-    def changes(self, old: Any, new: Any) -> dict[str, Any]:
-        """Only the columns whose fields are not what they were."""
-        row = {}
-        columns = zip(self._names, self._encoders, self._values(old), self._values(new), strict=True)
-        for name, encode, before, value in columns:
-            if value is not before and value != before:
-                row[name] = None if value is None else encode(value)
-        for name, encode, work_out in self._derived:
-            value = work_out(new)
-            if value != work_out(old):
-                row[name] = None if value is None else encode(value)
-        return row
+    def changes(self, old: Any, new: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """Only the columns whose fields are not what they were, and what they are now."""
+        names, values, fields = [], [], set()
+        before, after = self._values(old), self._values(new)
+        for place in compress(range(len(after)), map(operator.is_not, before, after)):
+            value = after[place]
+            if value != before[place]:
+                names.append(self._names[place])
+                values.append(None if value is None else self._encoders[place](value))
+                fields.add(self._fields[place])
+        for name, field, encode, work_out in self._derived:
+            if field in fields and (value := work_out(new)) != work_out(old):
+                names.append(name)
+                values.append(None if value is None else encode(value))
+        return tuple(names), tuple(values)
 
-    def key(self, key: Key) -> dict[str, Any]:
-        """The parameters that name one row."""
-        return {name: encode(value) for (name, encode), value in zip(self._keys, key, strict=True)}
+    def picked(self, record: Any, fields: frozenset[str]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+        """The columns of some fields, without looking whether they differ. Derived columns are left alone."""
+        plan = self._plans.get(fields)
+        if plan is None:
+            plan = self._plans[fields] = self._plan(fields)
+        names, readers = plan
+        return names, tuple([read(record) for read in readers])
+
+    def _plan(self, fields: frozenset[str]) -> tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...]]:
+        chosen = [place for place, field in enumerate(self._fields) if field in fields]
+        names = tuple(self._names[place] for place in chosen)
+        return names, tuple(
+            _reading(operator.attrgetter(self._fields[place]), self._encoders[place]) for place in chosen
+        )
+
+    def key(self, key: Key) -> tuple[Any, ...]:
+        """The values that name one row."""
+        return tuple([encode(value) for encode, value in zip(self._keys, key, strict=True)])
 
     def record(self, row: Mapping[str, Any]) -> Any:
         values = [
@@ -339,6 +362,17 @@ class Mapper:
         if self.shape.record is Ledger:
             return _ledger_from(values)
         return self.shape.record(**dict(zip(self._fields, values, strict=True)))
+
+
+def _reading(read: Callable[[Any], Any], encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    if encode is _same:
+        return read
+
+    def column(record: Any) -> Any:
+        value = read(record)
+        return None if value is None else encode(value)
+
+    return column
 
 
 def _ledger_values(ledger: Ledger) -> tuple[Any, ...]:

@@ -15,13 +15,16 @@ from ostler.seams import FaultPoint, no_fault
 from ostler.store.port import Head
 from ostler.store.queries import migrations, queries, statements
 from ostler.store.shapes import Dialect
-from ostler.store.sqlsession import Row, SqlSession
+from ostler.store.sqlsession import Row, SqlSession, Values
 
 #: "OSTL": tells our file from somebody else's.
 APPLICATION_ID = 0x4F53544C
 _BUSY_MS = 10_000
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 _CACHE_KIB = 16 * 1024
+#: 16 MB: pages that are written again and again reach the main file once.
+_CHECKPOINT_PAGES = 4096
+_HEAD = queries()["head"]
 
 SQLITE = Dialect(
     name="sqlite",
@@ -45,16 +48,19 @@ _KINDS: dict[int, type[StoreError]] = {
 }
 
 
+def _ours(error: sqlite3.Error) -> StoreError:
+    """The one place where the driver's errors become ours."""
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    kind = _KINDS.get(primary, StoreError)
+    return kind(f"{(kind.__doc__ or '').strip()} ({error})")
+
+
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """The one place where the driver's errors become ours."""
     try:
         yield
     except sqlite3.Error as error:
-        primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        kind = _KINDS.get(primary, StoreError)
-        hint = (kind.__doc__ or "").strip()
-        raise kind(f"{hint} ({error})") from error
+        raise _ours(error) from error
 
 
 class SqliteSession(SqlSession):
@@ -79,6 +85,7 @@ class SqliteSession(SqlSession):
                 "foreign_keys = ON",
                 f"journal_size_limit = {_WAL_LIMIT_BYTES}",
                 f"cache_size = -{_CACHE_KIB}",
+                f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
                 "temp_store = MEMORY",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
@@ -87,27 +94,40 @@ class SqliteSession(SqlSession):
     def connection(self) -> sqlite3.Connection:
         return self._connection
 
-    def execute(self, sql: str, values: Row) -> Sequence[Row]:
-        with mapped_errors():
-            return self._connection.execute(sql, values).fetchall()
+    # Spelled out rather than wrapped in a context manager: these run for every command.
 
-    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+    def execute(self, sql: str, values: Row | Values) -> Sequence[Row]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _ours(error) from error
+
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if not rows:
             return 0
-        with mapped_errors():
+        try:
+            if len(rows) == 1:
+                return self._connection.execute(sql, rows[0]).rowcount
             return self._connection.executemany(sql, rows).rowcount
+        except sqlite3.Error as error:
+            raise _ours(error) from error
 
     def unindexed(self, clause: str) -> str:
         return f"+{clause}"
 
     def begin(self) -> Head:
-        with mapped_errors():
+        try:
             self._connection.execute("BEGIN IMMEDIATE")
-            return Head(**dict(self._connection.execute(queries()["head"]).fetchone()))
+            number, sequence, horizon, epoch = self._connection.execute(_HEAD).fetchone()
+        except sqlite3.Error as error:
+            raise _ours(error) from error
+        return Head(commit_number=number, sequence=sequence, horizon=horizon, epoch=epoch)
 
     def commit(self) -> None:
-        with mapped_errors():
+        try:
             self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _ours(error) from error
 
     def rollback(self) -> None:
         # A full disk rolls back by itself, and a second rollback would be an error of its own.
@@ -127,11 +147,13 @@ def _make_private(path: Path) -> None:
 
 def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:
     """Bring the file to the newest shape. Each step is one transaction: a kill leaves the old shape or the new."""
-    connection = session.connection
-    with mapped_errors():
-        connection.execute("PRAGMA journal_mode = WAL")
     known = migrations("sqlite")
     newest = known[-1][0]
+    _require_ours(session, _version(session), newest)  # before anything in the file is touched
+    with mapped_errors():
+        mode = session.connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(f"{session.path.parent} is on a file system without shared memory; choose a local home")
     while (version := _version(session)) != newest:
         _require_ours(session, version, newest)
         _step(session, version, dict(known), fault)
@@ -164,8 +186,9 @@ def _version(session: SqliteSession) -> int:
 def _require_ours(session: SqliteSession, version: int, newest: int) -> None:
     connection = session.connection
     with mapped_errors():
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        # In this order: a process that migrates between the two looks makes both true at once.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application not in {0, APPLICATION_ID} or (application == 0 and tables):
         raise StoreError(f"{session.path} is a database of another program; choose another home")
     if version > newest:

@@ -19,16 +19,17 @@ from ostler.model import (
     Task,
     TaskFilter,
     Wait,
-    event_from_json,
 )
-from ostler.model.codec import dump_compact
+from ostler.store import eventrows
+from ostler.store.eventrows import EventDraft
 from ostler.store.filters import Found, instance_query, task_query
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.port import Change, Changes, EventWindow, Head, Session
+from ostler.store.port import AuditRow, Change, Changes, EventWindow, Head, Session
 from ostler.store.queries import queries
 from ostler.store.shapes import SHAPES, Dialect, Mapper, Shape
 
 Row = Mapping[str, Any]
+Values = tuple[Any, ...]
 
 _AUDIT_FORMS = {
     "workspace_id": "uuid",
@@ -58,10 +59,10 @@ class SqlSession(Session):
     dialect: Dialect
 
     @abstractmethod
-    def execute(self, sql: str, values: Row) -> Sequence[Row]: ...
+    def execute(self, sql: str, values: Row | Values) -> Sequence[Row]: ...
 
     @abstractmethod
-    def execute_many(self, sql: str, rows: Sequence[Row]) -> int:
+    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         """Run for each row and return how many rows changed in all."""
 
     def unindexed(self, clause: str) -> str:
@@ -79,124 +80,115 @@ class SqlSession(Session):
         if changes.audit:
             self.execute_many(queries()["insert_audit"], [self._audit_row(entry) for entry in changes.audit])
         for prune in changes.prune:
-            form = "time" if isinstance(prune.until, datetime) else "int"
-            values = {"until": self.dialect.encode(form, prune.until)}
-            if prune.workspace_id is not None:
-                values["workspace_id"] = self.dialect.encode("uuid", prune.workspace_id)
-            self.execute_many(queries()[f"prune_{prune.table}"], [values])
-        self._save_head(changes.head)
-
-    def _save_head(self, head: Head) -> None:
-        values = {
-            "commit_number": head.commit_number,
-            "sequence": head.sequence,
-            "horizon": head.horizon,
-            "epoch": head.epoch,
-            "was": head.commit_number - 1,
-        }
+            until = self.dialect.time_out(prune.until) if isinstance(prune.until, datetime) else prune.until
+            where = () if prune.workspace_id is None else (self.dialect.uuid_out(prune.workspace_id),)
+            self.execute_many(queries()[f"prune_{prune.table}"], [(until, *where)])
+        head = changes.head
+        values = (head.commit_number, head.sequence, head.horizon, head.epoch, head.commit_number - 1)
         self._exactly(1, self.execute_many(queries()["save_head"], [values]))
 
     def _save_kind(self, kind: Kind, rows: list[Change], changes: Changes) -> None:
         mapper = self._mapper(kind)
-        gone = [change for change in rows if change.new is None and change.old is not None]
         fresh = [change for change in rows if change.old is None and change.new is not None]
         kept = [change for change in rows if change.old is not None and change.new is not None]
-        self._delete(kind, mapper, gone)
+        self._delete(kind, mapper, [change for change in rows if change.new is None and change.old is not None])
         if fresh:
-            new_rows = [mapper.row(change.new) for change in fresh]
-            self.execute_many(_insert(mapper.shape, tuple(new_rows[0])), new_rows)
+            self.execute_many(_insert(mapper.shape, mapper.columns), [mapper.row(change.new) for change in fresh])
         if kind is Kind.LEDGER:
             self._take_room(kept, changes)
         self._update(mapper, kept)
-        if kind is Kind.INSTANCE:
-            self._save_instance_tags(fresh, kept)
-        if kind is Kind.TASK:
-            self.execute_many(queries()["insert_task_tag"], [row for change in fresh for row in self._tags(change)])
+        if kind in {Kind.INSTANCE, Kind.TASK}:
+            self._save_tags(kind, fresh, kept)
 
     def _delete(self, kind: Kind, mapper: Mapper, gone: list[Change]) -> None:
         if not gone:
             return
         keys = [mapper.key(change.key) for change in gone]
-        if kind is Kind.INSTANCE:
-            self.execute_many(queries()["delete_instance_tags"], [{"instance_id": row["key_id"]} for row in keys])
-        if kind is Kind.TASK:
-            self.execute_many(queries()["delete_task_tags"], [{"task_id": row["key_id"]} for row in keys])
+        if kind in {Kind.INSTANCE, Kind.TASK}:
+            self.execute_many(queries()[f"delete_{kind.name.lower()}_tags"], keys)
         self._exactly(len(keys), self.execute_many(_delete(mapper.shape), keys))
 
     def _update(self, mapper: Mapper, kept: list[Change]) -> None:
-        groups: dict[tuple[str, ...], list[Row]] = {}
+        groups: dict[tuple[str, ...], list[Values]] = {}
         for change in kept:
-            row = mapper.changes(change.old, change.new)
-            if row:
-                names = tuple(row)
-                groups.setdefault(names, []).append(row | mapper.key(change.key))
+            names, values = (
+                mapper.changes(change.old, change.new)
+                if change.fields is None
+                else mapper.picked(change.new, change.fields)
+            )
+            if names:
+                groups.setdefault(names, []).append(values + mapper.key(change.key))
         for names, rows in groups.items():
             self._exactly(len(rows), self.execute_many(_update(mapper.shape, names), rows))
 
     def _take_room(self, kept: list[Change], changes: Changes) -> None:
         """Quota is a conditional write: were the plan full after all, no row would change and nothing commits."""
         for position, change in enumerate(kept):
-            grow, room = change.new.active - change.old.active, changes.room[change.new.workspace_id]
+            space = change.new.workspace_id
+            grow, room = change.new.active - change.old.active, changes.room[space]
             if grow > 0 and room is not None:
-                values = {
-                    "workspace_id": self.dialect.encode("uuid", change.new.workspace_id),
-                    "grow": grow,
-                    "was": change.old.active,
-                    "room": room,
-                }
+                values = (grow, self.dialect.uuid_out(space), change.old.active, grow, room)
                 self._exactly(1, self.execute_many(queries()["quota"], [values]))
                 seen = change.old.copy()
                 seen.active = change.new.active
-                kept[position] = Change(kind=change.kind, key=change.key, old=seen, new=change.new)
+                kept[position] = Change(change.kind, change.key, seen, change.new)
 
-    def _save_instance_tags(self, fresh: list[Change], kept: list[Change]) -> None:
-        rows = [row for change in fresh for row in self._tags(change)]
-        if rows:
-            self.execute_many(queries()["insert_instance_tag"], rows)
-        flipped = [
-            {
-                "instance_id": self.dialect.encode("uuid", change.new.instance_id),
-                "active": self.dialect.encode("flag", change.new.is_active),
-            }
-            for change in kept
-            if change.new.tags and change.new.is_active != change.old.is_active
-        ]
-        if flipped:
+    def _save_tags(self, kind: Kind, fresh: list[Change], kept: list[Change]) -> None:
+        rows = [row for change in fresh for row in self._tag_rows(change.new)]
+        self.execute_many(queries()[f"insert_{kind.name.lower()}_tag"], rows)
+        if kind is Kind.INSTANCE:
+            flipped = [
+                (self.dialect.flag_out(change.new.is_active), self.dialect.uuid_out(change.new.instance_id))
+                for change in kept
+                if change.new.tags and change.new.is_active != change.old.is_active
+            ]
             self.execute_many(queries()["activate_instance_tags"], flipped)
 
-    def _tags(self, change: Change) -> Iterable[Row]:
-        record = change.new
-        encode = self.dialect.encode
+    def _tag_rows(self, record: AgentInstance | Task) -> Iterable[Values]:
+        uuid_out = self.dialect.uuid_out
+        space = record.workspace_id and uuid_out(record.workspace_id)
         for tag in record.tags:
-            row = {"tag": tag, "workspace_id": encode("uuid", record.workspace_id)}
             if isinstance(record, AgentInstance):
-                yield row | {
-                    "instance_id": encode("uuid", record.instance_id),
-                    "active": encode("flag", record.is_active),
-                }
+                yield uuid_out(record.instance_id), tag, space, self.dialect.flag_out(record.is_active)
             else:
-                yield row | {"task_id": encode("uuid", record.task_id)}
+                yield uuid_out(record.task_id), tag, space
 
     def _exactly(self, wanted: int, changed: int) -> None:
         if changed != wanted:
             raise OutOfStepError(f"{wanted} rows should have changed, {changed} did")
 
-    def _event_row(self, event: Event) -> Row:
-        encode = self.dialect.encode
-        return {
-            "sequence": event.sequence,
-            "id": encode("uuid", event.event_id),
-            "workspace_id": encode("uuid", event.workspace_id),
-            "instance_id": encode("uuid", getattr(event, "instance_id", None)),
-            "task_id": encode("uuid", getattr(event, "task_id", None)),
-            "event_type": event.event_type,
-            "event_data_json": dump_compact(event),
-            "occurred_at": encode("time", event.occurred_at),
-            "correlation_id": event.correlation_id,
-        }
+    def _event_row(self, draft: EventDraft) -> Values:
+        event, fields = draft
+        encode = self.dialect.uuid_out
+        instance_id, task_id = fields.get("instance_id"), fields.get("task_id")
+        return (
+            fields["sequence"],
+            encode(fields["event_id"]),
+            encode(fields["workspace_id"]),
+            instance_id and encode(instance_id),
+            task_id and encode(task_id),
+            event.event_type,
+            eventrows.body(draft),
+            self.dialect.time_out(fields["occurred_at"]),
+            fields["correlation_id"],
+        )
 
-    def _audit_row(self, entry: AuditEntry) -> Row:
-        return {name: self.dialect.encode(form, getattr(entry, name)) for name, form in _AUDIT_FORMS.items()}
+    def _event(self, row: Row) -> Event:
+        decode = self.dialect.decode
+        columns = {
+            "sequence": row["sequence"],
+            "event_id": decode("uuid", row["id"]),
+            "workspace_id": decode("uuid", row["workspace_id"]),
+            "instance_id": decode("uuid", row["instance_id"]),
+            "task_id": decode("uuid", row["task_id"]),
+            "occurred_at": self.dialect.time_in(row["occurred_at"]).isoformat(),
+            "correlation_id": row["correlation_id"],
+        }
+        return eventrows.from_row(row["event_type"], row["event_data_json"], columns)
+
+    def _audit_row(self, row: AuditRow) -> Values:
+        workspace_id, number, occurred_at, *words = row
+        return (self.dialect.uuid_out(workspace_id), number, self.dialect.time_out(occurred_at), *words)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -240,7 +232,7 @@ class SqlSession(Session):
                 values[field] = self.dialect.encode("uuid", value)
                 break
         rows = self.execute(queries()[name], values)
-        return [event_from_json(row["event_type"], row["event_data_json"]) for row in rows]
+        return [self._event(row) for row in rows]
 
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
         values = {"workspace_id": self.dialect.encode("uuid", workspace_id), "after": after, "limit": limit}
@@ -282,7 +274,7 @@ class SqlSession(Session):
         shape = SHAPES[kind]
         values: dict[str, Any] = {"limit": limit}
         if after is not None:
-            values.update(self._mapper(kind).key(after))
+            values["after"] = self._mapper(kind).key(after)[0]
         return self._records(kind, self.execute(_page(shape, after is not None), values))
 
     def token(self, token_hash: str) -> Any:
@@ -296,7 +288,7 @@ def _mapper(dialect: Dialect, kind: Kind) -> Mapper:
 
 
 def _where_key(shape: Shape) -> str:
-    return " AND ".join(f"{name} = :key_{name}" for name in shape.keys)
+    return " AND ".join(f"{name} = ?" for name in shape.keys)
 
 
 @functools.cache
@@ -306,13 +298,13 @@ def _select(shape: Shape) -> str:
 
 @functools.cache
 def _insert(shape: Shape, names: tuple[str, ...]) -> str:
-    values = ", ".join(f":{name}" for name in names)
+    values = ", ".join("?" * len(names))
     return f"INSERT INTO {shape.table} ({', '.join(names)}) VALUES ({values})"  # noqa: S608 - names are ours
 
 
 @functools.cache
 def _update(shape: Shape, names: tuple[str, ...]) -> str:
-    sets = ", ".join(f"{name} = :{name}" for name in names)
+    sets = ", ".join(f"{name} = ?" for name in names)
     return f"UPDATE {shape.table} SET {sets} WHERE {_where_key(shape)}"  # noqa: S608 - names are ours
 
 
@@ -323,5 +315,5 @@ def _delete(shape: Shape) -> str:
 
 @functools.cache
 def _page(shape: Shape, further: bool) -> str:
-    where = f"WHERE {shape.keys[0]} > :key_{shape.keys[0]} " if further else ""
+    where = f"WHERE {shape.keys[0]} > :after " if further else ""
     return f"SELECT * FROM {shape.table} {where}ORDER BY {shape.keys[0]} LIMIT :limit"  # noqa: S608 - names are ours

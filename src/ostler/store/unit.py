@@ -6,8 +6,6 @@ their place in the chain, the ledger its sums. When it refuses, its staging is d
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -15,7 +13,6 @@ from uuid import UUID
 from ostler.errors import AgentNotFoundError, TaskNotFoundError, WorkspaceNotFoundError
 from ostler.model import (
     AgentInstance,
-    AuditEntry,
     Event,
     Task,
     Workspace,
@@ -25,63 +22,57 @@ from ostler.model import (
 from ostler.policy import plan
 from ostler.seams import IdSource
 from ostler.store.actor import Actor
+from ostler.store.eventrows import EventDraft
 from ostler.store.kinds import Key, Kind, Ledger, key_of
-from ostler.store.port import Change, Changes, Head, Prune, Session
+from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
 
 R = TypeVar("R")
 
 _CACHE_LIMIT = 20_000
+_MAX_DETAIL = 2000
+_ABSENT: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
-class AuditDraft:
-    workspace_id: UUID
-    actor: str
-    action: str
-    subject: str
-    outcome: str
-    detail: str | None
-    correlation_id: str | None
+Slot = tuple[Kind, Key]
 
 
 class Cache:
     """Records as last committed, valid while nobody else has written."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[Kind, Key], Any] = {}
+        self.rows: dict[Slot, Any] = {}
         self._commit_number = -1
 
     def check(self, head: Head) -> None:
-        if head.commit_number != self._commit_number or len(self._rows) > _CACHE_LIMIT:
+        if head.commit_number != self._commit_number or len(self.rows) > _CACHE_LIMIT:
             self.forget()
 
     def forget(self) -> None:
-        self._rows.clear()
+        self.rows.clear()
         self._commit_number = -1
-
-    def get(self, kind: Kind, key: Key, load: Callable[[Kind, Key], Any]) -> Any:
-        slot = (kind, key)
-        if slot not in self._rows:
-            self._rows[slot] = load(kind, key)
-        return self._rows[slot]
 
     def committed(self, changes: Changes) -> None:
         if changes.prune:
             self.forget()  # rows went by range, without being named one by one
         self._commit_number = changes.head.commit_number
         for change in changes.rows:
-            self._rows[change.kind, change.key] = change.new
+            self.rows[change.kind, change.key] = change.new
 
 
-@dataclass(slots=True)
 class _Staged:
-    rows: dict[tuple[Kind, Key], Any] = field(default_factory=dict)
-    events: list[tuple[type[Event], dict[str, Any]]] = field(default_factory=list)
-    audit: list[AuditDraft] = field(default_factory=list)
-    prune: list[Prune] = field(default_factory=list)
-    epoch: int | None = None
-    horizon: int | None = None
-    anchors: dict[UUID, tuple[int, str]] = field(default_factory=dict)
+    """What the running command wants to do; kept apart until it is known that it may."""
+
+    __slots__ = ("anchors", "audit", "epoch", "events", "horizon", "prune", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
+        self.events: list[EventDraft] = []
+        #: Workspace, actor, action, subject, outcome, detail, correlation.
+        self.audit: list[tuple[UUID, str, str, str, str, str | None, str | None]] = []
+        self.prune: list[Prune] = []
+        self.epoch: int | None = None
+        self.horizon: int | None = None
+        self.anchors: dict[UUID, tuple[int, str]] = {}
 
 
 class Unit:
@@ -93,10 +84,11 @@ class Unit:
         self.head = head
         self._session = session
         self._cache = cache
-        self._base: dict[tuple[Kind, Key], Any] = {}
-        self._rows: dict[tuple[Kind, Key], Any] = {}
-        self._events: list[Event] = []
-        self._audit: list[AuditEntry] = []
+        #: What accepted commands have changed, over what the cache and the database know.
+        self._rows: dict[Slot, Any] = {}
+        self._fields: dict[Slot, frozenset[str] | None] = {}
+        self._events: list[EventDraft] = []
+        self._audit: list[AuditRow] = []
         self._prune: list[Prune] = []
         self._ledgers: dict[UUID, Ledger] = {}
         self._sequence = head.sequence
@@ -122,11 +114,20 @@ class Unit:
 
     def get(self, kind: Kind, key: Key) -> Any:
         slot = (kind, key)
-        if slot in self._staged.rows:
-            return self._staged.rows[slot]
-        if slot in self._rows:
-            return self._rows[slot]
-        return self._committed(kind, key)
+        if self._staged.rows and slot in self._staged.rows:
+            return self._staged.rows[slot][0]
+        return self._current(slot)
+
+    def _current(self, slot: Slot) -> Any:
+        """As accepted commands have left it."""
+        found = self._rows.get(slot, _ABSENT)
+        return self._committed(slot) if found is _ABSENT else found
+
+    def _committed(self, slot: Slot) -> Any:
+        found = self._cache.rows.get(slot, _ABSENT)
+        if found is _ABSENT:
+            found = self._cache.rows[slot] = self._session.load(*slot)
+        return found
 
     def instance(self, instance_id: UUID) -> AgentInstance:
         found: AgentInstance | None = self.get(Kind.INSTANCE, (instance_id,))
@@ -151,28 +152,32 @@ class Unit:
 
     def ledger(self, workspace_id: UUID) -> Ledger:
         """The totals as they stand now; for reading, they follow the instances by themselves."""
-        if workspace_id not in self._ledgers:
-            known: Ledger | None = self._committed(Kind.LEDGER, (workspace_id,))
-            self._ledgers[workspace_id] = known.copy() if known else Ledger(workspace_id=workspace_id)
-        return self._ledgers[workspace_id]
+        found = self._ledgers.get(workspace_id)
+        if found is None:
+            known: Ledger | None = self._committed((Kind.LEDGER, (workspace_id,)))
+            found = known.copy() if known else Ledger(workspace_id=workspace_id)
+            self._ledgers[workspace_id] = found
+        return found
 
     # --- what a command does --------------------------------------------------------------------
 
-    def put(self, kind: Kind, record: Any) -> None:
-        self._staged.rows[kind, key_of(kind, record)] = record
+    def put(self, kind: Kind, record: Any, fields: frozenset[str] | None = None) -> None:
+        """Write a record. One who knows which fields differ may say so and spare the comparison, provided that no
+        other column (such as `active`) follows from them.
+        """
+        self._staged.rows[kind, key_of(kind, record)] = (record, fields)
 
     def remove(self, kind: Kind, key: Key) -> None:
-        self._staged.rows[kind, key] = None
+        self._staged.rows[kind, key] = (None, None)
 
     def emit(self, event: type[Event], /, **fields: Any) -> None:
-        """An event is made when the command is accepted and its number known."""
+        """An event gets its number when the command is accepted."""
         self._staged.events.append((event, fields))
 
     def audit(self, by: Actor, action: str, subject: str, outcome: str = "ok", detail: str | None = None) -> None:
         if self.workspace_id is not None:
-            text = clean_text(detail)[:2000] if detail else None
-            draft = AuditDraft(self.workspace_id, by.name, action, subject, outcome, text, by.correlation_id)
-            self._staged.audit.append(draft)
+            text = clean_text(detail)[:_MAX_DETAIL] if detail else None
+            self._staged.audit.append((self.workspace_id, by.name, action, subject, outcome, text, by.correlation_id))
 
     def prune(self, prune: Prune) -> None:
         self._staged.prune.append(prune)
@@ -197,25 +202,32 @@ class Unit:
     def accept(self) -> None:
         """The running command succeeded: give its events numbers, its audit links, its sums."""
         staged = self._staged
-        for (kind, key), new in staged.rows.items():
-            self._take(kind, key, new)
-        for event, fields in staged.events:
+        for slot, (new, fields) in staged.rows.items():
+            if slot[0] is Kind.INSTANCE:
+                old = self._current(slot)
+                self.ledger((new or old).workspace_id).account(old, new)
+            known = self._fields.get(slot, fields) if slot in self._rows else fields
+            self._fields[slot] = known | fields if known is not None and fields is not None else None
+            self._rows[slot] = new
+        for event, said in staged.events:
             self._sequence += 1
-            self._events.append(event(**fields, sequence=self._sequence, event_id=self.ids.new()))
+            said["sequence"], said["event_id"] = self._sequence, self.ids.new()
+            self._events.append((event, said))
         number = self._sequence if staged.events else 0
-        for draft in staged.audit:
-            self._link(draft, number)
+        for workspace_id, *words in staged.audit:
+            self._link(workspace_id, (*words, number))
         for workspace_id, (last, digest) in staged.anchors.items():
             ledger = self.ledger(workspace_id)
             ledger.anchor_number, ledger.anchor_hash = last, digest
         self._prune += staged.prune
-        self._epoch = self._epoch if staged.epoch is None else staged.epoch
-        self._horizon = self._horizon if staged.horizon is None else staged.horizon
-        self._staged = _Staged()
+        if staged.epoch is not None:
+            self._epoch = staged.epoch
+        if staged.horizon is not None:
+            self._horizon = staged.horizon
 
     def changes(self) -> Changes | None:
         """What to write, or None when nothing changed."""
-        if not (self._rows or self._events or self._audit or self._prune or self._ledgers_changed()):
+        if not (self._rows or self._events or self._audit or self._prune):
             return None
         head = Head(
             commit_number=self.head.commit_number + 1,
@@ -225,45 +237,19 @@ class Unit:
         )
         changes = Changes(head=head, events=self._events, audit=self._audit, prune=self._prune)
         changes.rows = [
-            Change(kind=kind, key=key, old=self._committed(kind, key), new=new)
-            for (kind, key), new in self._rows.items()
+            Change(*slot, self._committed(slot), new, self._fields[slot]) for slot, new in self._rows.items()
         ]
         for workspace_id, ledger in self._ledgers.items():
-            old = self._committed(Kind.LEDGER, (workspace_id,))
-            changes.rows.append(Change(kind=Kind.LEDGER, key=(workspace_id,), old=old, new=ledger))
+            old = self._committed((Kind.LEDGER, (workspace_id,)))
+            changes.rows.append(Change(Kind.LEDGER, (workspace_id,), old, ledger))
             space: Workspace | None = self.get(Kind.WORKSPACE, (workspace_id,))
             changes.room[workspace_id] = plan(space.tier).max_concurrent if space else None
         return changes
 
-    def _ledgers_changed(self) -> bool:
-        return any(
-            ledger != self._committed(Kind.LEDGER, (workspace_id,)) for workspace_id, ledger in self._ledgers.items()
-        )
-
-    def _committed(self, kind: Kind, key: Key) -> Any:
-        return self._cache.get(kind, key, self._session.load)
-
-    def _take(self, kind: Kind, key: Key, new: Any) -> None:
-        if kind is Kind.INSTANCE:
-            old = self._rows[kind, key] if (kind, key) in self._rows else self._committed(kind, key)
-            self.ledger((new or old).workspace_id).account(old, new)
-        self._rows[kind, key] = new
-
-    def _link(self, draft: AuditDraft, sequence: int) -> None:
-        ledger = self.ledger(draft.workspace_id)
-        fields: dict[str, Any] = {
-            "workspace_id": draft.workspace_id,
-            "number": ledger.audit_number + 1,
-            "occurred_at": self.now,
-            "actor": draft.actor,
-            "action": draft.action,
-            "subject": draft.subject,
-            "outcome": draft.outcome,
-            "detail": draft.detail,
-            "correlation_id": draft.correlation_id,
-            "sequence": sequence,
-            "previous_hash": ledger.audit_hash,
-        }
-        entry = AuditEntry(**fields, hash=chain_hash(fields))
-        ledger.audit_number, ledger.audit_hash = entry.number, entry.hash
-        self._audit.append(entry)
+    def _link(self, workspace_id: UUID, words: tuple[Any, ...]) -> None:
+        """Append to the chain of a workspace; words are the entry's own fields, in its order."""
+        ledger = self.ledger(workspace_id)
+        number, previous = ledger.audit_number + 1, ledger.audit_hash
+        digest = chain_hash(workspace_id, number, self.now, words, previous)
+        self._audit.append((workspace_id, number, self.now, *words, previous, digest))
+        ledger.audit_number, ledger.audit_hash = number, digest

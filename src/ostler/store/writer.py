@@ -7,6 +7,7 @@ for one sync, and many callers share one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from ostler.errors import (
     StoreClosedError,
     StoreError,
     StoreFailedError,
+    StoreFullError,
 )
 from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
 from ostler.store.commands import Command, TakeLease
@@ -42,6 +44,8 @@ _AUDITED = (
     IdempotencyConflictError,
     StaleWriterError,
 )
+#: What would meet every command alike, so that trying them one by one helps nobody.
+_NOT_ONE_COMMANDS_FAULT = (StoreFailedError, StoreFullError, StoreBusyError, OSError)
 
 
 @dataclass(slots=True)
@@ -64,16 +68,33 @@ class Batch:
         self._ids = ids
         self._fault = fault
         self._cache = Cache()
+        #: From here on it is the database that knows whether a transaction stands.
+        self._committing = False
 
     def run(self, submissions: Sequence[Submission]) -> list[Outcome]:
         try:
             return self._attempt(submissions)
         except OutOfStepError:
             # Somebody wrote past our cache; what is really there decides, once more.
-            self._recover()
             return self._attempt(submissions)
+        except _NOT_ONE_COMMANDS_FAULT:
+            raise
+        except Exception:
+            if self._committing or len(submissions) == 1:
+                raise
+            # The database took offence at one of them before anything was committed: find it, spare the rest.
+            return [outcome for submission in submissions for outcome in self._alone(submission)]
+
+    def _alone(self, submission: Submission) -> list[Outcome]:
+        try:
+            return self._attempt([submission])
+        except _NOT_ONE_COMMANDS_FAULT:
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to the one caller whose command it is
+            return [(submission, None, error)]
 
     def _attempt(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        self._committing = False
         try:
             self._fault("store.begin.before")
             head = self._session.begin()
@@ -88,6 +109,7 @@ class Batch:
             self._fault("store.save.before")
             self._session.save(changes)
             self._fault("store.commit.before")
+            self._committing = True
             self._session.commit()
             self._fault("store.commit.after")
             self._cache.committed(changes)
@@ -108,6 +130,8 @@ class Batch:
                 message = f"epoch {submission.epoch} has ended, {unit.epoch} owns this store; this one may not write"
                 return submission, None, StaleWriterError(message)
             answer = command.apply(unit)
+        except StoreError:
+            raise  # the database spoke, not the command: this transaction is of no further use
         except OstlerError as error:
             workspace_id = unit.workspace_id
             unit.start()
@@ -115,6 +139,9 @@ class Batch:
                 unit.workspace_id = workspace_id
                 unit.audit(command.by, command.action, command.subject, type(error).__name__, str(error))
                 unit.accept()
+            return submission, None, error
+        except Exception as error:  # noqa: BLE001 - a mistake in one command is not the others' fault
+            unit.start()
             return submission, None, error
         unit.accept()
         return submission, answer, None
@@ -129,6 +156,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
         self._failure: StoreError | None = None
         self._closed = False
+        self._door = threading.Lock()
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ostler-writer", daemon=True)
 
@@ -147,13 +175,17 @@ class Writer:
             raise StoreClosedError
         if self._queue.qsize() >= MAX_PENDING:
             raise StoreBusyError
-        self._queue.put(submission)
+        with self._door:  # nobody slips in between the last look into the queue and the end
+            if self._closed:
+                raise self._failure or StoreClosedError()
+            self._queue.put(submission)
 
     def close(self) -> None:
         """Finish what is queued, then stop."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+        with self._door:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
@@ -169,7 +201,8 @@ class Writer:
         except InjectedCrash:
             self._failure = StoreFailedError("the writer died at an injected fault")
         finally:
-            self._closed = True
+            with self._door:
+                self._closed = True
             session.close()
             self._drain()
 
@@ -194,10 +227,11 @@ class Writer:
         try:
             outcomes = batch.run(submissions)
             self._fault("store.ack.before")
-        except StoreFailedError as error:
+        except (StoreFailedError, OSError) as error:
             # The disk lied once. Never try again on the same file: say so, and refuse from now on.
-            self._failure = error
-            outcomes = [(submission, None, error) for submission in submissions]
+            failure = error if isinstance(error, StoreFailedError) else StoreFailedError(_told(error))
+            self._failure = failure
+            outcomes = [(submission, None, failure) for submission in submissions]
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one batch does to it
             outcomes = [(submission, None, error) for submission in submissions]
         except BaseException:
@@ -218,13 +252,18 @@ class Writer:
         _deliver(left)
 
 
+def _told(error: OSError) -> str:
+    return f"{StoreFailedError.__doc__} ({error})"
+
+
 def _deliver(outcomes: list[Outcome]) -> None:
     """Wake every waiting loop once, with all of its answers."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, mine in by_loop.items():
-        if not loop.is_closed():
+        # A loop may close at any moment, even this one: its callers have gone, the commit stands.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, mine)
 
 

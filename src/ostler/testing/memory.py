@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from ostler.errors import StoreError
 from ostler.model import (
     ACTIVE_STATES,
     HOME_WORKSPACE_ID,
@@ -25,9 +26,10 @@ from ostler.model import (
     from_micros,
 )
 from ostler.store import Backend, EngineStore, Seams
+from ostler.store.eventrows import made
 from ostler.store.filters import matches
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.port import Changes, EventWindow, Head, Prune, Session
+from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session
 
 
 class MemoryTables:
@@ -58,7 +60,15 @@ class MemorySession(Session):
         return self._tables.head
 
     def save(self, changes: Changes) -> None:
+        for change in changes.rows:
+            if change.kind is Kind.TOKEN and change.new is not None:
+                self._require_own_hash(change.new)
         self._pending = changes
+
+    def _require_own_hash(self, token: Token) -> None:
+        known = self.token(token.token_hash)
+        if known is not None and known.token_id != token.token_id:
+            raise StoreError(f"the hash of the token {token.token_id} belongs to another")
 
     def commit(self) -> None:
         tables, changes = self._tables, self._pending
@@ -69,8 +79,9 @@ class MemorySession(Session):
                         tables.rows[change.kind].pop(change.key, None)
                     else:
                         tables.rows[change.kind][change.key] = change.new
-                tables.events += changes.events
-                for entry in changes.audit:
+                tables.events += [made(draft) for draft in changes.events]
+                for row in changes.audit:
+                    entry = AuditEntry(**dict(zip(AUDIT_FIELDS, row, strict=True)))
                     tables.audit.setdefault(entry.workspace_id, []).append(entry)
                 for prune in changes.prune:
                     self._prune(prune)

@@ -1,10 +1,9 @@
 """What can be done to the record: each command is data, and one function that applies it to a unit of work."""
 
+from ostler.store.commands.attempts import EndAttempt, RecordIdentity
 from ostler.store.commands.base import Command, Idempotency
 from ostler.store.commands.instances import (
-    EndAttempt,
     MoveInstance,
-    RecordIdentity,
     ReportHealth,
     ReportMetrics,
     ReserveInstance,

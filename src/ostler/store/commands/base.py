@@ -10,13 +10,14 @@ from datetime import timedelta
 from typing import Any, ClassVar, Generic, TypeVar
 from uuid import UUID
 
-from ostler.errors import IdempotencyConflictError, StaleWriterError, VersionConflictError
+from ostler.errors import IdempotencyConflictError, StaleWriterError, ValidationError, VersionConflictError
 from ostler.model import Fault, Record, ValidationResult
 from ostler.store.actor import SYSTEM, Actor
+from ostler.store.commands.checking import optional_faults, word_faults
 from ostler.store.kinds import IdempotencyRow, Kind
 from ostler.store.unit import Unit
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 MAX_KEY = 200
 REPLAY_WINDOW = timedelta(hours=24)
@@ -35,7 +36,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Command(Generic[R]):
+class Command(Generic[R_co]):
     """Data that says what is wanted. `apply` is a pure function of the unit it is given."""
 
     #: What the audit calls it.
@@ -49,10 +50,12 @@ class Command(Generic[R]):
     def validate(self) -> ValidationResult:
         """Checked before the command is queued, so that a fault writes nothing."""
         faults = list(self.faults())
-        if self.idempotency is not None and not 1 <= len(self.idempotency.key) <= MAX_KEY:
-            length = len(self.idempotency.key)
-            bound = f"must have 1 to {MAX_KEY} characters"
-            faults.append(Fault(field="idempotency_key", bound=bound, value=f"{length} characters"))
+        if self.by is not SYSTEM:
+            faults += word_faults("by.name", self.by.name)
+            faults += word_faults("by.correlation_id", self.by.correlation_id or "")
+            faults += optional_faults("by.principal_id", self.by.principal_id, UUID)
+        if self.idempotency is not None:
+            faults += _key_faults(self.idempotency.key)
         return ValidationResult(faults=tuple(faults))
 
     def faults(self) -> Iterator[Fault]:
@@ -64,8 +67,16 @@ class Command(Generic[R]):
         return ""
 
     @abstractmethod
-    def apply(self, unit: Unit) -> R:
+    def apply(self, unit: Unit) -> R_co:
         """Check, stage, and return the answer; raise an `OstlerError` to refuse."""
+
+
+def _key_faults(key: Any) -> Iterator[Fault]:
+    if isinstance(key, str) and not 1 <= len(key) <= MAX_KEY:
+        bound = f"must have 1 to {MAX_KEY} characters"
+        yield Fault(field="idempotency_key", bound=bound, value=f"{len(key)} characters")
+    else:
+        yield from word_faults("idempotency_key", key)
 
 
 def check_version(command: Command[Any], actual: int, expected: int | None) -> None:
@@ -82,21 +93,25 @@ def check_attempt(command: Command[Any], current: int, claimed: int | None) -> N
         )
 
 
-def replayed(command: Command[R], unit: Unit, workspace_id: UUID) -> Record | None:
+def replayed(command: Command[Any], unit: Unit, workspace_id: UUID) -> Record | None:
     """The answer that was given before to the same key, if it still counts."""
     if command.idempotency is None or command.answer is None:
         return None
     row: IdempotencyRow | None = unit.get(Kind.IDEMPOTENCY, (workspace_id, command.idempotency.key))
     if row is None or unit.now - row.created_at >= REPLAY_WINDOW:
         return None
+    conflict = IdempotencyConflictError(
+        f"the idempotency key {command.idempotency.key!r} was already used with another request; use a new key"
+    )
     if row.fingerprint != command.idempotency.fingerprint:
-        raise IdempotencyConflictError(
-            f"the idempotency key {command.idempotency.key!r} was already used with another request; use a new key"
-        )
-    return command.answer.from_json(row.result_json)
+        raise conflict
+    try:
+        return command.answer.from_json(row.result_json)
+    except ValidationError:
+        raise conflict from None  # the same body, but to a request of another kind
 
 
-def remember(command: Command[R], unit: Unit, workspace_id: UUID, answer: Record) -> None:
+def remember(command: Command[Any], unit: Unit, workspace_id: UUID, answer: Record) -> None:
     if command.idempotency is not None:
         unit.put(
             Kind.IDEMPOTENCY,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import UUID
@@ -24,7 +24,6 @@ from ostler.model import (
     AgentStateChangedEvent,
     AgentTerminatedEvent,
     Attempt,
-    AttemptOutcome,
     Enforcement,
     Fault,
     HealthState,
@@ -33,10 +32,15 @@ from ostler.model import (
     clean_text,
     fold_tags,
 )
+from ostler.model.text import name_faults
 from ostler.policy import slot_refusal
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
+from ostler.store.commands.checking import kind_faults, optional_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
+
+#: What a move between two living states changes.
+_LIVING = frozenset({"state", "version", "updated_at"})
 
 
 def _common(unit: Unit, command: Command[Any], record: AgentInstance) -> dict[str, Any]:
@@ -64,7 +68,9 @@ class ReserveInstance(Command[AgentInstance]):
     default_name: str | None = None
 
     def faults(self) -> Iterator[Fault]:
-        return iter(self.request.validate())
+        yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        yield from name_faults("default_name", self.default_name)
+        yield from self.request.validate()
 
     @property
     def subject(self) -> str:
@@ -118,6 +124,11 @@ class _OnInstance(Command[AgentInstance]):
     expected_version: int | None = None
     attempt: int | None = None
 
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("instance_id", self.instance_id, UUID)
+        yield from optional_faults("expected_version", self.expected_version, int)
+        yield from optional_faults("attempt", self.attempt, int)
+
     @property
     def subject(self) -> str:
         return f"instance:{self.instance_id}"
@@ -144,6 +155,10 @@ class MoveInstance(_OnInstance):
     was_graceful: bool = False
     enforcement: Mapping[str, Enforcement] | None = None
 
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from kind_faults("to", self.to, AgentState)
+
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
         _require_move(old, self.to, freezing=self.freezing)
@@ -153,17 +168,17 @@ class MoveInstance(_OnInstance):
                 current=old.state,
                 wanted=self.to,
             )
-        ends = self.to in INACTIVE_STATES
+        ends = self.to in INACTIVE_STATES or self.error is not None
         new = old.evolve(
             state=self.to,
             version=old.version + 1,
             updated_at=unit.now,
-            terminated_at=(old.terminated_at or unit.now) if ends else None,
+            terminated_at=(old.terminated_at or unit.now) if self.to in INACTIVE_STATES else None,
             failing_since=(old.failing_since or unit.now) if self.to is AgentState.FAILED else old.failing_since,
             error_message=clean_text(self.error.message) if self.error else old.error_message,
             enforcement=self.enforcement or old.enforcement,
         )
-        unit.put(Kind.INSTANCE, new)
+        unit.put(Kind.INSTANCE, new, _LIVING if not ends and new.enforcement is old.enforcement else None)
         self._emit(unit, old, new)
         unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {new.state.value}")
         return new
@@ -199,7 +214,7 @@ class AgentError:
             AgentErrorEvent,
             **common,
             error_message=clean_text(self.message),
-            exception_type=self.exception_type,
+            exception_type=clean_text(self.exception_type) if self.exception_type else None,
             stack_trace=clean_text(self.stack_trace) if self.stack_trace else None,
             is_recoverable=self.is_recoverable,
         )
@@ -222,6 +237,10 @@ class RestartInstance(_OnInstance):
     delay: timedelta | None = None
     reason: str | None = None
 
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from kind_faults("max_attempts", self.max_attempts, int)
+
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
         _require_move(old, AgentState.INITIALIZING)
@@ -243,15 +262,16 @@ class RestartInstance(_OnInstance):
         unit.put(Kind.INSTANCE, new)
         unit.put(Kind.ATTEMPT, Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now))
         common = _common(unit, self, new)
+        reason = clean_text(self.reason) if self.reason else None
         unit.emit(
             AgentRestartingEvent,
             **common,
             attempt_number=new.restart_count,
             max_attempts=self.max_attempts,
             delay_before_retry=self.delay,
-            reason=self.reason,
+            reason=reason,
         )
-        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=self.reason)
+        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
         unit.audit(self.by, self.action, self.subject, detail=f"attempt {new.attempt}")
         return new
 
@@ -265,7 +285,8 @@ class ReportHealth(_OnInstance):
     health: AgentHealthStatus
 
     def faults(self) -> Iterator[Fault]:
-        return iter(self.health.validate())
+        yield from super().faults()
+        yield from self.health.validate()
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
@@ -273,12 +294,15 @@ class ReportHealth(_OnInstance):
             raise InvalidOperationError(
                 f"{self.subject} is {old.state}; its health is of no account", current=old.state
             )
-        if self.health == old.health:
+        found = self.health
+        if found.details is not None:
+            found = found.evolve(details=clean_text(found.details))
+        if found == old.health:
             return old
         healed = self.health.state is HealthState.HEALTHY
         changed = self.health.state is not old.health.state
         new = old.evolve(
-            health=self.health,
+            health=found,
             restart_count=0 if healed else old.restart_count,
             failing_since=None if healed else old.failing_since,
             version=old.version + 1,
@@ -306,65 +330,12 @@ class ReportMetrics(_OnInstance):
     metrics: AgentMetrics
 
     def faults(self) -> Iterator[Fault]:
-        return iter(self.metrics.validate())
+        yield from super().faults()
+        yield from self.metrics.validate()
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
         new = old.evolve(metrics=self.metrics, version=old.version + 1, updated_at=unit.now)
         unit.put(Kind.INSTANCE, new)
         unit.emit(AgentMetricsUpdatedEvent, **_common(unit, self, new), metrics=self.metrics)
-        return new
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordIdentity(Command[Attempt]):
-    """The second half of intent first: what was really started."""
-
-    action: ClassVar[str] = "identity"
-
-    instance_id: UUID
-    attempt: int
-    identity: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def subject(self) -> str:
-        return f"instance:{self.instance_id}"
-
-    def apply(self, unit: Unit) -> Attempt:
-        record = unit.instance(self.instance_id)
-        check_attempt(self, record.attempt, self.attempt)
-        old: Attempt = unit.get(Kind.ATTEMPT, (self.instance_id, self.attempt))
-        if not old.is_open:
-            raise InvalidOperationError(f"attempt {self.attempt} of {self.subject} has ended already")
-        new = old.evolve(identity=self.identity, started_at=unit.now)
-        unit.put(Kind.ATTEMPT, new)
-        return new
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndAttempt(Command[Attempt]):
-    """How a start ended. Saying it twice changes nothing; the first word counts."""
-
-    action: ClassVar[str] = "attempt.end"
-
-    instance_id: UUID
-    attempt: int
-    outcome: AttemptOutcome
-    detail: str | None = None
-
-    @property
-    def subject(self) -> str:
-        return f"instance:{self.instance_id}"
-
-    def apply(self, unit: Unit) -> Attempt:
-        unit.instance(self.instance_id)
-        old: Attempt | None = unit.get(Kind.ATTEMPT, (self.instance_id, self.attempt))
-        if old is None:
-            raise InvalidOperationError(f"{self.subject} never had an attempt {self.attempt}")
-        if not old.is_open:
-            return old
-        detail = clean_text(self.detail) if self.detail else None
-        new = old.evolve(ended_at=unit.now, outcome=self.outcome, detail=detail)
-        unit.put(Kind.ATTEMPT, new)
-        unit.audit(self.by, self.action, self.subject, detail=f"attempt {self.attempt}: {self.outcome}")
         return new

@@ -10,6 +10,7 @@ from typing import ClassVar
 from ostler.errors import LeaseHeldError, StaleWriterError
 from ostler.model import HOME_WORKSPACE_ID, Fault, Lease
 from ostler.store.commands.base import Command
+from ostler.store.commands.checking import word_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
@@ -27,10 +28,10 @@ class TakeLease(Command[Lease]):
     steal: bool = False
 
     def faults(self) -> Iterator[Fault]:
-        if self.ttl <= timedelta(0):
-            yield Fault(field="ttl", bound="must be longer than nothing", value=f"{self.ttl.total_seconds():g} s")
+        yield from _ttl_faults(self.ttl)
         if not self.owner:
             yield Fault(field="owner", bound="is required")
+        yield from word_faults("owner", self.owner)
 
     @property
     def subject(self) -> str:
@@ -60,6 +61,9 @@ class RenewLease(Command[Lease]):
     lease: Lease
     ttl: timedelta = timedelta(seconds=30)
 
+    def faults(self) -> Iterator[Fault]:
+        return _ttl_faults(self.ttl)
+
     def apply(self, unit: Unit) -> Lease:
         _require_held(unit, self.lease)
         lease = self.lease.evolve(expires_at=unit.now + self.ttl)
@@ -84,6 +88,11 @@ class ReleaseLease(Command[None]):
         _require_held(unit, self.lease)
         unit.remove(Kind.LEASE, (OWNER,))
         unit.audit(self.by, self.action, self.subject, detail=f"{self.lease.owner}, epoch {self.lease.epoch}")
+
+
+def _ttl_faults(ttl: timedelta) -> Iterator[Fault]:
+    if ttl <= timedelta(0):
+        yield Fault(field="ttl", bound="must be longer than nothing", value=f"{ttl.total_seconds():g} s")
 
 
 def _require_held(unit: Unit, lease: Lease) -> None:

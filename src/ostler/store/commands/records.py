@@ -10,6 +10,7 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError
 from ostler.model import HOME_WORKSPACE_ID, Definition, Fault, Principal, Record, Token, Wait, Workspace
 from ostler.store.commands.base import Command
+from ostler.store.commands.checking import kind_faults, word_faults
 from ostler.store.kinds import Kind, key_of
 from ostler.store.unit import Unit
 
@@ -65,6 +66,11 @@ class RecordAudit(Command[None]):
     outcome: str = "ok"
     detail: str | None = None
 
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        for name in ("what", "about", "outcome"):
+            yield from word_faults(name, getattr(self, name))
+
     def apply(self, unit: Unit) -> None:
         unit.workspace(self.workspace_id)
         unit.audit(self.by, self.what, self.about, self.outcome, self.detail)
@@ -102,6 +108,10 @@ class EndWait(Command[Wait]):
 
     wait_id: UUID
     outcome: str
+
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("wait_id", self.wait_id, UUID)
+        yield from word_faults("outcome", self.outcome)
 
     @property
     def subject(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -20,8 +21,10 @@ from ostler.model import (
     TaskUpdatedEvent,
     clean_text,
     fold_tags,
+    from_micros,
 )
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
+from ostler.store.commands.checking import kind_faults, optional_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
@@ -63,13 +66,18 @@ class CreateTask(Command[Task]):
     branch: str | None = None
     tags: tuple[str, ...] = ()
 
+    def faults(self) -> Iterator[Fault]:
+        if self.workspace_id is None:
+            yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        # Its id and its times are given when it is written, and are never at fault.
+        yield from self._record(HOME_WORKSPACE_ID, from_micros(0)).validate()
+
     def apply(self, unit: Unit) -> Task:
         unit.workspace(self.workspace_id)
         known = replayed(self, unit, self.workspace_id)
         if isinstance(known, Task):
             return known
-        record = self._record(unit)
-        record.validate().require()
+        record = self._record(unit.ids.new(), unit.now).evolve(tags=fold_tags(self.tags))
         for dependency in self.dependencies:
             if unit.get(Kind.TASK, (dependency,)) is None:
                 raise TaskNotFoundError(f"the dependency {dependency} is no task; create it first, or check the id")
@@ -79,18 +87,18 @@ class CreateTask(Command[Task]):
         remember(self, unit, self.workspace_id, record)
         return record
 
-    def _record(self, unit: Unit) -> Task:
+    def _record(self, task_id: UUID, now: datetime) -> Task:
         return Task(
-            task_id=unit.ids.new(),
+            task_id=task_id,
             task=self.task,
-            created_at=unit.now,
-            updated_at=unit.now,
+            created_at=now,
+            updated_at=now,
             definition_id=self.definition_id,
             priority=self.priority,
             dependencies=self.dependencies,
             workspace=self.workspace,
             branch=self.branch,
-            tags=fold_tags(self.tags),
+            tags=self.tags,
             workspace_id=self.workspace_id,
             owner_id=self.by.principal_id,
         )
@@ -101,6 +109,11 @@ class _OnTask(Command[Task]):
     task_id: UUID
     expected_version: int | None = None
     attempt: int | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("task_id", self.task_id, UUID)
+        yield from optional_faults("expected_version", self.expected_version, int)
+        yield from optional_faults("attempt", self.attempt, int)
 
     @property
     def subject(self) -> str:
@@ -124,7 +137,9 @@ class MoveTask(_OnTask):
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def faults(self) -> Iterator[Fault]:
-        return _unknown(self.changes)
+        yield from super().faults()
+        yield from kind_faults("to", self.to, TaskState)
+        yield from _unknown(self.changes)
 
     def apply(self, unit: Unit) -> Task:
         old = self._current(unit)
@@ -159,7 +174,8 @@ class UpdateTask(_OnTask):
     changes: Mapping[str, Any]
 
     def faults(self) -> Iterator[Fault]:
-        return _unknown(self.changes)
+        yield from super().faults()
+        yield from _unknown(self.changes)
 
     def apply(self, unit: Unit) -> Task:
         new = _changed(unit, self._current(unit), self.changes)

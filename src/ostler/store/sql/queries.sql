@@ -1,4 +1,5 @@
--- Named queries, shared by SQLite and PostgreSQL. `:name` is a parameter; {flag} words are filled per dialect.
+-- Named queries, shared by SQLite and PostgreSQL. `:name` and `?` are parameters (by place
+-- where rows are written by the batch); {true} is filled per dialect.
 
 -- name: head
 -- Where the store stands.
@@ -7,64 +8,67 @@ SELECT commit_number, sequence, horizon, epoch FROM store_head WHERE id = 1;
 -- name: save_head
 -- Condition: nobody else has committed since it was read.
 UPDATE store_head
-SET commit_number = :commit_number, sequence = :sequence, horizon = :horizon, epoch = :epoch
-WHERE id = 1 AND commit_number = :was;
+SET commit_number = ?, sequence = ?, horizon = ?, epoch = ?
+WHERE id = 1 AND commit_number = ?;
 
 -- name: insert_event
 INSERT INTO agent_instance_events
     (sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id)
 VALUES
-    (:sequence, :id, :workspace_id, :instance_id, :task_id, :event_type, :event_data_json, :occurred_at,
-     :correlation_id);
+    (?, ?, ?, ?, ?, ?, ?, ?,
+     ?);
 
 -- name: insert_audit
 INSERT INTO audit
     (workspace_id, number, occurred_at, actor, action, subject, outcome, detail, correlation_id, sequence,
      previous_hash, hash)
 VALUES
-    (:workspace_id, :number, :occurred_at, :actor, :action, :subject, :outcome, :detail, :correlation_id, :sequence,
-     :previous_hash, :hash);
+    (?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+     ?, ?);
 
 -- name: insert_instance_tag
 INSERT INTO agent_instance_tags (instance_id, tag, workspace_id, active)
-VALUES (:instance_id, :tag, :workspace_id, :active);
+VALUES (?, ?, ?, ?);
 
 -- name: activate_instance_tags
-UPDATE agent_instance_tags SET active = :active WHERE instance_id = :instance_id;
+UPDATE agent_instance_tags SET active = ? WHERE instance_id = ?;
 
 -- name: delete_instance_tags
-DELETE FROM agent_instance_tags WHERE instance_id = :instance_id;
+DELETE FROM agent_instance_tags WHERE instance_id = ?;
 
 -- name: insert_task_tag
-INSERT INTO task_tags (task_id, tag, workspace_id) VALUES (:task_id, :tag, :workspace_id);
+INSERT INTO task_tags (task_id, tag, workspace_id) VALUES (?, ?, ?);
 
 -- name: delete_task_tags
-DELETE FROM task_tags WHERE task_id = :task_id;
+DELETE FROM task_tags WHERE task_id = ?;
 
 -- name: quota
 -- The conditional write of the quota: no row changes unless there is room.
-UPDATE workspace_ledgers SET active = active + :grow
-WHERE workspace_id = :workspace_id AND active = :was AND active + :grow <= :room;
+UPDATE workspace_ledgers SET active = active + ?
+WHERE workspace_id = ? AND active = ? AND active + ? <= ?;
 
 -- name: prune_events
-DELETE FROM agent_instance_events WHERE sequence <= :until;
+DELETE FROM agent_instance_events WHERE sequence <= ?;
 
 -- name: prune_audit
-DELETE FROM audit WHERE workspace_id = :workspace_id AND number <= :until;
+DELETE FROM audit WHERE number <= ? AND workspace_id = ?;
 
 -- name: prune_idempotency
-DELETE FROM idempotency_keys WHERE created_at < :until;
+DELETE FROM idempotency_keys WHERE created_at < ?;
 
 -- name: events_all
-SELECT event_type, event_data_json FROM agent_instance_events
+SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
+FROM agent_instance_events
 WHERE sequence > :after ORDER BY sequence LIMIT :limit;
 
 -- name: events_of_workspace
-SELECT event_type, event_data_json FROM agent_instance_events
+SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
+FROM agent_instance_events
 WHERE workspace_id = :workspace_id AND sequence > :after ORDER BY sequence LIMIT :limit;
 
 -- name: events_of_instance
-SELECT event_type, event_data_json FROM agent_instance_events
+SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
+FROM agent_instance_events
 WHERE instance_id = :instance_id AND sequence > :after ORDER BY sequence LIMIT :limit;
 
 -- name: audit_entries
@@ -99,7 +103,7 @@ SELECT * FROM attempts WHERE instance_id = :instance_id ORDER BY number LIMIT :l
 SELECT * FROM attempts WHERE ended_at IS NULL ORDER BY intended_at, instance_id LIMIT :limit;
 
 -- name: waits_open
-SELECT * FROM waits WHERE ended_at IS NULL ORDER BY due_at, id LIMIT :limit;
+SELECT * FROM waits WHERE ended_at IS NULL ORDER BY due_at NULLS LAST, id LIMIT :limit;
 
 -- name: waits_due
 SELECT * FROM waits WHERE ended_at IS NULL AND due_at <= :until ORDER BY due_at, id LIMIT :limit;

@@ -1,0 +1,90 @@
+"""The console script: which commands there are, and how an error leaves the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from io import TextIOWrapper
+from types import MappingProxyType
+from typing import NoReturn, TextIO
+
+import click
+
+from ostler.cli.exits import Exit, exit_for
+from ostler.cli.lazy import Entry, LazyGroup
+from ostler.cli.output import plain
+from ostler.errors import OstlerError
+
+_COMMANDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "ps": Entry(module="ostler.cli.agents", attribute="ps", summary="List agents, newest first."),
+        "stats": Entry(module="ostler.cli.agents", attribute="stats", summary="Totals of a workspace."),
+        "events": Entry(module="ostler.cli.events", attribute="events", summary="Show the numbered log."),
+        "audit": Entry(module="ostler.cli.audit", attribute="audit", summary="Verify the chain of who did what."),
+        "version": Entry(module="ostler.cli.about", attribute="version", summary="Say which Ostler this is."),
+    }
+)
+
+root = LazyGroup(
+    _COMMANDS,
+    name="ostler",
+    help="Ostler keeps AI agents alive. Every command reads the home that --home or OSTLER_HOME names, else ~/.ostler.",
+    epilog=(
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in that state, 4 no such thing, 5 not allowed, "
+        "7 conflict, 124 timed out, 130 interrupted."
+    ),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        _bear_any_text(stream)
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = root.main(standalone_mode=False)
+        _finish(sys.stdout)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except OstlerError as error:
+        _say(str(error))
+        return exit_for(error)
+    except OSError as error:
+        _forget_output()
+        if not isinstance(error, BrokenPipeError):  # there, whoever read us has simply gone
+            _say(f"the system refused: {error}")
+        return Exit.FAILED
+    except Exception as error:
+        if os.environ.get("OSTLER_TRACEBACK"):
+            raise
+        _say(f"internal error: {type(error).__name__}: {error}; set OSTLER_TRACEBACK=1 to see where")
+        return Exit.FAILED
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _finish(stream: TextIO | None) -> None:
+    """What cannot be written is found out here, where it can still be said."""
+    if stream is not None:
+        stream.flush()
+
+
+def _forget_output() -> None:
+    """Python would complain once more about the same stream when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(sentence: str) -> None:
+    click.echo(f"ostler: {plain(sentence)}", err=True)
+
+
+def _bear_any_text(stream: TextIO | None) -> None:
+    """A terminal that knows few characters gets the others as escapes, not as an error."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,89 @@
+"""A store to look at: nothing is created, brought up to date or written, and whoever owns it is not disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from ostler.errors import StoreError, StoreTooNewError
+from ostler.store.engine import Backend, EngineStore, Seams
+from ostler.store.opening import DATABASE_FILE, backend_for
+from ostler.store.queries import migrations
+from ostler.store.sqlite import APPLICATION_ID
+from ostler.store.sqlsession import SqlSession
+
+_SQLITE_HEADER = b"SQLite format 3\0"
+
+
+def view_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
+    """The store of an existing home or address, for reading only; opening it fails where there is none."""
+    backend = backend_for(where)
+    if "://" in str(where):
+        open_session = _viewer(backend, _require_database)
+    else:
+        path = Path(where).expanduser() / DATABASE_FILE
+        open_session = _viewer(backend, lambda session: _require_ours(session, path), lambda: _require_home(path))
+    # Commands would go through a session that refuses to write.
+    return EngineStore(Backend(open_writer=lambda _fault: open_session(), open_reader=open_session), seams)
+
+
+def _viewer(
+    backend: Backend, check: Callable[[SqlSession], None], before: Callable[[], None] = lambda: None
+) -> Callable[[], SqlSession]:
+    def open_session() -> SqlSession:
+        before()
+        session = cast("SqlSession", backend.open_reader())
+        try:
+            check(session)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    return open_session
+
+
+def _require_home(path: Path) -> None:
+    """Before connecting: SQLite makes a missing file, and calls a foreign one a broken disk."""
+    home = path.parent
+    try:
+        with path.open("rb") as file:
+            header = file.read(len(_SQLITE_HEADER))
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(
+            f"there is no Ostler home at {home}; check the path, or make one with ostler.open_store"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"the home at {home} cannot be read ({error.strerror}); check who owns it") from error
+    if header != _SQLITE_HEADER:
+        raise StoreError(f"{path} is not a database; choose another home, or restore it from a backup")
+
+
+def _require_ours(session: SqlSession, path: Path) -> None:
+    session.execute("PRAGMA query_only = ON", {})
+    if session.execute("PRAGMA application_id", {})[0]["application_id"] != APPLICATION_ID:
+        raise StoreError(f"{path} is a database of another program; choose another home")
+    _require_shape(int(session.execute("PRAGMA user_version", {})[0]["user_version"]), "sqlite")
+
+
+def _require_database(session: SqlSession) -> None:
+    session.execute("SELECT set_config('default_transaction_read_only', 'on', false)", {})
+    if not session.execute("SELECT to_regclass('ostler_schema') IS NOT NULL AS here", {})[0]["here"]:
+        raise StoreError("there is no Ostler store in this database; check the address, or make one with open_store")
+    found = session.execute("SELECT max(version) AS version FROM ostler_schema", {})[0]["version"]
+    _require_shape(int(found or 0), "postgres")
+
+
+def _require_shape(version: int, dialect: str) -> None:
+    newest = migrations(dialect)[-1][0]
+    if version > newest:
+        raise StoreTooNewError(
+            f"this store has shape {version}, this program knows up to {newest}: it was made by a newer Ostler; "
+            "upgrade the program, nothing was changed"
+        )
+    if version < newest:
+        raise StoreError(
+            f"this store has shape {version}, this program reads {newest}; open it once with ostler.open_store, "
+            "which brings it up to date"
+        )

@@ -1,0 +1,41 @@
+"""The one contract of every store, as tests. A backend proves itself by subclassing `StoreContract`:
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def open_store(self, tmp_path: Path) -> OpenStore:
+            return lambda seams: my_store(tmp_path, seams)
+
+Every call of what the fixture returns must give a store over the same content. The suite needs pytest, and
+anyio for its plugin; it is the only part of `ostler.testing` that does.
+"""
+
+from ostler.testing.store_suite.asking import AskingContract
+from ostler.testing.store_suite.crashing import CrashingContract
+from ostler.testing.store_suite.ground import OpenStore
+from ostler.testing.store_suite.history import HistoryContract
+from ostler.testing.store_suite.lives import LivesContract
+from ostler.testing.store_suite.owning import OwningContract
+from ostler.testing.store_suite.quota import QuotaContract
+from ostler.testing.store_suite.refusing import RefusingContract
+from ostler.testing.store_suite.retention import RetentionContract
+from ostler.testing.store_suite.rows import RowsContract
+from ostler.testing.store_suite.sharing import SharingContract
+from ostler.testing.store_suite.tasks import TasksContract
+
+__all__ = ["OpenStore", "StoreContract"]
+
+
+class StoreContract(
+    LivesContract,
+    OwningContract,
+    QuotaContract,
+    AskingContract,
+    TasksContract,
+    HistoryContract,
+    RetentionContract,
+    RowsContract,
+    RefusingContract,
+    SharingContract,
+    CrashingContract,
+):
+    """All of it."""

@@ -1,0 +1,146 @@
+"""What goes after its time, and what stays."""
+
+# ruff: noqa: S101 - a suite speaks by assert
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from ostler.errors import CursorGoneError, ValidationError
+from ostler.model import AgentState, TaskState, Wait, WaitKind
+from ostler.policy import RetentionPolicy
+from ostler.store import Store, SweepResult
+from ostler.store.commands import CreateTask, EndWait, MoveTask, OpenWait
+from ostler.testing.clock import ManualClock
+from ostler.testing.store_suite.ground import (
+    DAY,
+    HOME,
+    StoreGround,
+    brought_to,
+    current,
+    moved,
+    reserved,
+    restarted,
+    whole_log,
+)
+
+
+class RetentionContract(StoreGround):
+    async def test_what_ended_goes_after_a_day_and_its_history_stays(self, store: Store, clock: ManualClock) -> None:
+        ended = await brought_to(store, AgentState.TERMINATED, tags=("t",))
+        failed = await brought_to(store, AgentState.FAILED)
+        alive = await brought_to(store, AgentState.READY, tags=("t",))
+        before, uptime = await store.statistics(), (await whole_log(store))
+        clock.advance(DAY - 1)
+        assert await store.sweep() == SweepResult()
+        clock.advance(1)
+        assert await store.sweep() == SweepResult(instances=2)
+        assert await store.get_instance(ended.instance_id) is None
+        assert await store.get_instance(failed.instance_id) is None
+        assert await store.list_attempts(ended.instance_id) == []
+        assert await current(store, alive.instance_id) == alive
+        assert await whole_log(store) == uptime
+        after = await store.statistics()
+        assert (after.total_spawned, after.total_terminated) == (before.total_spawned, before.total_terminated)
+        assert (after.by_state[AgentState.TERMINATED], after.by_state[AgentState.FAILED]) == (0, 0)
+        assert after.average_uptime == timedelta(days=1) / 3
+        assert (await store.read_audit())[-1].detail == "removed 2"
+
+    async def test_a_sweep_is_bounded_and_says_that_there_is_more(self, store: Store, clock: ManualClock) -> None:
+        for _ in range(7):
+            await brought_to(store, AgentState.FAILED)
+            task = await store.commit(CreateTask(task="dig"))
+            await store.commit(MoveTask(task_id=task.task_id, to=TaskState.RUNNING))
+            await store.commit(MoveTask(task_id=task.task_id, to=TaskState.REJECTED))
+        clock.advance(DAY)
+        policy = RetentionPolicy(batch=3)
+        rounds = [await store.sweep(policy) for _ in range(4)]
+        assert [(one.instances, one.tasks, one.more) for one in rounds] == [
+            (3, 3, True),
+            (3, 3, True),
+            (1, 1, False),
+            (0, 0, False),
+        ]
+        assert await store.list_tasks() == []
+
+    async def test_a_task_in_review_is_never_due(self, store: Store, clock: ManualClock) -> None:
+        task = await store.commit(CreateTask(task="dig"))
+        for state in (TaskState.RUNNING, TaskState.COMPLETED):
+            await store.commit(MoveTask(task_id=task.task_id, to=state))
+        clock.advance(40 * DAY)
+        assert (await store.sweep()).tasks == 0
+        await store.commit(MoveTask(task_id=task.task_id, to=TaskState.ACCEPTED))
+        clock.advance(DAY)
+        assert (await store.sweep()).tasks == 1
+
+    async def test_what_waits_for_a_restart_is_not_due(self, store: Store, clock: ManualClock) -> None:
+        failed = await brought_to(store, AgentState.FAILED)
+        wait = Wait(
+            wait_id=UUID(int=1),
+            workspace_id=HOME,
+            kind=WaitKind.BACKOFF,
+            instance_id=failed.instance_id,
+            created_at=clock.wall(),
+        )
+        await store.commit(OpenWait(wait=wait))
+        clock.advance(2 * DAY)
+        assert (await store.sweep()).instances == 0
+        await store.commit(EndWait(wait_id=wait.wait_id, outcome="given up"))
+        assert (await store.sweep()).instances == 1
+
+    async def test_a_restarted_one_starts_its_day_anew(self, store: Store, clock: ManualClock) -> None:
+        failed = await brought_to(store, AgentState.FAILED)
+        clock.advance(DAY - 1)
+        back = await restarted(store, failed)
+        clock.advance(1)
+        assert (await store.sweep()).instances == 0
+        await moved(store, back, AgentState.FAILED)
+        clock.advance(DAY)
+        assert (await store.sweep()).instances == 1
+
+    async def test_a_cursor_past_retention_is_told_so(self, store: Store, clock: ManualClock) -> None:
+        for _ in range(5):
+            await reserved(store)
+        clock.advance(31 * DAY)
+        await reserved(store)
+        policy = RetentionPolicy(batch=3)
+        assert [(one.events, one.more) for one in [await store.sweep(policy) for _ in range(3)]] == [
+            (3, True),
+            (2, False),
+            (0, False),
+        ]
+        assert (await store.head()).horizon == 5
+        for gone in (0, 4):
+            with pytest.raises(CursorGoneError) as refused:
+                await store.read_events(gone)
+            assert (refused.value.cursor, refused.value.horizon) == (gone, 5)
+        assert [event.sequence for event in await whole_log(store, 5)] == [6]
+        await reserved(store)
+        assert [event.sequence for event in await whole_log(store, 5)] == [6, 7]
+
+    async def test_a_pruned_audit_still_verifies(self, store: Store, clock: ManualClock) -> None:
+        for _ in range(5):
+            await reserved(store)
+        kept = await store.audit_head()
+        clock.advance(2 * DAY)
+        await reserved(store)
+        policy = RetentionPolicy(audit=timedelta(days=1), batch=2)
+        assert [(one.audit, one.more) for one in [await store.sweep(policy) for _ in range(4)]] == [
+            (2, True),
+            (2, True),
+            (1, False),
+            (0, False),
+        ]
+        entries = await store.read_audit()
+        assert (entries[0].number, entries[-1].number) == (6, 9)
+        report = await store.verify_audit()
+        assert (report.faults, report.entries) == ((), 4)
+        assert (await store.verify_audit(kept_head=kept)).is_sound
+        assert (await store.sweep()).audit == 0
+
+    async def test_a_policy_out_of_bounds_is_refused(self, store: Store) -> None:
+        with pytest.raises(ValidationError, match="batch"):
+            await store.sweep(RetentionPolicy(batch=0))

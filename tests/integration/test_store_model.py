@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from typing import TypeVar
+
+R = TypeVar("R")

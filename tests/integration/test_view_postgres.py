@@ -1,0 +1,72 @@
+"""Looking at a PostgreSQL store: nothing is made, nothing is written, and the console script can do it too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from ostler import (
+    AgentSpawnOptions,
+    ReserveInstance,
+    SpawnRequest,
+    StoreError,
+    StoreTooNewError,
+    open_store,
+    view_store,
+)
+
+pytestmark = pytest.mark.anyio
+
+PROGRAM = Path(sys.executable).parent / "ostler"
+REQUEST = SpawnRequest(agent_definition_id=uuid4(), options=AgentSpawnOptions(name="ada"))
+
+
+def ostler(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, check=False)
+
+
+def tables(address: str) -> int:
+    with psycopg.connect(address) as connection:
+        row = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    return int(row[0]) if row else -1
+
+
+async def test_an_empty_database_is_told_and_left_empty(postgres_address: str) -> None:
+    done = ostler("ps", "--home", postgres_address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no Ostler store in this database" in done.stderr
+    assert tables(postgres_address) == 0
+
+
+async def test_what_is_there_is_shown_and_cannot_be_changed(postgres_address: str) -> None:
+    async with open_store(postgres_address) as store:
+        ada = await store.commit(ReserveInstance(request=REQUEST))
+    async with view_store(postgres_address) as store:
+        assert await store.get_instance(ada.instance_id) == ada
+        with pytest.raises(StoreError, match="read-only"):
+            await store.commit(ReserveInstance(request=REQUEST))
+    shown = json.loads(ostler("ps", "-o", "json", "--home", postgres_address).stdout)
+    assert [one["name"] for one in shown] == ["ada"]
+    assert ostler("audit", "verify", "--home", postgres_address).returncode == 0
+
+
+async def test_a_store_of_a_newer_program_is_refused(postgres_address: str) -> None:
+    async with open_store(postgres_address):
+        pass
+    with psycopg.connect(postgres_address) as connection:
+        connection.execute("INSERT INTO ostler_schema (version) VALUES (999)")
+    with pytest.raises(StoreTooNewError, match="newer Ostler"):
+        await view_store(postgres_address).open()
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    done = ostler("ps", "--home", "postgresql://ostler:secret@/none?host=/nonexistent")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "secret" not in done.stderr

@@ -1,0 +1,88 @@
+"""What each package says it offers is what it offers; and naming it costs no more than it must."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import ostler
+
+CALLED = "import sys; sys.argv = ['ostler', '{}']\nfrom ostler.cli import main\ntry: main()\nexcept SystemExit: pass"
+HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg")
+
+
+def offering() -> list[str]:
+    """Every package and module that declares `__all__`."""
+    walked = pkgutil.walk_packages(ostler.__path__, prefix="ostler.")
+    names = ["ostler", *(module.name for module in walked if not module.name.endswith("__main__"))]
+    return [name for name in names if hasattr(importlib.import_module(name), "__all__")]
+
+
+def kind_then_name(name: str) -> tuple[int, str]:
+    """The order of ruff's RUF022: constants, then classes, then the rest."""
+    if name.isupper():
+        return 0, name
+    return (1 if name[0].isupper() else 2), name
+
+
+@pytest.mark.parametrize("name", offering())
+def test_all_is_true_and_sorted(name: str) -> None:
+    module = importlib.import_module(name)
+    missing = [one for one in module.__all__ if not hasattr(module, one)]
+    assert not missing, f"{name} promises but does not have: {', '.join(missing)}"
+    assert len(set(module.__all__)) == len(module.__all__), f"{name}.__all__ names something twice"
+    assert module.__all__ == sorted(module.__all__, key=kind_then_name), f"{name}.__all__ is not sorted"
+
+
+@pytest.mark.parametrize("package", ["model", "policy", "seams", "store", "store.commands", "testing", "cli"])
+def test_every_room_declares_what_it_offers(package: str) -> None:
+    assert importlib.import_module(f"ostler.{package}").__all__
+
+
+def test_the_front_door_has_every_error() -> None:
+    errors = importlib.import_module("ostler.errors")
+    tree = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)}
+    assert tree <= set(ostler.__all__), f"not importable from ostler: {', '.join(tree - set(ostler.__all__))}"
+
+
+def test_the_front_door_has_every_record() -> None:
+    model = importlib.import_module("ostler.model")
+    records = {name for name in model.__all__ if isinstance(getattr(model, name), type)}
+    assert records <= set(ostler.__all__), f"not importable from ostler: {', '.join(records - set(ostler.__all__))}"
+
+
+def test_the_front_door_lists_and_refuses() -> None:
+    assert set(ostler.__all__) <= set(dir(ostler))
+    with pytest.raises(AttributeError, match="no attribute 'AgentStates'"):
+        getattr(ostler, "AgentStates")  # noqa: B009 - mypy would refuse the plain form, which is the point
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter holds after running this."""
+    script = f"{code}\nimport sys; sys.stderr.write(chr(10).join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ostler",
+        "import ostler.cli",
+        "import ostler; ostler.AgentState; ostler.InvalidOperationError; ostler.decide_restart",
+        CALLED.format("--help"),
+        CALLED.format("version"),
+    ],
+    ids=["import ostler", "import ostler.cli", "names", "ostler --help", "ostler version"],
+)
+def test_naming_things_loads_nothing_heavy(code: str) -> None:
+    heavy = loaded_by(code) & set(HEAVY)
+    assert not heavy, f"`{code.splitlines()[0]}` also imports {', '.join(sorted(heavy))}; import it at its first use"
+
+
+def test_the_weighing_itself_works() -> None:
+    assert {"sqlite3", "ostler"} <= loaded_by("import ostler; ostler.open_store")
