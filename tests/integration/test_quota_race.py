@@ -85,6 +85,12 @@ asyncio.run(main(sys.argv[1], UUID(sys.argv[2]), int(sys.argv[3]), int(sys.argv[
 """
 
 
+def racer(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _RACER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -95,12 +101,7 @@ async def test_processes_that_ask_for_two_places_two_hundred_times_get_exactly_t
         space = await new_workspace(store, Tier.CORE)
         lease = await store.take_lease("the test", ttl=timedelta(minutes=5))
         words = [address, str(space), str(lease.epoch), str(CALLS // 4)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", _RACER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for _ in range(4)
-        ]
+        processes = [racer(words) for _ in range(4)]
         assert [await asyncio.to_thread(said, process) for process in processes] == ["ready"] * 4
         for process in processes:
             assert process.stdin is not None

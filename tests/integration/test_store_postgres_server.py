@@ -149,7 +149,8 @@ async def test_a_server_that_is_gone_is_said_in_one_sentence() -> None:
 
 async def follow(store: Store, until: int) -> list[int]:
     """Read on from a cursor, as an observer does, until so many events were seen."""
-    cursor, seen = 0, []
+    cursor = 0
+    seen: list[int] = []
     while len(seen) < until:
         page = await store.read_events(cursor, limit=7)
         assert sequence_faults(page, cursor) == []

@@ -50,9 +50,7 @@ def chain_hash(
 
     Written out by hand, as `json.dumps` would write it without spaces: it is made for every entry.
     """
-    said = ",".join(
-        ["null" if word is None else quoted(word) if isinstance(word, str) else str(word) for word in words]
-    )
+    said = ",".join([quoted(word) if type(word) is str else "null" if word is None else str(word) for word in words])
     text = f'["{workspace_id.hex}",{number},{micros(occurred_at)},{said},"{previous}"]'
     return hashlib.sha256(text.encode()).hexdigest()
 

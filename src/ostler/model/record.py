@@ -42,8 +42,10 @@ class Record:
         copy = object.__new__(cls)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update(changes)
-        if hasattr(cls, "__post_init__") and not all(type(value) in _SETTLED for value in changes.values()):
-            copy.__post_init__()
+        for value in changes.values():
+            if type(value) not in _SETTLED and hasattr(cls, "__post_init__"):
+                copy.__post_init__()
+                break
         return cast("Self", copy)
 
     def to_json(self) -> str:

@@ -12,8 +12,11 @@ from ostler.seams.clock import Clock
 
 _COUNTER_BITS = 12
 _TAIL_BITS = 62
-_VERSION = 0x7 << 76
-_VARIANT = 0b10 << 62
+_LAST_COUNTER = 2**_COUNTER_BITS - 1
+_LAST_TAIL = 2**_TAIL_BITS - 1
+_LAST_MILLISECOND = 2**48 - 1
+#: Version 7 and the variant of RFC 9562.
+_MARKS = 0x7 << 76 | 0b10 << 62
 
 
 class IdSource(Protocol):
@@ -22,10 +25,12 @@ class IdSource(Protocol):
 
 def uuid7(milliseconds: int, counter: int, tail: int) -> UUID:
     """Lay out RFC 9562 version 7: 48 bits of time, 12 of counter, 62 of chance."""
-    value = (milliseconds & (2**48 - 1)) << 80
-    value |= _VERSION | (counter & (2**_COUNTER_BITS - 1)) << 64
-    value |= _VARIANT | (tail & (2**_TAIL_BITS - 1))
-    return UUID(int=value)
+    return _laid_out(milliseconds & _LAST_MILLISECOND, counter & _LAST_COUNTER, tail & _LAST_TAIL)
+
+
+def _laid_out(milliseconds: int, counter: int, tail: int) -> UUID:
+    """The same for parts that are known to fit."""
+    return UUID(int=milliseconds << 80 | counter << 64 | tail | _MARKS)
 
 
 class Uuid7Source:
@@ -48,8 +53,8 @@ class Uuid7Source:
         with self._lock:
             if now > self._last:
                 self._last, self._counter = now, 0
-            else:
+            elif self._counter < _LAST_COUNTER:
                 self._counter += 1
-                if self._counter == 2**_COUNTER_BITS:
-                    self._last, self._counter = self._last + 1, 0
-            return uuid7(self._last, self._counter, self._chance.getrandbits(_TAIL_BITS))
+            else:
+                self._last, self._counter = self._last + 1, 0
+            return _laid_out(self._last, self._counter, self._chance.getrandbits(_TAIL_BITS))

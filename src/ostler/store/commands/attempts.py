@@ -16,7 +16,7 @@ from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RecordIdentity(Command[Attempt]):
     """The second half of intent first: what was really started."""
 
@@ -46,7 +46,7 @@ class RecordIdentity(Command[Attempt]):
         return new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class EndAttempt(Command[Attempt]):
     """How a start ended. Saying it twice changes nothing; the first word counts."""
 

@@ -35,7 +35,7 @@ class Idempotency:
         return cls(key=key, fingerprint=hashlib.sha256(body.encode()).hexdigest())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Command(Generic[R_co]):
     """Data that says what is wanted. `apply` is a pure function of the unit it is given."""
 

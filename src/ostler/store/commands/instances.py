@@ -55,7 +55,7 @@ def _common(unit: Unit, command: Command[Any], record: AgentInstance) -> dict[st
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ReserveInstance(Command[AgentInstance]):
     """Intent first: the record, its first attempt and its place in the quota, before anything is started."""
 
@@ -116,7 +116,7 @@ class ReserveInstance(Command[AgentInstance]):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _OnInstance(Command[AgentInstance]):
     """A command about an instance that exists. Version and attempt, where given, must still be the current ones."""
 
@@ -140,7 +140,7 @@ class _OnInstance(Command[AgentInstance]):
         return record
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class MoveInstance(_OnInstance):
     """The one way from state to state."""
 
@@ -227,7 +227,7 @@ def _require_move(old: AgentInstance, to: AgentState, *, freezing: bool = False)
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RestartInstance(_OnInstance):
     """From failed back to initializing: a new attempt, counted, and with a place in the quota taken anew."""
 
@@ -276,7 +276,7 @@ class RestartInstance(_OnInstance):
         return new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ReportHealth(_OnInstance):
     """What a probe found. A change of state is an event; becoming healthy ends a series of restarts."""
 
@@ -321,7 +321,7 @@ class ReportHealth(_OnInstance):
         return new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ReportMetrics(_OnInstance):
     """A sample. Not audited: it is an observation, not an act."""
 

@@ -17,7 +17,7 @@ from ostler.store.unit import Unit
 OWNER = "owner"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class TakeLease(Command[Lease]):
     """Become the owner. `steal` is for one who holds the lock on the home directory and so knows the other is dead."""
 
@@ -52,7 +52,7 @@ class TakeLease(Command[Lease]):
         return lease
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RenewLease(Command[Lease]):
     """Stay the owner. Refused as soon as another has taken over."""
 
@@ -71,7 +71,7 @@ class RenewLease(Command[Lease]):
         return lease
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ReleaseLease(Command[None]):
     """Step down. The epoch stays, so that nobody can write by mistake until the next owner takes over."""
 

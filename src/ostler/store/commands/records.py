@@ -17,7 +17,7 @@ from ostler.store.unit import Unit
 Puttable = Workspace | Principal | Token | Definition
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PutRecord(Command[Record]):
     """Write a workspace, a principal, a token or a definition; the newest one stands."""
 
@@ -56,7 +56,7 @@ class PutRecord(Command[Record]):
                 return HOME_WORKSPACE_ID
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RecordAudit(Command[None]):
     """An act that changed no record, such as a refusal."""
 
@@ -76,7 +76,7 @@ class RecordAudit(Command[None]):
         unit.audit(self.by, self.what, self.about, self.outcome, self.detail)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class OpenWait(Command[Wait]):
     """Write down why something does not run, and when to look again."""
 
@@ -100,7 +100,7 @@ class OpenWait(Command[Wait]):
         return self.wait
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class EndWait(Command[Wait]):
     """Exactly one caller ends a wait; the others are refused, so that one wake-up gives one start."""
 

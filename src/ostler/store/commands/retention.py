@@ -16,7 +16,7 @@ from ostler.store.port import Prune
 from ostler.store.unit import Unit
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RemoveInstances(Command[int]):
     """Remove finished instances with their tags and attempts. Their events and audit entries stay."""
 
@@ -39,7 +39,7 @@ class RemoveInstances(Command[int]):
         return _audited(self, unit, removed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RemoveTasks(Command[int]):
     action: ClassVar[str] = "retention.tasks"
 
@@ -65,7 +65,7 @@ def _audited(command: Command[Any], unit: Unit, removed: dict[UUID, int]) -> int
     return sum(removed.values())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PruneEvents(Command[int]):
     """Drop the oldest events, always a prefix, so that one number tells every cursor what is gone."""
 
@@ -83,7 +83,7 @@ class PruneEvents(Command[int]):
         return removed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PruneAudit(Command[int]):
     """Drop the oldest entries of a chain and remember the last one's hash, from which the rest still verifies."""
 
@@ -107,7 +107,7 @@ class PruneAudit(Command[int]):
         return removed
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class PruneIdempotency(Command[None]):
     """Forget the answers that may no longer be repeated."""
 

@@ -52,7 +52,7 @@ def _common(unit: Unit, command: Command[Any], task: Task) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class CreateTask(Command[Task]):
     action: ClassVar[str] = "task.create"
     answer: ClassVar[type[Record] | None] = Task
@@ -104,7 +104,7 @@ class CreateTask(Command[Task]):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _OnTask(Command[Task]):
     task_id: UUID
     expected_version: int | None = None
@@ -126,7 +126,7 @@ class _OnTask(Command[Task]):
         return record
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class MoveTask(_OnTask):
     """The one way from state to state. Starting to run takes a new attempt; going back to the queue counts a retry."""
 
@@ -165,7 +165,7 @@ class MoveTask(_OnTask):
         return new
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class UpdateTask(_OnTask):
     """Change what a task carries, without moving it."""
 

@@ -1,4 +1,4 @@
-"""The store as a few dictionaries: what the state machine of test_store_model.py holds the real ones against.
+"""The store as a few dictionaries: what the state machine beside it holds the real ones against.
 
 It knows nothing of commits, batches or rows. It answers each command with what must come out, or with the
 error that must be raised, and changes itself only in the first case.
