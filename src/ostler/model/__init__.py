@@ -17,6 +17,7 @@ from ostler.model.events import (
     TaskEvent,
     TaskStateChangedEvent,
     TaskUpdatedEvent,
+    event_class,
     event_from_json,
 )
 from ostler.model.health import AgentHealthStatus, AgentMetrics, HealthCheckConfig
@@ -123,6 +124,7 @@ __all__ = [
     "chain_hash",
     "clean_text",
     "duration_text",
+    "event_class",
     "event_from_json",
     "fold_tags",
     "from_micros",

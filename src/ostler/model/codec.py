@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from annotated_types import Interval
@@ -65,6 +65,12 @@ def dump_compact(value: Any, *, exclude: frozenset[str] = frozenset()) -> str:
     """Without what a reader would assume anyway; for rows that are written by the million."""
     cls: Any = type(value)
     return _adapter(cls).dump_json(value, exclude_defaults=True, exclude=set(exclude)).decode()
+
+
+def revive(cls: type[T], values: dict[str, Any]) -> T:
+    """A record from values of which some are Python's and some are as JSON has them."""
+    kind: Any = cls
+    return cast("T", _adapter(kind).validate_python(values))
 
 
 def load(cls: type[T], text: str | bytes) -> T:

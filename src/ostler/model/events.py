@@ -15,7 +15,7 @@ from ostler.model.moments import Moment
 from ostler.model.record import Record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, TaskState
-from ostler.model.validation import Fault, shown
+from ostler.model.validation import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +154,13 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
 )
 
 
-def event_from_json(event_type: str, text: str | bytes) -> Event:
+def event_class(event_type: str) -> type[Event]:
     cls = EVENT_CLASSES.get(event_type)
     if cls is None:
         known = ", ".join(sorted(EVENT_CLASSES))
-        raise ValidationError([Fault(field="event_type", bound=f"must be one of {known}", value=shown(event_type))])
-    return cls.from_json(text)
+        raise ValidationError([Fault(field="event_type", bound=f"must be one of {known}", value=repr(event_type))])
+    return cls
+
+
+def event_from_json(event_type: str, text: str | bytes) -> Event:
+    return event_class(event_type).from_json(text)

@@ -13,8 +13,8 @@ from dataclasses import fields
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from ostler.model import Event, event_from_json
-from ostler.model.codec import dump_compact
+from ostler.model import Event, event_class
+from ostler.model.codec import dump_compact, revive
 
 #: The class of an event and its fields.
 EventDraft = tuple[type[Event], dict[str, Any]]
@@ -45,15 +45,9 @@ def made(draft: EventDraft) -> Event:
 
 
 def from_row(event_type: str, text: str, columns: Mapping[str, Any]) -> Event:
-    """The event again; columns hold Python values."""
-    known = ",".join(f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None)
-    return event_from_json(event_type, f"{{{known}{',' if len(text) > 2 else ''}{text[1:]}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return json.dumps(value) if isinstance(value, str) else f'"{value}"'
+    """The event again; columns hold Python values, those that are None do not belong to it."""
+    known = {name: value for name, value in columns.items() if value is not None}
+    return revive(event_class(event_type), known | json.loads(text))
 
 
 @functools.cache

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, tuple_row
 
 from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.engine import Backend
+from ostler.store.mapper import Dialect
 from ostler.store.port import Head, Session
 from ostler.store.queries import migrations, percent_style, queries, statements
-from ostler.store.shapes import Dialect
 from ostler.store.sqlsession import Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
@@ -97,6 +97,11 @@ class PostgresSession(SqlSession):
             if not connection.closed:
                 raise
             return run(self.connection)
+
+    def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
+        with mapped_errors(), self.connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(_fitted(sql), values)
+            return [column.name for column in cursor.description or ()], cursor.fetchall()
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if not rows:

@@ -12,9 +12,9 @@ from uuid import UUID
 from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
 from ostler.model import from_micros, micros
 from ostler.seams import FaultPoint, no_fault
+from ostler.store.mapper import Dialect
 from ostler.store.port import Head
 from ostler.store.queries import migrations, queries, statements
-from ostler.store.shapes import Dialect
 from ostler.store.sqlsession import Row, SqlSession, Values
 
 #: "OSTL": tells our file from somebody else's.
@@ -101,6 +101,15 @@ class SqliteSession(SqlSession):
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise _ours(error) from error
+
+    def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
+        try:
+            cursor = self._connection.cursor()
+            cursor.row_factory = None
+            rows = cursor.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise _ours(error) from error
+        return [column[0] for column in cursor.description], rows
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if not rows:

@@ -24,27 +24,14 @@ from ostler.store import eventrows
 from ostler.store.eventrows import EventDraft
 from ostler.store.filters import Found, instance_query, task_query
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.port import AuditRow, Change, Changes, EventWindow, Head, Session
+from ostler.store.mapper import Dialect, Mapper
+from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session
 from ostler.store.queries import queries
-from ostler.store.shapes import SHAPES, Dialect, Mapper, Shape
+from ostler.store.shapes import SHAPES, Shape
 
 Row = Mapping[str, Any]
 Values = tuple[Any, ...]
 
-_AUDIT_FORMS = {
-    "workspace_id": "uuid",
-    "number": "int",
-    "occurred_at": "time",
-    "actor": "text",
-    "action": "text",
-    "subject": "text",
-    "outcome": "text",
-    "detail": "text",
-    "correlation_id": "text",
-    "sequence": "int",
-    "previous_hash": "text",
-    "hash": "text",
-}
 #: Parents before children, so that foreign keys hold at every statement.
 _ORDER = {kind: position for position, kind in enumerate((Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK))}
 
@@ -60,6 +47,10 @@ class SqlSession(Session):
 
     @abstractmethod
     def execute(self, sql: str, values: Row | Values) -> Sequence[Row]: ...
+
+    @abstractmethod
+    def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
+        """Column names and plain rows: for reading by the hundred, where looking names up per row is dear."""
 
     @abstractmethod
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
@@ -173,18 +164,19 @@ class SqlSession(Session):
             fields["correlation_id"],
         )
 
-    def _event(self, row: Row) -> Event:
-        decode = self.dialect.decode
+    def _event(self, row: Values) -> Event:
+        sequence, event_id, space, instance_id, task_id, event_type, text, occurred_at, correlation_id = row
+        uuid_in = self.dialect.uuid_in
         columns = {
-            "sequence": row["sequence"],
-            "event_id": decode("uuid", row["id"]),
-            "workspace_id": decode("uuid", row["workspace_id"]),
-            "instance_id": decode("uuid", row["instance_id"]),
-            "task_id": decode("uuid", row["task_id"]),
-            "occurred_at": self.dialect.time_in(row["occurred_at"]).isoformat(),
-            "correlation_id": row["correlation_id"],
+            "sequence": sequence,
+            "event_id": uuid_in(event_id),
+            "workspace_id": space and uuid_in(space),
+            "instance_id": instance_id and uuid_in(instance_id),
+            "task_id": task_id and uuid_in(task_id),
+            "occurred_at": self.dialect.time_in(occurred_at),
+            "correlation_id": correlation_id,
         }
-        return eventrows.from_row(row["event_type"], row["event_data_json"], columns)
+        return eventrows.from_row(event_type, text, columns)
 
     def _audit_row(self, row: AuditRow) -> Values:
         workspace_id, number, occurred_at, *words = row
@@ -194,8 +186,8 @@ class SqlSession(Session):
 
     def load(self, kind: Kind, key: Key) -> Any:
         mapper = self._mapper(kind)
-        rows = self.execute(_select(mapper.shape), mapper.key(key))
-        return mapper.record(rows[0]) if rows else None
+        found = self._records(kind, _select(mapper.shape), mapper.key(key))
+        return found[0] if found else None
 
     def _mapper(self, kind: Kind) -> Mapper:
         return _mapper(self.dialect, kind)
@@ -205,18 +197,17 @@ class SqlSession(Session):
 
     def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
         found = instance_query(wanted, self.unindexed, self.dialect.true)
-        return self._records(Kind.INSTANCE, self._found(workspace_id, found))
+        return self._records(Kind.INSTANCE, *self._found(workspace_id, found))
 
     def tasks(self, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
-        return self._records(Kind.TASK, self._found(workspace_id, task_query(wanted, self.unindexed)))
+        return self._records(Kind.TASK, *self._found(workspace_id, task_query(wanted, self.unindexed)))
 
-    def _found(self, workspace_id: UUID, found: Found) -> Sequence[Row]:
+    def _found(self, workspace_id: UUID, found: Found) -> tuple[str, Row]:
         values = {name: self.dialect.encode(form, value) for name, (form, value) in found.values.items()}
-        return self.execute(found.sql, values | {"workspace_id": self.dialect.encode("uuid", workspace_id)})
+        return found.sql, values | {"workspace_id": self.dialect.uuid_out(workspace_id)}
 
-    def _records(self, kind: Kind, rows: Iterable[Row]) -> list[Any]:
-        mapper = self._mapper(kind)
-        return [mapper.record(row) for row in rows]
+    def _records(self, kind: Kind, sql: str, values: Row | Values) -> list[Any]:
+        return self._mapper(kind).records(*self.select(sql, values))
 
     def ledger(self, workspace_id: UUID) -> Ledger | None:
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
@@ -231,27 +222,29 @@ class SqlSession(Session):
                 name = f"events_of_{field.removesuffix('_id')}"
                 values[field] = self.dialect.encode("uuid", value)
                 break
-        rows = self.execute(queries()[name], values)
+        _, rows = self.select(queries()[name], values)
         return [self._event(row) for row in rows]
 
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
         values = {"workspace_id": self.dialect.encode("uuid", workspace_id), "after": after, "limit": limit}
+        _, rows = self.select(queries()["audit_entries"], values)
+        uuid_in, time_in = self.dialect.uuid_in, self.dialect.time_in
         return [
-            AuditEntry(**{name: self.dialect.decode(form, row[name]) for name, form in _AUDIT_FORMS.items()})
-            for row in self.execute(queries()["audit_entries"], values)
+            AuditEntry(**dict(zip(AUDIT_FIELDS, (uuid_in(space), number, time_in(at), *words), strict=True)))
+            for space, number, at, *words in rows
         ]
 
     def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
         if instance_id is None:
-            return self._records(Kind.ATTEMPT, self.execute(queries()["attempts_open"], {"limit": limit}))
+            return self._records(Kind.ATTEMPT, queries()["attempts_open"], {"limit": limit})
         values = {"instance_id": self.dialect.encode("uuid", instance_id), "limit": limit}
-        return self._records(Kind.ATTEMPT, self.execute(queries()["attempts_of_instance"], values))
+        return self._records(Kind.ATTEMPT, queries()["attempts_of_instance"], values)
 
     def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
         if due_until is None:
-            return self._records(Kind.WAIT, self.execute(queries()["waits_open"], {"limit": limit}))
+            return self._records(Kind.WAIT, queries()["waits_open"], {"limit": limit})
         values = {"until": self.dialect.encode("time", due_until), "limit": limit}
-        return self._records(Kind.WAIT, self.execute(queries()["waits_due"], values))
+        return self._records(Kind.WAIT, queries()["waits_due"], values)
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
         name = "due_instances" if kind is Kind.INSTANCE else "due_tasks"
@@ -275,10 +268,10 @@ class SqlSession(Session):
         values: dict[str, Any] = {"limit": limit}
         if after is not None:
             values["after"] = self._mapper(kind).key(after)[0]
-        return self._records(kind, self.execute(_page(shape, after is not None), values))
+        return self._records(kind, _page(shape, after is not None), values)
 
     def token(self, token_hash: str) -> Any:
-        rows = self._records(Kind.TOKEN, self.execute(queries()["token_by_hash"], {"token_hash": token_hash}))
+        rows = self._records(Kind.TOKEN, queries()["token_by_hash"], {"token_hash": token_hash})
         return rows[0] if rows else None
 
 
