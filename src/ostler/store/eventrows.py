@@ -1,58 +1,86 @@
 """Events on their way into a row and back.
 
 What a row holds in columns of its own is left out of its JSON, and an event is not made into a record until
-somebody reads it: this is written for every change of every agent.
+somebody reads it: a row is written for every change of every agent.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import fields
+from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
-from ostler.model import Event, event_class
+from ostler.model import AgentInstance, Event, Task, event_class
 from ostler.model.codec import dump_compact, revive
 
-#: The class of an event and its fields.
-EventDraft = tuple[type[Event], dict[str, Any]]
 
-COLUMNS = ("sequence", "event_id", "workspace_id", "instance_id", "task_id", "occurred_at", "correlation_id")
-_IN_COLUMNS = frozenset(COLUMNS)
+class EventRow(NamedTuple):
+    """A row of the log, in the order of its columns, with Python's own values."""
+
+    sequence: int
+    #: As a number, because most databases want neither a UUID object nor its text.
+    event_id: int
+    workspace_id: UUID | None
+    instance_id: UUID | None
+    task_id: UUID | None
+    event_type: str
+    body: str
+    occurred_at: datetime
+    correlation_id: str | None
 
 
-def body(draft: EventDraft) -> str:
-    """The JSON of what has no column."""
-    cls: Any
-    cls, values = draft
-    parts = []
-    for name, start, optional in _parts(cls):
-        value = values.get(name)
-        if type(value) is int:
-            parts.append(f"{start}{value}")
-        elif isinstance(value, str):
-            parts.append(start + quoted(value))
-        elif value is not None or not optional:
-            return dump_compact(cls(**values), exclude=_IN_COLUMNS)
+_IN_COLUMNS = frozenset({
+    "correlation_id",
+    "event_id",
+    "instance_id",
+    "occurred_at",
+    "sequence",
+    "task_id",
+    "workspace_id",
+})  # fmt: skip
+
+
+def body(event: Any, record: AgentInstance | Task, said: dict[str, Any]) -> str:
+    """The JSON of what has no column: version and attempt of the record, and what the event itself says."""
+    parts = [f'"version":{record.version}']
+    if isinstance(record, AgentInstance):
+        parts.append(f'"attempt":{record.attempt}')
+    for name, value in said.items():
+        if isinstance(value, str):
+            parts.append(f'"{name}":{quoted(value)}')
+        elif type(value) is int:
+            parts.append(f'"{name}":{value}')
+        elif value is not None or name not in _optional(event):
+            return _whole(event, record, said)
     return f"{{{','.join(parts)}}}"
 
 
-def made(draft: EventDraft) -> Event:
-    cls, values = draft
-    return cls(**values)
+def _whole(event: type[Event], record: AgentInstance | Task, said: dict[str, Any]) -> str:
+    """The same by way of a record, for events that say more than words and numbers."""
+    known: dict[str, Any] = {"version": record.version, "occurred_at": record.updated_at}
+    if isinstance(record, AgentInstance):
+        known |= {"instance_id": record.instance_id, "attempt": record.attempt}
+    else:
+        known["task_id"] = record.task_id
+    return dump_compact(event(**known, **said), exclude=_IN_COLUMNS)
 
 
-def from_row(event_type: str, text: str, columns: Mapping[str, Any]) -> Event:
-    """The event again; columns hold Python values, those that are None do not belong to it."""
-    known = {name: value for name, value in columns.items() if value is not None}
-    return revive(event_class(event_type), known | json.loads(text))
+def event_of(row: EventRow) -> Event:
+    """The event again."""
+    known: dict[str, Any] = json.loads(row.body)
+    known["sequence"], known["event_id"], known["occurred_at"] = row.sequence, UUID(int=row.event_id), row.occurred_at
+    for name in ("workspace_id", "instance_id", "task_id", "correlation_id"):
+        value = getattr(row, name)
+        if value is not None:
+            known[name] = value
+    return revive(event_class(row.event_type), known)
 
 
 @functools.cache
-def _parts(cls: Any) -> tuple[tuple[str, str, bool], ...]:
-    """Per field without a column: its name, how its JSON begins, and whether leaving it out means None."""
-    return tuple(
-        (one.name, f"{quoted(one.name)}:", one.default is None) for one in fields(cls) if one.name not in _IN_COLUMNS
-    )
+def _optional(event: Any) -> frozenset[str]:
+    """Fields that mean None when they are not there."""
+    return frozenset(one.name for one in fields(event) if one.default is None)

@@ -26,6 +26,8 @@ class Dialect:
     true: str
     uuid_out: Callable[[UUID], Any]
     uuid_in: Callable[[Any], UUID]
+    #: A UUID that is still a number.
+    id_out: Callable[[int], Any]
     time_out: Callable[[datetime], Any]
     time_in: Callable[[Any], datetime]
     flag_out: Callable[[bool], Any]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ostler.model import AgentInstance, Attempt, AuditEntry, Event, GetInstancesFilter, Task, TaskFilter, Wait
-from ostler.store.eventrows import EventDraft
+from ostler.store.eventrows import EventRow
 from ostler.store.kinds import Key, Kind, Ledger
 
 
@@ -54,7 +54,7 @@ class Changes:
 
     head: Head
     rows: list[Change] = field(default_factory=list)
-    events: list[EventDraft] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
     prune: list[Prune] = field(default_factory=list)
     #: Per workspace, the most active instances its plan allows; the ledger row is written on that condition.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC
 from typing import Any, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg import errors as pg
@@ -32,6 +33,7 @@ POSTGRES = Dialect(
     true="TRUE",
     uuid_out=lambda value: value,
     uuid_in=lambda value: value,
+    id_out=lambda value: UUID(int=value),
     time_out=lambda value: value,
     time_in=lambda value: value.astimezone(UTC),
     flag_out=bool,

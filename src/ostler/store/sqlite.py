@@ -31,6 +31,7 @@ SQLITE = Dialect(
     true="1",
     uuid_out=lambda value: value.bytes,
     uuid_in=lambda value: UUID(bytes=value),
+    id_out=lambda value: value.to_bytes(16, "big"),
     time_out=micros,
     time_in=from_micros,
     flag_out=int,

@@ -20,8 +20,7 @@ from ostler.model import (
     TaskFilter,
     Wait,
 )
-from ostler.store import eventrows
-from ostler.store.eventrows import EventDraft
+from ostler.store.eventrows import EventRow, event_of
 from ostler.store.filters import Found, instance_query, task_query
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.mapper import Dialect, Mapper
@@ -67,7 +66,7 @@ class SqlSession(Session):
         for kind in dict.fromkeys(change.kind for change in ordered):
             self._save_kind(kind, [change for change in ordered if change.kind is kind], changes)
         if changes.events:
-            self.execute_many(queries()["insert_event"], [self._event_row(event) for event in changes.events])
+            self.execute_many(queries()["insert_event"], [self._event_row(row) for row in changes.events])
         if changes.audit:
             self.execute_many(queries()["insert_audit"], [self._audit_row(entry) for entry in changes.audit])
         for prune in changes.prune:
@@ -148,35 +147,37 @@ class SqlSession(Session):
         if changed != wanted:
             raise OutOfStepError(f"{wanted} rows should have changed, {changed} did")
 
-    def _event_row(self, draft: EventDraft) -> Values:
-        event, fields = draft
+    def _event_row(self, row: EventRow) -> Values:
         encode = self.dialect.uuid_out
-        instance_id, task_id = fields.get("instance_id"), fields.get("task_id")
+        sequence, event_id, space, instance_id, task_id, event_type, text, occurred_at, correlation_id = row
         return (
-            fields["sequence"],
-            encode(fields["event_id"]),
-            encode(fields["workspace_id"]),
+            sequence,
+            self.dialect.id_out(event_id),
+            space and encode(space),
             instance_id and encode(instance_id),
             task_id and encode(task_id),
-            event.event_type,
-            eventrows.body(draft),
-            self.dialect.time_out(fields["occurred_at"]),
-            fields["correlation_id"],
+            event_type,
+            text,
+            self.dialect.time_out(occurred_at),
+            correlation_id,
         )
 
     def _event(self, row: Values) -> Event:
+        decode = self.dialect.uuid_in
         sequence, event_id, space, instance_id, task_id, event_type, text, occurred_at, correlation_id = row
-        uuid_in = self.dialect.uuid_in
-        columns = {
-            "sequence": sequence,
-            "event_id": uuid_in(event_id),
-            "workspace_id": space and uuid_in(space),
-            "instance_id": instance_id and uuid_in(instance_id),
-            "task_id": task_id and uuid_in(task_id),
-            "occurred_at": self.dialect.time_in(occurred_at),
-            "correlation_id": correlation_id,
-        }
-        return eventrows.from_row(event_type, text, columns)
+        return event_of(
+            EventRow(
+                sequence,
+                decode(event_id).int,
+                space and decode(space),
+                instance_id and decode(instance_id),
+                task_id and decode(task_id),
+                event_type,
+                text,
+                self.dialect.time_in(occurred_at),
+                correlation_id,
+            )
+        )
 
     def _audit_row(self, row: AuditRow) -> Values:
         workspace_id, number, occurred_at, *words = row

@@ -22,7 +22,7 @@ from ostler.model import (
 from ostler.policy import plan
 from ostler.seams import IdSource
 from ostler.store.actor import Actor
-from ostler.store.eventrows import EventDraft
+from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Key, Kind, Ledger, key_of
 from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
 
@@ -37,7 +37,10 @@ Slot = tuple[Kind, Key]
 
 
 class Cache:
-    """Records as last committed, valid while nobody else has written."""
+    """Records as last committed, valid while nobody else has written.
+
+    The running unit of work writes into it as commands are accepted. When its commit fails, all is forgotten.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[Slot, Any] = {}
@@ -55,8 +58,6 @@ class Cache:
         if changes.prune:
             self.forget()  # rows went by range, without being named one by one
         self._commit_number = changes.head.commit_number
-        for change in changes.rows:
-            self.rows[change.kind, change.key] = change.new
 
 
 class _Staged:
@@ -66,13 +67,14 @@ class _Staged:
 
     def __init__(self) -> None:
         self.rows: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
-        self.events: list[EventDraft] = []
-        #: Workspace, actor, action, subject, outcome, detail, correlation.
-        self.audit: list[tuple[UUID, str, str, str, str, str | None, str | None]] = []
-        self.prune: list[Prune] = []
+        #: Class, record, correlation, what it says.
+        self.events: list[tuple[type[Event], AgentInstance | Task, str | None, dict[str, Any]]] = []
+        #: Workspace, and: actor, action, subject, outcome, detail, correlation.
+        self.audit: list[tuple[UUID, tuple[str | None, ...]]] = []
+        self.prune: list[Prune] | None = None
         self.epoch: int | None = None
         self.horizon: int | None = None
-        self.anchors: dict[UUID, tuple[int, str]] = {}
+        self.anchors: dict[UUID, tuple[int, str]] | None = None
 
 
 class Unit:
@@ -82,12 +84,12 @@ class Unit:
         self.now = now
         self.ids = ids
         self.head = head
-        self._session = session
-        self._cache = cache
-        #: What accepted commands have changed, over what the cache and the database know.
-        self._rows: dict[Slot, Any] = {}
-        self._fields: dict[Slot, frozenset[str] | None] = {}
-        self._events: list[EventDraft] = []
+        self._load = session.load
+        self._rows = cache.rows
+        #: What accepted commands have changed: the row as committed, and the fields that may differ now.
+        self._touched: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
+        self._events: list[EventRow] = []
+        self._next_id = 0
         self._audit: list[AuditRow] = []
         self._prune: list[Prune] = []
         self._ledgers: dict[UUID, Ledger] = {}
@@ -121,12 +123,8 @@ class Unit:
     def _current(self, slot: Slot) -> Any:
         """As accepted commands have left it."""
         found = self._rows.get(slot, _ABSENT)
-        return self._committed(slot) if found is _ABSENT else found
-
-    def _committed(self, slot: Slot) -> Any:
-        found = self._cache.rows.get(slot, _ABSENT)
         if found is _ABSENT:
-            found = self._cache.rows[slot] = self._session.load(*slot)
+            found = self._rows[slot] = self._load(*slot)
         return found
 
     def instance(self, instance_id: UUID) -> AgentInstance:
@@ -154,7 +152,7 @@ class Unit:
         """The totals as they stand now; for reading, they follow the instances by themselves."""
         found = self._ledgers.get(workspace_id)
         if found is None:
-            known: Ledger | None = self._committed((Kind.LEDGER, (workspace_id,)))
+            known: Ledger | None = self._current((Kind.LEDGER, (workspace_id,)))
             found = known.copy() if known else Ledger(workspace_id=workspace_id)
             self._ledgers[workspace_id] = found
         return found
@@ -170,17 +168,18 @@ class Unit:
     def remove(self, kind: Kind, key: Key) -> None:
         self._staged.rows[kind, key] = (None, None)
 
-    def emit(self, event: type[Event], /, **fields: Any) -> None:
-        """An event gets its number when the command is accepted."""
-        self._staged.events.append((event, fields))
+    def emit(self, event: type[Event], by: Actor, record: AgentInstance | Task, /, **said: Any) -> None:
+        """An event about a record as it is now; it gets its number when the command is accepted."""
+        self._staged.events.append((event, record, by.correlation_id, said))
 
     def audit(self, by: Actor, action: str, subject: str, outcome: str = "ok", detail: str | None = None) -> None:
         if self.workspace_id is not None:
             text = clean_text(detail)[:_MAX_DETAIL] if detail else None
-            self._staged.audit.append((self.workspace_id, by.name, action, subject, outcome, text, by.correlation_id))
+            words = (by.name, action, subject, outcome, text, by.correlation_id)
+            self._staged.audit.append((self.workspace_id, words))
 
     def prune(self, prune: Prune) -> None:
-        self._staged.prune.append(prune)
+        self._staged.prune = [*(self._staged.prune or ()), prune]
 
     def raise_epoch(self, epoch: int) -> None:
         self._staged.epoch = epoch
@@ -190,7 +189,7 @@ class Unit:
 
     def anchor(self, workspace_id: UUID, number: int, digest: str) -> None:
         """The chain of this workspace will be kept only after this entry."""
-        self._staged.anchors[workspace_id] = (number, digest)
+        self._staged.anchors = {**(self._staged.anchors or {}), workspace_id: (number, digest)}
 
     # --- what the writer does -------------------------------------------------------------------
 
@@ -203,31 +202,61 @@ class Unit:
         """The running command succeeded: give its events numbers, its audit links, its sums."""
         staged = self._staged
         for slot, (new, fields) in staged.rows.items():
+            old = self._current(slot)
             if slot[0] is Kind.INSTANCE:
-                old = self._current(slot)
                 self.ledger((new or old).workspace_id).account(old, new)
-            known = self._fields.get(slot, fields) if slot in self._rows else fields
-            self._fields[slot] = known | fields if known is not None and fields is not None else None
+            self._touch(slot, old, fields)
             self._rows[slot] = new
-        for event, said in staged.events:
-            self._sequence += 1
-            said["sequence"], said["event_id"] = self._sequence, self.ids.new()
-            self._events.append((event, said))
+        for event, record, correlation_id, said in staged.events:
+            self._append(event, record, correlation_id, said)
         number = self._sequence if staged.events else 0
-        for workspace_id, *words in staged.audit:
+        for workspace_id, words in staged.audit:
             self._link(workspace_id, (*words, number))
-        for workspace_id, (last, digest) in staged.anchors.items():
-            ledger = self.ledger(workspace_id)
-            ledger.anchor_number, ledger.anchor_hash = last, digest
-        self._prune += staged.prune
+        if staged.anchors:
+            for workspace_id, (last, digest) in staged.anchors.items():
+                ledger = self.ledger(workspace_id)
+                ledger.anchor_number, ledger.anchor_hash = last, digest
+        if staged.prune:
+            self._prune += staged.prune
         if staged.epoch is not None:
             self._epoch = staged.epoch
         if staged.horizon is not None:
             self._horizon = staged.horizon
 
+    def _touch(self, slot: Slot, old: Any, fields: frozenset[str] | None) -> None:
+        known = self._touched.get(slot)
+        if known is None:
+            self._touched[slot] = (old, fields)
+        elif known[1] is not fields:
+            both = known[1] | fields if known[1] is not None and fields is not None else None
+            self._touched[slot] = (known[0], both)
+
+    def _append(
+        self, event: type[Event], record: AgentInstance | Task, correlation_id: str | None, said: dict[str, Any]
+    ) -> None:
+        """Number an event. One id is drawn per commit; those of its events follow it one by one."""
+        self._sequence += 1
+        self._next_id = self._next_id + 1 if self._next_id else self.ids.new().int
+        instance_id, task_id = (
+            (record.instance_id, None) if isinstance(record, AgentInstance) else (None, record.task_id)
+        )
+        self._events.append(
+            EventRow(
+                self._sequence,
+                self._next_id,
+                record.workspace_id,
+                instance_id,
+                task_id,
+                event.event_type,
+                body(event, record, said),
+                self.now,
+                correlation_id,
+            )
+        )
+
     def changes(self) -> Changes | None:
         """What to write, or None when nothing changed."""
-        if not (self._rows or self._events or self._audit or self._prune):
+        if not (self._touched or self._events or self._audit or self._prune):
             return None
         head = Head(
             commit_number=self.head.commit_number + 1,
@@ -236,12 +265,11 @@ class Unit:
             epoch=self._epoch,
         )
         changes = Changes(head=head, events=self._events, audit=self._audit, prune=self._prune)
-        changes.rows = [
-            Change(*slot, self._committed(slot), new, self._fields[slot]) for slot, new in self._rows.items()
-        ]
+        changes.rows = [Change(*slot, old, self._rows[slot], fields) for slot, (old, fields) in self._touched.items()]
         for workspace_id, ledger in self._ledgers.items():
-            old = self._committed((Kind.LEDGER, (workspace_id,)))
-            changes.rows.append(Change(Kind.LEDGER, (workspace_id,), old, ledger))
+            slot = (Kind.LEDGER, (workspace_id,))
+            changes.rows.append(Change(*slot, self._current(slot), ledger))
+            self._rows[slot] = ledger
             space: Workspace | None = self.get(Kind.WORKSPACE, (workspace_id,))
             changes.room[workspace_id] = plan(space.tier).max_concurrent if space else None
         return changes

@@ -26,7 +26,7 @@ from ostler.model import (
     from_micros,
 )
 from ostler.store import Backend, EngineStore, Seams
-from ostler.store.eventrows import made
+from ostler.store.eventrows import event_of
 from ostler.store.filters import matches
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session
@@ -79,7 +79,7 @@ class MemorySession(Session):
                         tables.rows[change.kind].pop(change.key, None)
                     else:
                         tables.rows[change.kind][change.key] = change.new
-                tables.events += [made(draft) for draft in changes.events]
+                tables.events += [event_of(row) for row in changes.events]
                 for row in changes.audit:
                     entry = AuditEntry(**dict(zip(AUDIT_FIELDS, row, strict=True)))
                     tables.audit.setdefault(entry.workspace_id, []).append(entry)

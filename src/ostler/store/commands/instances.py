@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from itertools import chain
+from typing import ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
 from ostler.model import (
+    AGENT_TRANSITIONS,
     HOME_WORKSPACE_ID,
     INACTIVE_STATES,
     AgentErrorEvent,
@@ -34,6 +36,7 @@ from ostler.model import (
 )
 from ostler.model.text import name_faults
 from ostler.policy import slot_refusal
+from ostler.store.actor import Actor
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
 from ostler.store.commands.checking import kind_faults, optional_faults
 from ostler.store.kinds import Kind
@@ -41,18 +44,6 @@ from ostler.store.unit import Unit
 
 #: What a move between two living states changes.
 _LIVING = frozenset({"state", "version", "updated_at"})
-
-
-def _common(unit: Unit, command: Command[Any], record: AgentInstance) -> dict[str, Any]:
-    """The fields that every event of an instance carries."""
-    return {
-        "instance_id": record.instance_id,
-        "occurred_at": unit.now,
-        "correlation_id": command.by.correlation_id,
-        "workspace_id": record.workspace_id,
-        "version": record.version,
-        "attempt": record.attempt,
-    }
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,7 +80,8 @@ class ReserveInstance(Command[AgentInstance]):
         unit.put(Kind.ATTEMPT, Attempt(instance_id=record.instance_id, number=1, intended_at=unit.now))
         unit.emit(
             AgentSpawnedEvent,
-            **_common(unit, self, record),
+            self.by,
+            record,
             definition_id=record.definition_id,
             user_id=record.owner_id,
             options=record.spawn_options,
@@ -156,43 +148,53 @@ class MoveInstance(_OnInstance):
     enforcement: Mapping[str, Enforcement] | None = None
 
     def faults(self) -> Iterator[Fault]:
-        yield from super().faults()
-        yield from kind_faults("to", self.to, AgentState)
+        by_id_alone = self.expected_version is None and self.attempt is None
+        if by_id_alone and type(self.to) is AgentState and type(self.instance_id) is UUID:
+            return iter(())  # by far the most common
+        return chain(super().faults(), kind_faults("to", self.to, AgentState))
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
-        _require_move(old, self.to, freezing=self.freezing)
-        if self.to is AgentState.INITIALIZING:
+        to, now = self.to, unit.now
+        if to not in AGENT_TRANSITIONS[old.state]:
+            _require_move(old, to, freezing=self.freezing)
+        if to is AgentState.INITIALIZING:
             raise InvalidOperationError(
-                "a failed instance comes back by a restart, which takes a new attempt",
-                current=old.state,
-                wanted=self.to,
+                "a failed instance comes back by a restart, which takes a new attempt", current=old.state, wanted=to
             )
-        ends = self.to in INACTIVE_STATES or self.error is not None
-        new = old.evolve(
+        if to in INACTIVE_STATES or self.error is not None or self.enforcement is not None:
+            new = self._ended(old, unit)
+            unit.put(Kind.INSTANCE, new)
+        else:
+            new = old.evolve(state=to, version=old.version + 1, updated_at=now)
+            unit.put(Kind.INSTANCE, new, _LIVING)
+        self._emit(unit, old, new)
+        unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {to.value}")
+        return new
+
+    def _ended(self, old: AgentInstance, unit: Unit) -> AgentInstance:
+        """More changes than the state: it ended, or erred, or its limits became known."""
+        ends, fails = self.to in INACTIVE_STATES, self.to is AgentState.FAILED
+        return old.evolve(
             state=self.to,
             version=old.version + 1,
             updated_at=unit.now,
-            terminated_at=(old.terminated_at or unit.now) if self.to in INACTIVE_STATES else None,
-            failing_since=(old.failing_since or unit.now) if self.to is AgentState.FAILED else old.failing_since,
+            terminated_at=(old.terminated_at or unit.now) if ends else None,
+            failing_since=(old.failing_since or unit.now) if fails else old.failing_since,
             error_message=clean_text(self.error.message) if self.error else old.error_message,
             enforcement=self.enforcement or old.enforcement,
         )
-        unit.put(Kind.INSTANCE, new, _LIVING if not ends and new.enforcement is old.enforcement else None)
-        self._emit(unit, old, new)
-        unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {new.state.value}")
-        return new
 
     def _emit(self, unit: Unit, old: AgentInstance, new: AgentInstance) -> None:
-        common = _common(unit, self, new)
         reason = clean_text(self.reason) if self.reason else None
         if self.error is not None:
-            self.error.emit(unit, common)
-        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
+            self.error.emit(unit, self.by, new)
+        unit.emit(AgentStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason)
         if new.state is AgentState.TERMINATED:
             unit.emit(
                 AgentTerminatedEvent,
-                **common,
+                self.by,
+                new,
                 final_state=new.state,
                 was_graceful=self.was_graceful,
                 reason=reason,
@@ -209,10 +211,11 @@ class AgentError:
     stack_trace: str | None = None
     is_recoverable: bool = False
 
-    def emit(self, unit: Unit, common: Mapping[str, Any]) -> None:
+    def emit(self, unit: Unit, by: Actor, record: AgentInstance) -> None:
         unit.emit(
             AgentErrorEvent,
-            **common,
+            by,
+            record,
             error_message=clean_text(self.message),
             exception_type=clean_text(self.exception_type) if self.exception_type else None,
             stack_trace=clean_text(self.stack_trace) if self.stack_trace else None,
@@ -261,17 +264,17 @@ class RestartInstance(_OnInstance):
         )
         unit.put(Kind.INSTANCE, new)
         unit.put(Kind.ATTEMPT, Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now))
-        common = _common(unit, self, new)
         reason = clean_text(self.reason) if self.reason else None
         unit.emit(
             AgentRestartingEvent,
-            **common,
+            self.by,
+            new,
             attempt_number=new.restart_count,
             max_attempts=self.max_attempts,
             delay_before_retry=self.delay,
             reason=reason,
         )
-        unit.emit(AgentStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
+        unit.emit(AgentStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason)
         unit.audit(self.by, self.action, self.subject, detail=f"attempt {new.attempt}")
         return new
 
@@ -312,7 +315,8 @@ class ReportHealth(_OnInstance):
         if changed:
             unit.emit(
                 AgentHealthChangedEvent,
-                **_common(unit, self, new),
+                self.by,
+                new,
                 previous_health=old.health.state,
                 new_health=new.health.state,
                 details=new.health.details,
@@ -337,5 +341,5 @@ class ReportMetrics(_OnInstance):
         old = self._current(unit)
         new = old.evolve(metrics=self.metrics, version=old.version + 1, updated_at=unit.now)
         unit.put(Kind.INSTANCE, new)
-        unit.emit(AgentMetricsUpdatedEvent, **_common(unit, self, new), metrics=self.metrics)
+        unit.emit(AgentMetricsUpdatedEvent, self.by, new, metrics=self.metrics)
         return new

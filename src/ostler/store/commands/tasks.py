@@ -42,16 +42,6 @@ MUTABLE = frozenset({
 })  # fmt: skip
 
 
-def _common(unit: Unit, command: Command[Any], task: Task) -> dict[str, Any]:
-    return {
-        "task_id": task.task_id,
-        "occurred_at": unit.now,
-        "correlation_id": command.by.correlation_id,
-        "workspace_id": task.workspace_id,
-        "version": task.version,
-    }
-
-
 @dataclass(kw_only=True, eq=False)
 class CreateTask(Command[Task]):
     action: ClassVar[str] = "task.create"
@@ -82,7 +72,7 @@ class CreateTask(Command[Task]):
             if unit.get(Kind.TASK, (dependency,)) is None:
                 raise TaskNotFoundError(f"the dependency {dependency} is no task; create it first, or check the id")
         unit.put(Kind.TASK, record)
-        unit.emit(TaskCreatedEvent, **_common(unit, self, record), task=record.task)
+        unit.emit(TaskCreatedEvent, self.by, record, task=record.task)
         unit.audit(self.by, self.action, f"task:{record.task_id}")
         remember(self, unit, self.workspace_id, record)
         return record
@@ -159,8 +149,7 @@ class MoveTask(_OnTask):
         reason = clean_text(self.reason) if self.reason else None
         new = _changed(unit, new, self.changes)
         unit.put(Kind.TASK, new)
-        common = _common(unit, self, new)
-        unit.emit(TaskStateChangedEvent, **common, previous_state=old.state, new_state=new.state, reason=reason)
+        unit.emit(TaskStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason)
         unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {new.state.value}")
         return new
 
@@ -180,7 +169,7 @@ class UpdateTask(_OnTask):
     def apply(self, unit: Unit) -> Task:
         new = _changed(unit, self._current(unit), self.changes)
         unit.put(Kind.TASK, new)
-        unit.emit(TaskUpdatedEvent, **_common(unit, self, new), changed=tuple(sorted(self.changes)))
+        unit.emit(TaskUpdatedEvent, self.by, new, changed=tuple(sorted(self.changes)))
         unit.audit(self.by, self.action, self.subject, detail=", ".join(sorted(self.changes)))
         return new
 
