@@ -19,7 +19,7 @@ from ostler.model import (
     HealthState,
 )
 from ostler.seams import uuid7
-from ostler.store import eventrows
+from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Kind, Ledger
 from ostler.store.mapper import Mapper
 from ostler.store.postgres import PostgresSession
@@ -56,22 +56,17 @@ def instances(count: int) -> Iterator[AgentInstance]:
         )
 
 
-def events(count: int) -> Iterator[tuple[Any, ...]]:
+def events(count: int) -> Iterator[EventRow]:
+    """A long log of a thousand instances that go back and forth."""
+    record = next(instances(NEEDLES))
+    said = {"previous_state": AgentState.PROCESSING, "new_state": AgentState.WAITING, "reason": None}
+    text = body(AgentStateChangedEvent, record, said)
+    kind = AgentStateChangedEvent.event_type
     for number in range(1, count + 1):
-        fields = {
-            "instance_id": uuid7(number % 1000, 0, 0),
-            "occurred_at": BEGIN,
-            "correlation_id": None,
-            "workspace_id": HOME_WORKSPACE_ID,
-            "version": number // 1000 + 1,
-            "attempt": 1,
-            "previous_state": AgentState.PROCESSING,
-            "new_state": AgentState.WAITING,
-            "reason": None,
-            "sequence": number,
-            "event_id": uuid7(number, 0, number),
-        }
-        yield (AgentStateChangedEvent, fields)
+        instance_id = uuid7(number % 1000, 0, 0)
+        yield EventRow(
+            number, uuid7(number, 0, number).int, HOME_WORKSPACE_ID, instance_id, None, kind, text, BEGIN, None
+        )
 
 
 class Filler:
@@ -105,15 +100,15 @@ class Filler:
         while chunk := list(islice(source, _CHUNK)):
             rows = [
                 (
-                    fields["sequence"],
-                    dialect.uuid_out(fields["event_id"]),
-                    dialect.uuid_out(fields["workspace_id"]),
-                    dialect.uuid_out(fields["instance_id"]),
-                    cls.event_type,
-                    eventrows.body((cls, fields)),
-                    dialect.time_out(fields["occurred_at"]),
+                    row.sequence,
+                    dialect.id_out(row.event_id),
+                    row.workspace_id and dialect.uuid_out(row.workspace_id),
+                    row.instance_id and dialect.uuid_out(row.instance_id),
+                    row.event_type,
+                    row.body,
+                    dialect.time_out(row.occurred_at),
                 )
-                for cls, fields in chunk
+                for row in chunk
             ]
             self._copy("agent_instance_events", columns, rows)
         self._session.execute_many("UPDATE store_head SET sequence = ?", [(count,)])

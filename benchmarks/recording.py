@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 
@@ -21,94 +21,106 @@ from ostler.store.sqlite import migrate as migrate_sqlite
 from ostler.store.sqlsession import Values
 
 Statement = tuple[str, Sequence[Values]]
-
-
-class _Recorder:
-    def __init__(self) -> None:
-        self.commits: list[list[Statement]] = []
+Commits = list[list[Statement]]
 
 
 class _RecordingSqlite(SqliteSession):
-    recorder: _Recorder
+    commits: Commits
 
     def begin(self) -> Head:
-        self.recorder.commits.append([])
+        self.commits.append([])
         return super().begin()
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
-        if self.recorder.commits:
-            self.recorder.commits[-1].append((sql, rows))
+        if self.commits and rows:
+            self.commits[-1].append((sql, rows))
         return super().execute_many(sql, rows)
 
 
 class _RecordingPostgres(PostgresSession):
-    recorder: _Recorder
+    commits: Commits
 
     def begin(self) -> Head:
-        self.recorder.commits.append([])
+        self.commits.append([])
         return super().begin()
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
-        if self.recorder.commits:
-            self.recorder.commits[-1].append((sql, rows))
+        if self.commits and rows:
+            self.commits[-1].append((sql, rows))
         return super().execute_many(sql, rows)
 
 
-def recording_sqlite(path: Path) -> tuple[Backend, list[list[Statement]]]:
-    recorder = _Recorder()
-
+def recording_sqlite(path: Path, commits: Commits) -> Backend:
     def open_writer(fault: FaultPoint) -> SqliteSession:
         session = _RecordingSqlite(path, create=True)
-        session.recorder = recorder
+        session.commits = commits
         migrate_sqlite(session, fault)
         return session
 
-    return Backend(open_writer=open_writer, open_reader=lambda: SqliteSession(path)), recorder.commits
+    return Backend(open_writer=open_writer, open_reader=lambda: SqliteSession(path))
 
 
-def recording_postgres(address: str) -> tuple[Backend, list[list[Statement]]]:
-    recorder = _Recorder()
-
+def recording_postgres(address: str, commits: Commits) -> Backend:
     def open_writer(fault: FaultPoint) -> PostgresSession:
         session = _RecordingPostgres(address)
-        session.recorder = recorder
+        session.commits = commits
         migrate_postgres(session, fault)
         return session
 
-    return Backend(open_writer=open_writer, open_reader=lambda: PostgresSession(address)), recorder.commits
+    return Backend(open_writer=open_writer, open_reader=lambda: PostgresSession(address))
 
 
-def bare_sqlite(path: Path, commits: list[list[Statement]]) -> float:
-    """Commits per second of a bare sqlite3 connection at the same durability, one commit after the other."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}")
-    head = queries()["head"]
-    begin = time.perf_counter()
-    for statements in commits:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(head).fetchone()
-        for sql, rows in statements:
-            for row in rows:
-                connection.execute(sql, row)
-        connection.execute("COMMIT")
-    seconds = time.perf_counter() - begin
-    connection.close()
-    return len(commits) / seconds
+class Bare(Protocol):
+    """The floor: a driver that repeats recorded commits one after the other."""
+
+    def rate(self, commits: Commits) -> float:
+        """Commits per second."""
+        ...
+
+    def close(self) -> None: ...
 
 
-def bare_postgres(address: str, commits: list[list[Statement]]) -> float:
-    """The same for a bare psycopg connection."""
-    head: Any = percent_style(queries()["head"] + " FOR UPDATE").encode()
-    fitted = {sql: percent_style(sql).encode() for statements in commits for sql, _ in statements}
-    with psycopg.connect(address, autocommit=True) as connection:
+class BareSqlite:
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+        ours = SqliteSession(path)
+        for pragma in ("synchronous", "foreign_keys", "cache_size", "wal_autocheckpoint"):
+            value = ours.connection.execute(f"PRAGMA {pragma}").fetchone()[0]
+            self._connection.execute(f"PRAGMA {pragma} = {value}")
+        ours.close()
+
+    def rate(self, commits: Commits) -> float:
+        connection, head = self._connection, queries()["head"]
         begin = time.perf_counter()
         for statements in commits:
-            connection.execute("BEGIN")
+            connection.execute("BEGIN IMMEDIATE")
             connection.execute(head).fetchone()
             for sql, rows in statements:
                 for row in rows:
-                    connection.execute(fitted[sql], row)
+                    connection.execute(sql, row)
             connection.execute("COMMIT")
-        seconds = time.perf_counter() - begin
-    return len(commits) / seconds
+        return len(commits) / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class BarePostgres:
+    def __init__(self, address: str) -> None:
+        self._connection = psycopg.connect(address, autocommit=True)
+
+    def rate(self, commits: Commits) -> float:
+        head: Any = percent_style(queries()["head"] + " FOR UPDATE").encode()
+        fitted = {sql: percent_style(sql).encode() for statements in commits for sql, _ in statements}
+        begin = time.perf_counter()
+        for statements in commits:
+            self._connection.execute("BEGIN")
+            self._connection.execute(head).fetchone()
+            for sql, rows in statements:
+                for row in rows:
+                    self._connection.execute(fitted[sql], row)
+            self._connection.execute("COMMIT")
+        return len(commits) / (time.perf_counter() - begin)
+
+    def close(self) -> None:
+        self._connection.close()

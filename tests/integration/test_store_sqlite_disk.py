@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import resource
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from ostler.errors import StoreBusyError, StoreFailedError, StoreFullError
 from ostler.model import AgentState
 from ostler.seams import FaultPlan
 from ostler.store import Backend, EngineStore, Seams, open_store
+from ostler.store.commands import TakeLease
+from ostler.store.kinds import Key, Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.sqlite import SqliteSession
 from ostler.testing import ManualClock, invariant_faults
@@ -119,6 +123,40 @@ async def test_an_input_output_error_ends_all_writing_until_a_restart(home: Path
         assert await store.get_instance(made.instance_id) == made
     async with open_store(home) as store:
         assert (await moved(store, made, AgentState.READY)).version == 2
+
+
+class Failing(SqliteSession):
+    """Its disk cannot be read any more, once a test says so."""
+
+    broken = False
+
+    def load(self, kind: Kind, key: Key) -> Any:
+        if self.broken:
+            raise StoreFailedError("a sector is gone")
+        return super().load(kind, key)
+
+
+async def test_an_error_while_reading_inside_a_transaction_ends_the_whole_of_it(home: Path) -> None:
+    async with open_store(home) as store:
+        made = await reserved(store)
+    sessions: list[Failing] = []
+
+    def open_writer(_fault: object) -> Failing:
+        sessions.append(Failing(home / "ostler.db"))
+        return sessions[-1]
+
+    backend = Backend(open_writer=open_writer, open_reader=sqlite_backend(home / "ostler.db").open_reader)
+    async with EngineStore(backend) as store:
+        before = await store.head()
+        sessions[0].broken = True
+        # Neither names a record that is cached, and the second would need nothing but the first one's refusal.
+        wishes = (moved(store, made, AgentState.READY), store.commit(TakeLease(owner="me")))
+        answers = await asyncio.gather(*wishes, return_exceptions=True)
+        assert [str(one) for one in answers] == ["a sector is gone"] * 2
+        sessions[0].broken = False
+        with pytest.raises(StoreFailedError):
+            await moved(store, made, AgentState.READY)
+        assert await store.head() == before
 
 
 _LIMITED = """

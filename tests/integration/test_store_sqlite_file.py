@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ostler.errors import StoreError, StoreTooNewError
 from ostler.model import AgentState
 from ostler.seams import FaultPlan, InjectedCrash
-from ostler.store import Seams, open_store
+from ostler.store import EngineStore, Seams, open_store, view_store
 from ostler.store.queries import migrations, statements
 from ostler.testing.store_suite.ground import brought_to, reserved
 
@@ -90,6 +91,30 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(home: Path) -> 
     with pytest.raises(StoreError, match="not a database"):
         asyncio.run(open_store(home).open())
     assert content(home) == b"a shopping list\n" * 100
+
+
+def locks_on(home: Path) -> int:
+    """How many locks the kernel knows on the main file."""
+    inode = (home / "ostler.db").stat().st_ino
+    return sum(f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+@pytest.mark.parametrize("look", [open_store, view_store])
+async def test_a_second_look_at_a_home_does_not_drop_the_locks_of_the_first(
+    home: Path, look: Callable[[Path], EngineStore]
+) -> None:
+    """Closing any descriptor of a file drops all locks that the process holds on it."""
+    async with open_store(home) as store:
+        await reserved(store)
+        held = locks_on(home)
+        if held == 0:
+            pytest.skip("this kernel does not show the locks of this file system")
+        async with look(home) as second:
+            assert await second.head() == await store.head()
+            assert locks_on(home) >= held
+        # A connection that closes drops its own; the writer's must have been taken back or never lost.
+        assert locks_on(home) >= 1
+        assert await reserved(store)
 
 
 # --- migration --------------------------------------------------------------------------------------

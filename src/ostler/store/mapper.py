@@ -82,6 +82,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+#: Columns, how to read their fields at once, and which of the values need another form.
+_Plan = tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[tuple[int, Callable[[Any], Any]], ...]]
+
+
 class Mapper:
     """The rows of one shape in one dialect; everything that can be looked up is looked up once."""
 
@@ -98,7 +102,7 @@ class Mapper:
             _ledger_values if shape.record is Ledger else operator.attrgetter(*self._fields)
         )
         self._keys = tuple(self._encoders[self._names.index(name)] for name in shape.keys)
-        self._plans: dict[frozenset[str], tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...]]] = {}
+        self._plans: dict[frozenset[str], _Plan] = {}
         #: The columns of `row`, in its order.
         self.columns = self._names + tuple(name for name, _, _, _ in self._derived)
 
@@ -134,18 +138,26 @@ class Mapper:
         plan = self._plans.get(fields)
         if plan is None:
             plan = self._plans[fields] = self._plan(fields)
-        names, readers = plan
-        return names, tuple([read(record) for read in readers])
+        names, read, encoders = plan
+        values = list(read(record))
+        for place, encode in encoders:
+            if values[place] is not None:
+                values[place] = encode(values[place])
+        return names, tuple(values)
 
-    def _plan(self, fields: frozenset[str]) -> tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...]]:
+    def _plan(self, fields: frozenset[str]) -> _Plan:
         chosen = [place for place, field in enumerate(self._fields) if field in fields]
-        names = tuple(self._names[place] for place in chosen)
-        return names, tuple(
-            _reading(operator.attrgetter(self._fields[place]), self._encoders[place]) for place in chosen
+        encoders = [(at, self._encoders[place]) for at, place in enumerate(chosen)]
+        return (
+            tuple(self._names[place] for place in chosen),
+            operator.attrgetter(*(self._fields[place] for place in chosen)),
+            tuple((at, encode) for at, encode in encoders if encode is not _same),
         )
 
     def key(self, key: Key) -> tuple[Any, ...]:
         """The values that name one row."""
+        if len(key) == 1:
+            return (self._keys[0](key[0]),)
         return tuple([encode(value) for encode, value in zip(self._keys, key, strict=True)])
 
     def records(self, names: list[str], rows: list[tuple[Any, ...]]) -> list[Any]:
@@ -159,17 +171,6 @@ class Mapper:
 
     def _made(self, values: dict[str, Any]) -> Any:
         return _ledger_from(values) if self.shape.record is Ledger else self.shape.record(**values)
-
-
-def _reading(read: Callable[[Any], Any], encode: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    if encode is _same:
-        return read
-
-    def column(record: Any) -> Any:
-        value = read(record)
-        return None if value is None else encode(value)
-
-    return column
 
 
 def _ledger_values(ledger: Ledger) -> tuple[Any, ...]:

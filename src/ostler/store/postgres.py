@@ -95,9 +95,11 @@ class PostgresSession(SqlSession):
         connection = self.connection
         try:
             return run(connection)
-        except psycopg.OperationalError:
-            if not connection.closed:
+        except psycopg.OperationalError as error:
+            # No code: the line is dead. 57P: the server told us so before it cut it.
+            if error.sqlstate is not None and not error.sqlstate.startswith("57P"):
                 raise
+            connection.close()
             return run(self.connection)
 
     def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import stat
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -56,7 +58,7 @@ def _ours(error: sqlite3.Error) -> StoreError:
     return kind(f"{(kind.__doc__ or '').strip()} ({error})")
 
 
-@contextmanager
+@contextlib.contextmanager
 def mapped_errors() -> Iterator[None]:
     try:
         yield
@@ -152,7 +154,10 @@ class SqliteSession(SqlSession):
 def _make_private(path: Path) -> None:
     """Only the owner may read the record."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    # Without opening it: closing any descriptor of the file would drop the locks that another store in this
+    # process holds on it, and with them its hold on the write-ahead log.
+    with contextlib.suppress(FileExistsError):
+        os.mknod(path, stat.S_IFREG | 0o600)
 
 
 def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:
@@ -160,13 +165,25 @@ def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:
     known = migrations("sqlite")
     newest = known[-1][0]
     _require_ours(session, _version(session), newest)  # before anything in the file is touched
-    with mapped_errors():
-        mode = session.connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    mode = _write_ahead(session)
     if mode != "wal":
         raise StoreError(f"{session.path.parent} is on a file system without shared memory; choose a local home")
     while (version := _version(session)) != newest:
         _require_ours(session, version, newest)
         _step(session, version, dict(known), fault)
+
+
+def _write_ahead(session: SqliteSession) -> str:
+    """Several may open a fresh home at once. This switch is the one thing SQLite does not wait for by itself."""
+    end = time.monotonic() + _BUSY_MS / 1000
+    while True:
+        try:
+            with mapped_errors():
+                return str(session.connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        except StoreBusyError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.005)
 
 
 def _step(session: SqliteSession, version: int, known: dict[int, str], fault: FaultPoint) -> None:

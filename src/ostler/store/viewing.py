@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from ostler.errors import StoreError, StoreTooNewError
+from ostler.errors import StoreError, StoreFailedError, StoreTooNewError
 from ostler.store.engine import Backend, EngineStore, Seams
 from ostler.store.opening import DATABASE_FILE, backend_for
 from ostler.store.queries import migrations
 from ostler.store.sqlite import APPLICATION_ID
 from ostler.store.sqlsession import SqlSession
 
-_SQLITE_HEADER = b"SQLite format 3\0"
+_NO_DATABASE = "{path} is not a database; choose another home, or restore it from a backup"
 
 
 def view_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
@@ -45,24 +46,32 @@ def _viewer(
 
 
 def _require_home(path: Path) -> None:
-    """Before connecting: SQLite makes a missing file, and calls a foreign one a broken disk."""
+    """Before connecting, for SQLite makes a missing file.
+
+    The file is not opened here: closing it again would drop the locks of a store that this process has open.
+    """
     home = path.parent
     try:
-        with path.open("rb") as file:
-            header = file.read(len(_SQLITE_HEADER))
+        empty = path.stat().st_size == 0
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(
             f"there is no Ostler home at {home}; check the path, or make one with ostler.open_store"
         ) from None
     except OSError as error:
         raise StoreError(f"the home at {home} cannot be read ({error.strerror}); check who owns it") from error
-    if header != _SQLITE_HEADER:
-        raise StoreError(f"{path} is not a database; choose another home, or restore it from a backup")
+    if not os.access(path, os.R_OK):
+        raise StoreError(f"the home at {home} cannot be read (Permission denied); check who owns it")
+    if empty:
+        raise StoreError(_NO_DATABASE.format(path=path))
 
 
 def _require_ours(session: SqlSession, path: Path) -> None:
     session.execute("PRAGMA query_only = ON", {})
-    if session.execute("PRAGMA application_id", {})[0]["application_id"] != APPLICATION_ID:
+    try:
+        application = session.execute("PRAGMA application_id", {})[0]["application_id"]
+    except StoreFailedError as error:  # SQLite calls a foreign file a broken disk
+        raise StoreError(_NO_DATABASE.format(path=path)) from error
+    if application != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another program; choose another home")
     _require_shape(int(session.execute("PRAGMA user_version", {})[0]["user_version"]), "sqlite")
 
