@@ -1,6 +1,6 @@
 """A scripted life of a store, to be killed at any of its writes.
 
-Run as a program: `python kill_scenario.py HOME [--mutant | --reopen]`. Every acknowledged commit is reported as one
+Run as a program: `python kill_scenario.py HOME [--mutant | --reopen | --lax]`. Every acknowledged commit is one
 line on standard output; what would be a process is a marker file, made after its intent is durable. The mutant
 makes the marker first, as the seed's order did, so that a kill in between leaves a marker nobody knows of.
 """
@@ -27,8 +27,8 @@ from ostler.model import (
     Task,
     TaskState,
 )
-from ostler.seams import FaultPlan, no_fault
-from ostler.store import AgentError, EngineStore, Seams, open_store
+from ostler.seams import FaultPlan, FaultPoint, no_fault
+from ostler.store import AgentError, Backend, EngineStore, Seams, open_store
 from ostler.store.commands import (
     CreateTask,
     EndAttempt,
@@ -40,6 +40,8 @@ from ostler.store.commands import (
     ReserveInstance,
     RestartInstance,
 )
+from ostler.store.opening import DATABASE_FILE, sqlite_backend
+from ostler.store.sqlite import SqliteSession
 
 _DEFINITION = uuid5(HOME_WORKSPACE_ID, "scenario")
 _AGENTS = 3
@@ -96,7 +98,7 @@ async def work(store: EngineStore) -> None:
 async def scenario(home: Path, *, mutant: bool) -> None:
     plan = os.environ.get("OSTLER_FAULT")
     seams = Seams(fault=FaultPlan.parse(plan) if plan else no_fault)
-    async with open_store(home, seams) as store:
+    async with lax_store(home) if "--lax" in sys.argv else open_store(home, seams) as store:
         await store.take_lease("scenario", ttl=timedelta(minutes=1))
         spawned = [await spawn(store, home, number, mutant=mutant) for number in range(_AGENTS)]
         await asyncio.gather(
@@ -107,6 +109,19 @@ async def scenario(home: Path, *, mutant: bool) -> None:
         ends = (AgentState.TERMINATING, AgentState.TERMINATED)
         await asyncio.gather(*(move(store, one.instance_id, *ends) for one in spawned[1:]))
         await store.sweep()
+
+
+def lax_store(home: Path) -> EngineStore:
+    """A mutant that does not wait for the disk."""
+    backend = sqlite_backend(home / DATABASE_FILE)
+
+    def open_writer(fault: FaultPoint) -> SqliteSession:
+        session = backend.open_writer(fault)
+        assert isinstance(session, SqliteSession)
+        session.connection.execute("PRAGMA synchronous = NORMAL")
+        return session
+
+    return EngineStore(Backend(open_writer=open_writer, open_reader=backend.open_reader))
 
 
 async def reopen(home: Path) -> None:
