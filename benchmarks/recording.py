@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import psycopg
 
-from ostler.seams import FaultPoint
 from ostler.store.engine import Backend
 from ostler.store.port import Head
 from ostler.store.postgres import PostgresSession
@@ -18,56 +17,47 @@ from ostler.store.postgres import migrate as migrate_postgres
 from ostler.store.queries import percent_style, queries
 from ostler.store.sqlite import SqliteSession
 from ostler.store.sqlite import migrate as migrate_sqlite
-from ostler.store.sqlsession import Values
+from ostler.store.sqlsession import SqlSession, Values
 
 Statement = tuple[str, Sequence[Values]]
 Commits = list[list[Statement]]
 
 
-class _RecordingSqlite(SqliteSession):
+class _Recording(SqlSession):
     commits: Commits
 
     def begin(self) -> Head:
         self.commits.append([])
-        return super().begin()
+        return super().begin()  # type: ignore[safe-super]
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if self.commits and rows:
             self.commits[-1].append((sql, rows))
-        return super().execute_many(sql, rows)
+        return super().execute_many(sql, rows)  # type: ignore[safe-super]
 
 
-class _RecordingPostgres(PostgresSession):
-    commits: Commits
+class _RecordingSqlite(_Recording, SqliteSession): ...
 
-    def begin(self) -> Head:
-        self.commits.append([])
-        return super().begin()
 
-    def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
-        if self.commits and rows:
-            self.commits[-1].append((sql, rows))
-        return super().execute_many(sql, rows)
+class _RecordingPostgres(_Recording, PostgresSession): ...
 
 
 def recording_sqlite(path: Path, commits: Commits) -> Backend:
-    def open_writer(fault: FaultPoint) -> SqliteSession:
+    def open_writer() -> _RecordingSqlite:
         session = _RecordingSqlite(path, create=True)
         session.commits = commits
-        migrate_sqlite(session, fault)
         return session
 
-    return Backend(open_writer=open_writer, open_reader=lambda: SqliteSession(path))
+    return Backend.migrating(open_writer, migrate_sqlite, lambda: SqliteSession(path))
 
 
 def recording_postgres(address: str, commits: Commits) -> Backend:
-    def open_writer(fault: FaultPoint) -> PostgresSession:
+    def open_writer() -> _RecordingPostgres:
         session = _RecordingPostgres(address)
         session.commits = commits
-        migrate_postgres(session, fault)
         return session
 
-    return Backend(open_writer=open_writer, open_reader=lambda: PostgresSession(address))
+    return Backend.migrating(open_writer, migrate_postgres, lambda: PostgresSession(address))
 
 
 class Bare(Protocol):

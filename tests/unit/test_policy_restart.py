@@ -124,7 +124,7 @@ def test_every_delay_lies_between_nothing_and_the_maximum(
         max_delay=timedelta(minutes=5),
         backoff_multiplier=multiplier,
     )
-    chance = random.Random(seed)  # noqa: S311 - jitter, not a secret
+    chance = random.Random(seed)
     assert timedelta(0) <= backoff(policy, number, chance) <= policy.max_delay
 
 
@@ -138,7 +138,7 @@ def test_a_number_beyond_all_floats_is_capped_like_any_other(kind: RestartPolicy
 
 
 def test_the_spread_of_the_jitter_is_even() -> None:
-    chance = random.Random(7)  # noqa: S311 - jitter, not a secret
+    chance = random.Random(7)
     policy = RestartPolicy(initial_delay=timedelta(seconds=5), max_delay=timedelta(minutes=5))
     delays = [backoff(policy, 1, chance).total_seconds() for _ in range(2000)]
     assert 10 * (1 - JITTER) <= min(delays) < 7.6

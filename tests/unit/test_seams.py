@@ -38,7 +38,7 @@ class Hands:
 
 
 def source(clock: Hands) -> Uuid7Source:
-    return Uuid7Source(clock, random.Random(1))  # noqa: S311 - a test
+    return Uuid7Source(clock, random.Random(1))
 
 
 def millis(value: UUID) -> int:

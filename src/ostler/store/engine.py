@@ -42,6 +42,7 @@ from ostler.store.retention import Sweeper
 from ostler.store.writer import Batch, Submission, Writer
 
 R = TypeVar("R")
+S = TypeVar("S", bound=Session)
 
 _PAGE = 1000
 _LOWEST = -(2**63)
@@ -63,6 +64,23 @@ class Backend:
     #: Opens the writing session, migrating first. Called on the writer's thread.
     open_writer: Callable[[FaultPoint], Session]
     open_reader: Callable[[], Session]
+
+    @classmethod
+    def migrating(
+        cls, open_writer: Callable[[], S], migrate: Callable[[S, FaultPoint], None], open_reader: Callable[[], Session]
+    ) -> Backend:
+        """One whose shape is brought up to date when it is opened for writing."""
+
+        def opened(fault: FaultPoint) -> Session:
+            session = open_writer()
+            try:
+                migrate(session, fault)
+            except BaseException:
+                session.close()
+                raise
+            return session
+
+        return cls(open_writer=opened, open_reader=open_reader)
 
 
 class EngineStore(Store):

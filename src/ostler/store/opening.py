@@ -8,9 +8,7 @@ from typing import Protocol, cast
 
 from ostler.errors import MissingExtraError, ValidationError
 from ostler.model import Fault
-from ostler.seams import FaultPoint
 from ostler.store.engine import Backend, EngineStore, Seams
-from ostler.store.port import Session
 from ostler.store.sqlite import SqliteSession, migrate
 
 DATABASE_FILE = "ostler.db"
@@ -39,16 +37,7 @@ def backend_for(where: str | Path) -> Backend:
 
 
 def sqlite_backend(path: Path) -> Backend:
-    def open_writer(fault: FaultPoint) -> Session:
-        session = SqliteSession(path, create=True)
-        try:
-            migrate(session, fault)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-    return Backend(open_writer=open_writer, open_reader=lambda: SqliteSession(path))
+    return Backend.migrating(lambda: SqliteSession(path, create=True), migrate, lambda: SqliteSession(path))
 
 
 def _postgres() -> _BackendModule:

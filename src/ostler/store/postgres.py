@@ -17,7 +17,7 @@ from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFul
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.engine import Backend
 from ostler.store.mapper import Dialect
-from ostler.store.port import Head, Session
+from ostler.store.port import Head
 from ostler.store.queries import migrations, percent_style, queries, statements
 from ostler.store.sqlsession import Row, SqlSession, Values
 
@@ -150,16 +150,7 @@ def _fitted(sql: str) -> bytes:
 
 
 def backend(address: str) -> Backend:
-    def open_writer(fault: FaultPoint) -> Session:
-        session = PostgresSession(address)
-        try:
-            migrate(session, fault)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-    return Backend(open_writer=open_writer, open_reader=lambda: PostgresSession(address))
+    return Backend.migrating(lambda: PostgresSession(address), migrate, lambda: PostgresSession(address))
 
 
 def migrate(session: PostgresSession, fault: FaultPoint = no_fault) -> None:
