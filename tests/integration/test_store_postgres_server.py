@@ -107,16 +107,28 @@ async def test_a_dropped_connection_is_made_anew_by_the_next_command(postgres_ad
 
 
 class Dropping:
-    """A fault point that cuts every connection of the store when it is passed."""
+    """A fault point that cuts every connection of the store when it is passed.
+
+    It also looks from outside: between the begin and the commit of a batch, nothing of it may be seen.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.name = ""
+        self.at_begin: list[tuple[object, ...]] = []
+        self.seen_early = 0
 
     def __call__(self, name: str) -> None:
+        if name == "store.begin.after":
+            self.at_begin = self.look()
+        elif name == "store.commit.before":
+            self.seen_early += self.look() != self.at_begin
         if name == self.name:
             self.name = ""
             drop_connections(self.address)
+
+    def look(self) -> list[tuple[object, ...]]:
+        return sql(self.address, "SELECT commit_number, (SELECT count(*) FROM audit) FROM store_head")
 
 
 @pytest.mark.parametrize("point", ["store.begin.after", "store.save.before", "store.commit.before"])
@@ -134,6 +146,7 @@ async def test_a_connection_lost_inside_a_transaction_writes_all_or_nothing(post
         assert all(isinstance(one, StoreError) for one in answers if isinstance(one, BaseException)), answers
         after = await store.head()
         assert after.sequence == before.sequence + len(done)
+        assert dropping.seen_early == 0, "rows were written outside of a transaction"
         assert (await store.audit_head()).number == after.sequence
         assert await invariant_faults(store, clock.wall()) == []
         assert (await moved(store, lives[0], AgentState.FAILED)).state is AgentState.FAILED

@@ -86,12 +86,12 @@ class PostgresSession(SqlSession):
 
     def execute(self, sql: str, values: Row | Values) -> Sequence[Row]:
         with mapped_errors():
-            if self._inside:  # never on another connection: what was done on this one would be forgotten
-                return self._connection.execute(_fitted(sql), values).fetchall()
             return self._afresh(lambda connection: connection.execute(_fitted(sql), values).fetchall())
 
     def _afresh(self, run: Callable[[_Connection], R]) -> R:
         """Once more on a new connection, if the server had dropped the idle one: nothing was under way on it."""
+        if self._inside:  # never on another connection: what was done on this one would be forgotten
+            return run(self._connection)
         connection = self.connection
         try:
             return run(connection)
@@ -103,9 +103,13 @@ class PostgresSession(SqlSession):
             return run(self.connection)
 
     def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
-        with mapped_errors(), self.connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(_fitted(sql), values)
-            return [column.name for column in cursor.description or ()], cursor.fetchall()
+        def run(connection: _Connection) -> tuple[list[str], list[Values]]:
+            with connection.cursor(row_factory=tuple_row) as cursor:
+                cursor.execute(_fitted(sql), values)
+                return [column.name for column in cursor.description or ()], cursor.fetchall()
+
+        with mapped_errors():
+            return self._afresh(run)
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if not rows:

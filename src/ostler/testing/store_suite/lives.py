@@ -128,6 +128,14 @@ class LivesContract(StoreGround):
         with pytest.raises(InvalidOperationError):
             await restarted(store, back)
 
+    async def test_a_failed_one_that_is_terminated_later_ended_when_it_failed(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        failed = await brought_to(store, AgentState.FAILED)
+        clock.advance(60)
+        over = await moved(store, failed, AgentState.TERMINATED)
+        assert (over.terminated_at, over.updated_at) == (failed.terminated_at, clock.wall())
+
     async def test_an_error_stays_on_the_record_and_in_the_log_with_its_bad_characters_replaced(
         self, store: Store, clock: ManualClock
     ) -> None:

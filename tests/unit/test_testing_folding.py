@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    AgentHealthChangedEvent,
+    AgentHealthStatus,
+    AgentInstance,
+    AgentRestartingEvent,
+    AgentSpawnedEvent,
+    AgentState,
+    AgentStateChangedEvent,
+    Event,
+    HealthState,
+)
+from ostler.testing import fold
+from ostler.testing.folding import instance_faults, quota_faults, sequence_faults
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+ONE, OTHER = UUID(int=1), UUID(int=2)
+
+
+def common(sequence: int, instance_id: UUID, version: int, attempt: int = 1) -> dict[str, object]:
+    return {
+        "occurred_at": NOW,
+        "sequence": sequence,
+        "instance_id": instance_id,
+        "workspace_id": HOME_WORKSPACE_ID,
+        "version": version,
+        "attempt": attempt,
+    }
+
+
+def spawned(sequence: int, instance_id: UUID = ONE) -> Event:
+    return AgentSpawnedEvent(**common(sequence, instance_id, 1), definition_id=OTHER, user_id=None)  # type: ignore[arg-type]
+
+
+def changed(sequence: int, version: int, new: AgentState, attempt: int = 1, instance_id: UUID = ONE) -> Event:
+    fields = common(sequence, instance_id, version, attempt)
+    return AgentStateChangedEvent(**fields, previous_state=AgentState.READY, new_state=new)  # type: ignore[arg-type]
+
+
+LIFE: list[Event] = [
+    spawned(1),
+    changed(2, 2, AgentState.FAILED),
+    AgentRestartingEvent(**common(3, ONE, 3, 2), attempt_number=1, max_attempts=3),  # type: ignore[arg-type]
+    changed(4, 3, AgentState.INITIALIZING, attempt=2),
+    AgentHealthChangedEvent(
+        **common(5, ONE, 4, 2),  # type: ignore[arg-type]
+        previous_health=HealthState.UNKNOWN,
+        new_health=HealthState.DEGRADED,
+    ),
+]
+RECORD = AgentInstance(
+    instance_id=ONE,
+    definition_id=OTHER,
+    state=AgentState.INITIALIZING,
+    health=AgentHealthStatus(state=HealthState.DEGRADED),
+    created_at=NOW,
+    updated_at=NOW,
+    restart_count=1,
+    attempt=2,
+    version=4,
+)
+
+
+def test_a_folded_life_is_what_the_record_says() -> None:
+    assert sequence_faults(LIFE) == []
+    assert instance_faults(fold(LIFE), [RECORD]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"state": AgentState.READY},
+        {"version": 5},
+        {"attempt": 1},
+        {"restart_count": 0},
+        {"health": AgentHealthStatus(state=HealthState.HEALTHY)},
+    ],
+)
+def test_each_difference_between_log_and_table_is_found(wrong: dict[str, object]) -> None:
+    (fault,) = instance_faults(fold(LIFE), [RECORD.evolve(**wrong)])
+    assert next(iter(wrong)) in fault
+
+
+def test_gaps_doubles_and_falling_versions_are_found() -> None:
+    assert sequence_faults([spawned(1), changed(3, 2, AgentState.READY)]) == ["event 2 should come next, 3 does"]
+    assert len(sequence_faults([spawned(1), spawned(1)])) == 1
+    assert (
+        "back to 1"
+        in sequence_faults([spawned(1), changed(2, 5, AgentState.READY), changed(3, 1, AgentState.READY)])[0]
+    )
+    assert sequence_faults([spawned(8)], after=7) == []
+
+
+def test_one_too_many_at_any_moment_is_found_even_if_it_passes() -> None:
+    log = [spawned(1), spawned(2, OTHER), changed(3, 2, AgentState.FAILED), changed(4, 3, AgentState.INITIALIZING)]
+    assert quota_faults(log, HOME_WORKSPACE_ID, 2) == []
+    assert [fault.split(" ")[2] for fault in quota_faults(log, HOME_WORKSPACE_ID, 1)] == ["2", "4"]
+    assert quota_faults(log, OTHER, 0) == []
