@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from ostler.store.engine import Backend
+from ostler.store.life import Backend
 from ostler.store.port import Head
 from ostler.store.postgres import PostgresSession
 from ostler.store.postgres import migrate as migrate_postgres
@@ -48,7 +48,7 @@ def recording_sqlite(path: Path, commits: Commits) -> Backend:
         session.commits = commits
         return session
 
-    return Backend.migrating(open_writer, migrate_sqlite, lambda: SqliteSession(path))
+    return Backend.migrating(open_writer, migrate_sqlite, lambda: SqliteSession(path, read_only=True))
 
 
 def recording_postgres(address: str, commits: Commits) -> Backend:
@@ -57,7 +57,7 @@ def recording_postgres(address: str, commits: Commits) -> Backend:
         session.commits = commits
         return session
 
-    return Backend.migrating(open_writer, migrate_postgres, lambda: PostgresSession(address))
+    return Backend.migrating(open_writer, migrate_postgres, lambda: PostgresSession(address, read_only=True))
 
 
 class Bare(Protocol):

@@ -20,7 +20,7 @@ import psycopg
 from ostler.model import AgentState, SpawnRequest
 from ostler.store import EngineStore, open_store
 from ostler.store.commands import MoveInstance, ReserveInstance
-from ostler.store.engine import Backend
+from ostler.store.life import Backend
 from recording import Bare, BarePostgres, BareSqlite, Commits, recording_postgres, recording_sqlite
 from table import Table
 

@@ -24,6 +24,7 @@
     │   ├── StoreFullError          no space left; reads and supervision go on
     │   ├── StoreBusyError          too much waits already, or another process holds the lock
     │   ├── StoreFailedError        the disk lied once; nothing more is written until a restart
+    │   ├── OutcomeUnknownError     it may or may not have been written; read again before retrying
     │   ├── StoreTooNewError        made by a newer Ostler
     │   ├── CursorGoneError         the cursor lies before what retention kept (HTTP 410)
     │   └── AuditBrokenError        the chain does not verify
@@ -162,6 +163,10 @@ class StoreBusyError(StoreError):
 
 class StoreFailedError(StoreError):
     """The disk reported an error, so nothing more is written; check the disk, then restart to recover."""
+
+
+class OutcomeUnknownError(StoreError):
+    """Whether this was written is unknown; read the record again before you retry, or use an idempotency key."""
 
 
 class StoreTooNewError(StoreError):

@@ -116,6 +116,7 @@ def lax_store(home: Path) -> EngineStore:
     backend = sqlite_backend(home / DATABASE_FILE)
 
     def open_writer(fault: FaultPoint) -> SqliteSession:
+        assert backend.open_writer is not None
         session = backend.open_writer(fault)
         assert isinstance(session, SqliteSession)
         session.connection.execute("PRAGMA synchronous = NORMAL")

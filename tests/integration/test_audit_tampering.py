@@ -121,3 +121,15 @@ async def test_an_old_entry_put_back_after_retention_is_found(tmp_path: Path) ->
         assert (await store.verify_audit()).is_sound
     tamper(tmp_path, copy_of(3, 2))
     assert any("entry 2" in fault for fault in (await report_on(tmp_path)).faults)
+
+
+async def test_a_front_that_was_cut_off_and_anchored_by_hand_is_found(home: Path) -> None:
+    async with open_store(home) as store:
+        entries = await store.read_audit()
+    tamper(
+        home,
+        "DELETE FROM audit WHERE number <= 3",
+        f"UPDATE workspace_ledgers SET anchor_number = 3, anchor_hash = '{entries[2].hash}'",
+    )
+    report = await report_on(home)
+    assert report.faults == ("no entry tells that retention removed those up to 3: they were cut off",)

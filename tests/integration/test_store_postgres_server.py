@@ -6,10 +6,11 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from ostler.errors import StoreError, StoreTooNewError
+from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreError, StoreTooNewError
 from ostler.model import AgentState
 from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import EngineStore, Seams, Store, open_store
+from ostler.store.postgres import PostgresSession, backend, mapped_errors, migrate
 from ostler.store.queries import migrations, statements
 from ostler.testing import ManualClock, invariant_faults
 from ostler.testing.folding import sequence_faults
@@ -153,8 +154,69 @@ async def test_a_connection_lost_inside_a_transaction_writes_all_or_nothing(post
 
 
 async def test_a_server_that_is_gone_is_said_in_one_sentence() -> None:
-    with pytest.raises(StoreError, match="the database server did not answer"):
+    with pytest.raises(StoreError, match="the database server did not answer") as told:
         await open_store("postgresql:///postgres?host=/nowhere&user=postgres").open()
+    assert "unknown" not in str(told.value), "nothing was to be written"
+
+
+async def test_a_connection_lost_at_the_commit_leaves_the_outcome_unknown(postgres_address: str) -> None:
+    dropping = Dropping(postgres_address)
+    async with open_store(postgres_address, Seams(fault=dropping)) as store:
+        dropping.name = "store.commit.before"
+        with pytest.raises(OutcomeUnknownError, match="read the record again"):
+            await reserved(store)
+        dropping.name = "store.save.before"
+        with pytest.raises(StoreError) as told:
+            await reserved(store)
+        assert not isinstance(told.value, OutcomeUnknownError), "what was not committed is not there"
+
+
+async def test_what_was_remembered_does_not_outlive_the_connection(postgres_address: str) -> None:
+    """Behind the same address may stand a restored copy, with the same commit number and other rows."""
+    async with open_store(postgres_address) as store:
+        made = await reserved(store)
+        sql(postgres_address, "UPDATE agent_instances SET version = 7")
+        drop_connections(postgres_address)
+        moves = (moved(store, made, AgentState.READY, expected_version=7), reserved(store))
+        assert [one.version for one in await asyncio.gather(*moves)] == [8, 1]
+
+
+def test_what_readers_use_stays_read_only_after_a_reconnect(postgres_address: str) -> None:
+    session = backend(postgres_address).open_reader()
+    assert isinstance(session, PostgresSession)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="read-only"):
+            session.execute("CREATE TABLE stray (id INT)", {})
+        drop_connections(postgres_address)
+    session.close()
+
+
+def test_the_isolation_does_not_follow_the_defaults_of_the_server(postgres_address: str) -> None:
+    strict = "-c%20default_transaction_isolation%3Dserializable%20-c%20default_transaction_read_only%3Doff"
+    session = PostgresSession(f"{postgres_address}&options={strict}")
+    migrate(session)
+    session.begin()
+    assert session.execute("SHOW transaction_isolation", {}) == [{"transaction_isolation": "read committed"}]
+    session.rollback()
+    session.close()
+
+
+def test_a_commit_that_the_server_turned_into_a_rollback_is_no_commit(postgres_address: str) -> None:
+    session = PostgresSession(postgres_address)
+    migrate(session)
+    session.begin()
+    with pytest.raises(StoreError):
+        session.execute("SELECT 1 / 0", {})
+    with pytest.raises(StoreError, match="ROLLBACK; nothing was written"):
+        session.commit()
+    session.rollback()
+    assert session.begin().commit_number == 0
+    session.close()
+
+
+def test_a_conflict_of_serializable_transactions_says_try_again() -> None:
+    with pytest.raises(StoreBusyError), mapped_errors():
+        raise psycopg.errors.SerializationFailure
 
 
 # --- the log ----------------------------------------------------------------------------------------

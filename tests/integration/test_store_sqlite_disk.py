@@ -38,6 +38,7 @@ class Watched:
         self.writers: list[SqliteSession] = []
 
         def open_writer(fault: object) -> SqliteSession:
+            assert inner.open_writer is not None
             session = inner.open_writer(fault)  # type: ignore[arg-type]
             assert isinstance(session, SqliteSession)
             self.writers.append(session)

@@ -49,7 +49,7 @@ async def test_what_is_there_is_shown_and_cannot_be_changed(postgres_address: st
         ada = await store.commit(ReserveInstance(request=REQUEST))
     async with view_store(postgres_address) as store:
         assert await store.get_instance(ada.instance_id) == ada
-        with pytest.raises(StoreError, match="read-only"):
+        with pytest.raises(StoreError, match="opened for reading only"):
             await store.commit(ReserveInstance(request=REQUEST))
     shown = json.loads(ostler("ps", "-o", "json", "--home", postgres_address).stdout)
     assert [one["name"] for one in shown] == ["ada"]

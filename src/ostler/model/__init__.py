@@ -50,7 +50,7 @@ from ostler.model.states import (
 )
 from ostler.model.task import Task
 from ostler.model.termination import TerminationOptions, TerminationResult
-from ostler.model.text import clean_text, fold_tags
+from ostler.model.text import clean_text, clipped, fold_tags
 from ostler.model.validation import Fault, ValidationResult, duration_text, shown
 
 __all__ = [
@@ -123,6 +123,7 @@ __all__ = [
     "Workspace",
     "chain_hash",
     "clean_text",
+    "clipped",
     "duration_text",
     "event_class",
     "event_from_json",

@@ -8,6 +8,7 @@ from datetime import datetime
 from json.encoder import encode_basestring_ascii as quoted
 from uuid import UUID
 
+from ostler.errors import AuditBrokenError
 from ostler.model.moments import Moment, micros
 from ostler.model.record import Record
 
@@ -50,7 +51,9 @@ def chain_hash(
 
     Written out by hand, as `json.dumps` would write it without spaces: it is made for every entry.
     """
-    said = ",".join([quoted(word) if type(word) is str else "null" if word is None else str(word) for word in words])
+    said = ",".join(
+        [quoted(word) if isinstance(word, str) else "null" if word is None else str(word) for word in words]
+    )
     text = f'["{workspace_id.hex}",{number},{micros(occurred_at)},{said},"{previous}"]'
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -76,3 +79,8 @@ class AuditReport(Record):
     @property
     def is_sound(self) -> bool:
         return not self.faults
+
+    def require(self) -> None:
+        """Raise one `AuditBrokenError` that names every break."""
+        if self.faults:
+            raise AuditBrokenError("; ".join(self.faults))

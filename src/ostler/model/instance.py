@@ -42,7 +42,7 @@ class AgentInstance(Record):
     lifetime_restarts: int = 0
     #: The start that speaks now; what an earlier one says is refused.
     attempt: int = 1
-    #: Rises by one with every change; a writer names the one it has read.
+    #: Rises by one with every event about it; a writer names the one it has read.
     version: int = 1
     context: Mapping[str, Any] | None = None
     #: How well each limit of this instance is held.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
+from annotated_types import Interval
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -16,7 +18,10 @@ class _Aware:
         return {**handler(source), "tz_constraint": "aware"}
 
 
-Moment = Annotated[datetime, _Aware()]
+#: Far enough from the ends of the calendar that no zone and no store falls off them.
+_RANGE = Interval(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))
+
+Moment = Annotated[datetime, _Aware(), _RANGE]
 
 
 def micros(moment: datetime) -> int:

@@ -28,6 +28,13 @@ def clean_text(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
+def clipped(text: str, limit: int) -> str:
+    """Foreign text, cleaned and no longer than that; what was cut off is said."""
+    if len(text) <= limit:
+        return clean_text(text)
+    return f"{clean_text(text[:limit])}… ({len(text) - limit} more characters)"
+
+
 def name_faults(field: str, name: Any) -> Iterator[Fault]:
     if not isinstance(name, str):
         return

@@ -19,7 +19,7 @@ from ostler.policy.restart import (
     backoff,
     decide_restart,
 )
-from ostler.policy.retention import Cutoffs, RetentionPolicy, cutoffs, instance_due, task_due
+from ostler.policy.retention import RetentionPolicy, instance_due, task_due
 
 __all__ = [
     "CROSS_PERMISSIONS",
@@ -28,7 +28,6 @@ __all__ = [
     "ROLE_PERMISSIONS",
     "AccessDecision",
     "Chance",
-    "Cutoffs",
     "Plan",
     "ProbeOutcome",
     "ProbeResult",
@@ -38,7 +37,6 @@ __all__ = [
     "RestartReason",
     "RetentionPolicy",
     "backoff",
-    "cutoffs",
     "decide_access",
     "decide_restart",
     "gate_refusals",

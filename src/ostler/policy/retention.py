@@ -22,28 +22,10 @@ class RetentionPolicy(Record):
     events: _Age = timedelta(days=30)
     #: None keeps the audit for ever.
     audit: _Age | None = None
-    idempotency: _Age = timedelta(hours=24)
+    #: How long an answer is kept for whoever asks again with the same key; it is given for 24 h.
+    idempotency: Annotated[timedelta, Interval(ge=_MINUTE, le=timedelta(hours=24))] = timedelta(hours=24)
     #: Rows that one transaction may remove, so that a large clean-up never holds up the living.
     batch: Annotated[int, Interval(ge=1, le=10_000)] = 500
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cutoffs:
-    """The moments that a policy means now: what is as old as that, or older, is due."""
-
-    finished: datetime
-    events: datetime
-    audit: datetime | None
-    idempotency: datetime
-
-
-def cutoffs(policy: RetentionPolicy, now: datetime) -> Cutoffs:
-    return Cutoffs(
-        finished=now - policy.finished,
-        events=now - policy.events,
-        audit=None if policy.audit is None else now - policy.audit,
-        idempotency=now - policy.idempotency,
-    )
 
 
 def instance_due(instance: AgentInstance, now: datetime, policy: RetentionPolicy) -> bool:

@@ -16,7 +16,10 @@ class Clock(Protocol):
         ...
 
     def boot(self) -> float:
-        """Seconds since boot that go on while the machine sleeps; what leases are measured by."""
+        """Seconds since boot that go on while the machine sleeps; what an owner watches its own lease by.
+
+        The lease in the store itself is by the wall clock, because owners on several machines share it.
+        """
         ...
 
     def wall(self) -> datetime:

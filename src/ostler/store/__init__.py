@@ -1,9 +1,10 @@
 """What is remembered: the only writer of records and events."""
 
 from ostler.store.actor import SYSTEM, Actor
-from ostler.store.base import Store, SweepResult
+from ostler.store.base import EventPage, Store, SweepResult
 from ostler.store.commands.instances import AgentError
-from ostler.store.engine import Backend, EngineStore, Seams
+from ostler.store.engine import EngineStore
+from ostler.store.life import Backend, Seams
 from ostler.store.opening import open_store
 from ostler.store.port import Head
 from ostler.store.viewing import view_store
@@ -14,6 +15,7 @@ __all__ = [
     "AgentError",
     "Backend",
     "EngineStore",
+    "EventPage",
     "Head",
     "Seams",
     "Store",

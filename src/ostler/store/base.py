@@ -35,6 +35,9 @@ from ostler.store.port import Head
 
 R = TypeVar("R")
 
+#: The most rows that one page holds.
+PAGE = 1000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepResult:
@@ -44,7 +47,16 @@ class SweepResult:
     tasks: int = 0
     events: int = 0
     audit: int = 0
+    waits: int = 0
     more: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventPage:
+    """Some events, and the cursor to go on from: every event up to it was looked at, also those not asked for."""
+
+    events: tuple[Event, ...]
+    cursor: int
 
 
 class Store(ABC):
@@ -54,7 +66,11 @@ class Store(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Connect and bring the shape of the store up to date. A store of a newer program is refused."""
+        """Connect and bring the shape of the store up to date. A store of a newer program is refused.
+
+        It may be written at once, unless another owner holds a lease: then every command is refused with
+        `StaleWriterError` until `take_lease` or `adopt_epoch`. Opening what is open is refused.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -74,8 +90,10 @@ class Store(ABC):
     @abstractmethod
     async def commit(self, command: Command[R]) -> R:
         """Do it, durably. Returning means that the change, its event, its audit entry, its place in the quota
-        and its idempotency row are on the disk together; raising an `OstlerError` means that none of them is.
-        Cancelling the caller does not undo a command that was already accepted.
+        and its idempotency row are on the disk together; raising an `OstlerError` means that none of them is,
+        but for two: `OutcomeUnknownError`, when the connection was lost at the commit or the writer died, and
+        `StoreFailedError`, when the disk failed at a sync. After these it is on the disk whole or not at all, and
+        only reading tells which. Cancelling the caller does not undo a command that was already accepted.
         """
 
     @abstractmethod
@@ -88,7 +106,7 @@ class Store(ABC):
 
     @abstractmethod
     async def release_lease(self) -> None:
-        """Step down; does nothing when this store holds no lease."""
+        """Step down, and write no more until the next lease; does nothing when this store holds none."""
 
     @property
     @abstractmethod
@@ -130,15 +148,32 @@ class Store(ABC):
         """Those of one workspace that match, newest first."""
 
     @abstractmethod
+    async def read_page(
+        self,
+        after: int = 0,
+        *,
+        limit: int = PAGE,
+        workspace_id: UUID | None = None,
+        instance_id: UUID | None = None,
+    ) -> EventPage:
+        """Events with a number above `after`, in order, and the cursor for the next page.
+
+        Follow with that cursor, not with the last event: in a quiet workspace it rises with the whole log, so that
+        what retention takes from others is not missed here. `CursorGoneError` when some after `after` are no longer
+        kept; `ValidationError` when it lies beyond the newest event.
+        """
+
     async def read_events(
         self,
         after: int = 0,
         *,
-        limit: int = 1000,
+        limit: int = PAGE,
         workspace_id: UUID | None = None,
         instance_id: UUID | None = None,
     ) -> list[Event]:
-        """Events with a number above `after`, in order. `CursorGoneError` when some after it are no longer kept."""
+        """The events of one page."""
+        page = await self.read_page(after, limit=limit, workspace_id=workspace_id, instance_id=instance_id)
+        return list(page.events)
 
     def replay(
         self, after: int = 0, *, workspace_id: UUID | None = None, instance_id: UUID | None = None
@@ -165,22 +200,27 @@ class Store(ABC):
     async def list_definitions(self, after: UUID | None = None, limit: int = 100) -> list[Definition]: ...
 
     @abstractmethod
-    async def list_attempts(self, instance_id: UUID, limit: int = 1000) -> list[Attempt]:
-        """The starts of one instance, oldest first."""
+    async def list_attempts(self, instance_id: UUID, limit: int = PAGE, *, after: int = 0) -> list[Attempt]:
+        """The starts of one instance, oldest first, with a number above `after`."""
 
     @abstractmethod
-    async def open_attempts(self, limit: int = 1000) -> list[Attempt]:
-        """Every start that has not ended, in the whole store; what recovery goes through."""
+    async def open_attempts(self, limit: int = PAGE, *, after: Attempt | None = None) -> list[Attempt]:
+        """Every start that has not ended, in the whole store; what recovery goes through.
+
+        By instance and number. For the next page pass the last one.
+        """
 
     @abstractmethod
-    async def open_waits(self, *, due_until: datetime | None = None, limit: int = 1000) -> list[Wait]:
-        """Waits that have not ended, the earliest due first."""
+    async def open_waits(
+        self, *, due_until: datetime | None = None, limit: int = PAGE, after: Wait | None = None
+    ) -> list[Wait]:
+        """Waits that have not ended, the earliest due first. For the next page pass the last one."""
 
     # --- audit ----------------------------------------------------------------------------------
 
     @abstractmethod
     async def read_audit(
-        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = 1000
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = PAGE
     ) -> list[AuditEntry]: ...
 
     @abstractmethod
@@ -198,7 +238,7 @@ async def _replay(
     store: Store, after: int, workspace_id: UUID | None, instance_id: UUID | None
 ) -> AsyncIterator[Event]:
     cursor = after
-    while page := await store.read_events(cursor, workspace_id=workspace_id, instance_id=instance_id):
-        for event in page:
+    while (page := await store.read_page(cursor, workspace_id=workspace_id, instance_id=instance_id)).events:
+        for event in page.events:
             yield event
-        cursor = page[-1].sequence
+        cursor = page.cursor

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ostler.errors import CursorGoneError, StoreClosedError, ValidationError, WorkspaceNotFoundError
+from ostler.errors import (
+    CursorGoneError,
+    StoreClosedError,
+    StoreError,
+    ValidationError,
+    WorkspaceNotFoundError,
+)
 from ostler.model import (
     HOME_WORKSPACE_ID,
     AgentInstance,
@@ -31,98 +37,78 @@ from ostler.model import (
     Workspace,
 )
 from ostler.policy import RetentionPolicy, plan
-from ostler.seams import Clock, FaultPoint, IdSource, SystemClock, Uuid7Source, no_fault
-from ostler.store.base import Store, SweepResult
-from ostler.store.chain import ChainCheck
+from ostler.store.auditing import AuditWalk
+from ostler.store.base import PAGE, EventPage, Store, SweepResult
 from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
+from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
+from ostler.store.life import Backend, Life, Seams
+from ostler.store.paging import PagedSession
 from ostler.store.port import EventWindow, Head, Session
-from ostler.store.readers import Readers
 from ostler.store.retention import Sweeper
-from ostler.store.writer import Batch, Submission, Writer
+from ostler.store.writer import Submission
 
 R = TypeVar("R")
-S = TypeVar("S", bound=Session)
 
-_PAGE = 1000
-_LOWEST = -(2**63)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seams:
-    """What a store is given from outside, so that tests can drive it."""
-
-    clock: Clock = field(default_factory=SystemClock)
-    ids: IdSource | None = None
-    fault: FaultPoint = no_fault
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backend:
-    """How to reach one kind of database."""
-
-    #: Opens the writing session, migrating first. Called on the writer's thread.
-    open_writer: Callable[[FaultPoint], Session]
-    open_reader: Callable[[], Session]
-
-    @classmethod
-    def migrating(
-        cls, open_writer: Callable[[], S], migrate: Callable[[S, FaultPoint], None], open_reader: Callable[[], Session]
-    ) -> Backend:
-        """One whose shape is brought up to date when it is opened for writing."""
-
-        def opened(fault: FaultPoint) -> Session:
-            session = open_writer()
-            try:
-                migrate(session, fault)
-            except BaseException:
-                session.close()
-                raise
-            return session
-
-        return cls(open_writer=opened, open_reader=open_reader)
+_HIGHEST = 2**63 - 1
+#: No owner ever has this epoch, so whatever is written with it is refused.
+_REFUSED = -1
 
 
 class EngineStore(Store):
     def __init__(self, backend: Backend, seams: Seams | None = None) -> None:
         self._backend = backend
         self._seams = seams or Seams()
-        self._ids = self._seams.ids or Uuid7Source(self._seams.clock)
-        self._writer: Writer | None = None
-        self._readers: Readers | None = None
+        self._door = threading.Lock()
+        self._life: Life | None = None
         self._lease: Lease | None = None
-        self._epoch = 0
+        self._epoch = _REFUSED
 
     # --- life -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        writer = Writer(self._open_batch, self._seams.fault)
-        await asyncio.to_thread(writer.start)
-        self._writer = writer
-        self._readers = Readers(self._backend.open_reader)
-        self._epoch = (await self.head()).epoch
+        with self._door:
+            if self._life is not None:
+                raise StoreError("this store is open already; close it first, or make another one for the same place")
+            life = self._life = Life(self._backend, self._seams)
+        try:
+            self._epoch = await asyncio.to_thread(life.start, self._epoch_to_write)
+        except BaseException as error:
+            if self._life is life:
+                self._life = None
+            if isinstance(error, asyncio.CancelledError):
+                # It may be up already, or still be coming up; nobody waits for it any more.
+                threading.Thread(target=life.close, name="ostler-closing").start()
+            raise
 
-    def _open_batch(self) -> tuple[Batch, Session]:
-        session = self._backend.open_writer(self._seams.fault)
-        return Batch(session, self._seams.clock, self._ids, self._seams.fault), session
+    def _epoch_to_write(self, session: Session) -> int:
+        """The current one, unless somebody else owns the store: then a newcomer looks only, until it takes over."""
+        head = session.head()  # before the lease: whoever takes it in between makes this epoch an old one
+        held: Lease | None = session.load(Kind.LEASE, (OWNER,))
+        ours = held is not None and self._lease is not None and held.epoch == self._lease.epoch
+        if held is None or ours or held.expires_at <= self._seams.clock.wall():
+            return head.epoch
+        return _REFUSED
 
     async def close(self) -> None:
-        writer, self._writer = self._writer, None
-        readers, self._readers = self._readers, None
-        if writer is not None:
-            await asyncio.to_thread(writer.close)
-        if readers is not None:
-            await asyncio.to_thread(readers.close)
+        life, self._life = self._life, None
+        if life is not None:
+            # Shielded: a caller that is cancelled in the middle leaves no thread behind.
+            await asyncio.shield(asyncio.to_thread(life.close))
+
+    def _living(self) -> Life:
+        if self._life is None:
+            raise StoreClosedError
+        return self._life
 
     # --- writing --------------------------------------------------------------------------------
 
     async def commit(self, command: Command[R]) -> R:
         command.validate().require()
-        if self._writer is None:
-            raise StoreClosedError
+        writer = self._living().writer
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._writer.submit(Submission(command, self._epoch, loop, future))
+        writer.submit(Submission(command, self._epoch, loop, future))
         return await future
 
     async def take_lease(self, owner: str, *, ttl: timedelta, steal: bool = False) -> Lease:
@@ -137,9 +123,9 @@ class EngineStore(Store):
         return self._lease
 
     async def release_lease(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            await self.commit(ReleaseLease(lease=lease))
+        if self._lease is not None:
+            await self.commit(ReleaseLease(lease=self._lease))
+            self._lease, self._epoch = None, _REFUSED
 
     @property
     def epoch(self) -> int:
@@ -155,10 +141,8 @@ class EngineStore(Store):
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def _read(self, read: Callable[[Session], R]) -> R:
-        if self._readers is None:
-            raise StoreClosedError
-        return await self._readers.run(read)
+    async def _read(self, read: Callable[[PagedSession], R]) -> R:
+        return await self._living().readers.run(read)
 
     async def _load(self, kind: Kind, *key: Any) -> Any:
         return await self._read(lambda session: session.load(kind, key))
@@ -194,8 +178,7 @@ class EngineStore(Store):
         )
 
     async def _ledger(self, workspace_id: UUID) -> Ledger:
-        found = await self._read(lambda session: session.ledger(workspace_id))
-        return found or Ledger(workspace_id=workspace_id)
+        return await self._read(lambda session: session.ledger(workspace_id)) or Ledger(workspace_id=workspace_id)
 
     async def get_task(self, task_id: UUID) -> Task | None:
         found: Task | None = await self._load(Kind.TASK, task_id)
@@ -206,25 +189,33 @@ class EngineStore(Store):
         chosen.validate().require()
         return await self._read(lambda session: session.tasks(workspace_id, chosen))
 
-    async def read_events(
+    async def read_page(
         self,
         after: int = 0,
         *,
-        limit: int = _PAGE,
+        limit: int = PAGE,
         workspace_id: UUID | None = None,
         instance_id: UUID | None = None,
-    ) -> list[Event]:
+    ) -> EventPage:
+        _require_cursor(after)
         window = EventWindow(after=after, limit=_bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
 
-        def read(session: Session) -> tuple[list[Event], Head]:
-            # The head is read last: what retention took meanwhile is noticed, never silently skipped.
-            return session.events(window), session.head()
+        def read(session: Session) -> tuple[int, list[Event], Head]:
+            # Where the log ended is read first, for what comes later is not on this page; the horizon is read last,
+            # so that what retention took meanwhile is noticed and never silently skipped.
+            newest = session.head().sequence
+            return newest, session.events(window), session.head()
 
-        events, head = await self._read(read)
+        newest, events, head = await self._read(read)
         if after < head.horizon:
             raise CursorGoneError(cursor=after, horizon=head.horizon)
+        if after > head.sequence:
+            bound = f"lies beyond the newest event {head.sequence}; it belongs to another store or a later copy"
+            raise ValidationError([Fault(field=f"cursor {after}", bound=bound)])
+        last = events[-1].sequence if events else after
         # Asked for both, a session looks for the instance; it is in one workspace, and another's is not shown.
-        return [event for event in events if workspace_id is None or event.workspace_id == workspace_id]
+        shown = tuple(event for event in events if workspace_id is None or event.workspace_id == workspace_id)
+        return EventPage(events=shown, cursor=last if len(events) == window.limit else max(last, newest))
 
     async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
         found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)
@@ -253,22 +244,25 @@ class EngineStore(Store):
         most = _bounded(limit)
         return list(await self._read(lambda session: session.listing(kind, key, most)))
 
-    async def list_attempts(self, instance_id: UUID, limit: int = _PAGE) -> list[Attempt]:
+    async def list_attempts(self, instance_id: UUID, limit: int = PAGE, *, after: int = 0) -> list[Attempt]:
         most = _bounded(limit)
-        return await self._read(lambda session: session.attempts(instance_id, most))
+        return await self._read(lambda session: session.attempts(instance_id, most, (instance_id, after)))
 
-    async def open_attempts(self, limit: int = _PAGE) -> list[Attempt]:
+    async def open_attempts(self, limit: int = PAGE, *, after: Attempt | None = None) -> list[Attempt]:
         most = _bounded(limit)
-        return await self._read(lambda session: session.attempts(None, most))
+        key = None if after is None else (after.instance_id, after.number)
+        return await self._read(lambda session: session.attempts(None, most, key))
 
-    async def open_waits(self, *, due_until: datetime | None = None, limit: int = _PAGE) -> list[Wait]:
+    async def open_waits(
+        self, *, due_until: datetime | None = None, limit: int = PAGE, after: Wait | None = None
+    ) -> list[Wait]:
         most = _bounded(limit)
-        return await self._read(lambda session: session.waits(due_until, most))
+        return await self._read(lambda session: session.waits(due_until, most, after))
 
     # --- audit ----------------------------------------------------------------------------------
 
     async def read_audit(
-        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = _PAGE
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = PAGE
     ) -> list[AuditEntry]:
         most = _bounded(limit)
         return await self._read(lambda session: session.audit(workspace_id, after, most))
@@ -280,28 +274,16 @@ class EngineStore(Store):
     async def verify_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
     ) -> AuditReport:
-        ledger = await self._ledger(workspace_id)
-        check = ChainCheck(ledger)
-        cursor = _LOWEST  # rows below the anchor, or below the first, would be a fault too
-        beyond: list[AuditEntry] = []
-        while entries := await self.read_audit(workspace_id, after=cursor):
-            # What was written since the ledger was read belongs to the next verification.
-            known = [entry for entry in entries if entry.number <= ledger.audit_number]
-            beyond = entries[len(known) :]
-            check.feed(known)
-            if kept_head is not None:
-                for entry in known:
-                    check.compare(kept_head, entry)
-            if len(known) < len(entries):
-                break
-            cursor = entries[-1].number
-        if beyond:
-            check.beyond(beyond, await self._ledger(workspace_id))
-        return check.report(kept_head)
+        return await AuditWalk(self._read, workspace_id).verify(kept_head)
 
 
 def _bounded(limit: int) -> int:
     """A page has at least one row, and never more than a reader can bear."""
     if limit < 1:
         raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
-    return min(limit, _PAGE)
+    return min(limit, PAGE)
+
+
+def _require_cursor(after: int) -> None:
+    if not 0 <= after <= _HIGHEST:
+        raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from ostler.model import ACTIVE_STATES, GetInstancesFilter, TaskFilter
+from ostler.model import ACTIVE_STATES, GetInstancesFilter, TaskFilter, Wait
 from ostler.store.queries import queries
 
 _STARS = re.compile(r"\*+")
@@ -37,11 +39,23 @@ def like_pattern(pattern: str) -> str:
 
 
 def matches(pattern: str, name: str | None) -> bool:
-    """The same rule in Python, for stores without SQL."""
+    """The same rule in Python, for stores without SQL: each part in turn, so that no pattern takes long."""
     if name is None:
         return False
-    parts = [re.escape(part) for part in _STARS.split(pattern.casefold())]
-    return re.fullmatch(".*".join(parts), name.casefold(), re.DOTALL) is not None
+    text = name.casefold()
+    first, *others = _STARS.split(pattern.casefold())
+    if not others:
+        return text == first
+    *middle, last = others
+    place, end = len(first), len(text) - len(last)
+    if place > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in middle:
+        found = text.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def instance_query(wanted: GetInstancesFilter, unindexed: Callable[[str], str], true: str) -> Found:
@@ -131,4 +145,31 @@ def task_query(wanted: TaskFilter, unindexed: Callable[[str], str]) -> Found:
         where.append(f"{order} < :before")
         values["before"] = ("uuid", wanted.before)
     sql = f"SELECT i.* FROM {source} WHERE {' AND '.join(where)} ORDER BY {order} DESC LIMIT :limit OFFSET :offset"  # noqa: S608 - fragments are ours, values are bound
+    return Found(sql, values)
+
+
+def attempt_query(instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None) -> Found:
+    values: dict[str, tuple[str, Any]] = {"limit": ("int", limit)}
+    if instance_id is not None:
+        values |= {"instance_id": ("uuid", instance_id), "number": ("int", after[1] if after else 0)}
+        return Found(queries()["attempts_of_instance"], values)
+    if after is None:
+        return Found(queries()["attempts_open"], values)
+    values |= {"instance_id": ("uuid", after[0]), "number": ("int", after[1])}
+    return Found(queries()["attempts_open_after"], values)
+
+
+def wait_query(due_until: datetime | None, limit: int, after: Wait | None) -> Found:
+    values: dict[str, tuple[str, Any]] = {"limit": ("int", limit)}
+    where = ["ended_at IS NULL"]
+    if due_until is not None:
+        where.append(queries()["filter_due_until"])
+        values["until"] = ("time", due_until)
+    if after is not None:
+        undated = after.due_at is None
+        where.append(queries()["filter_undated_after" if undated else "filter_dated_after"])
+        values["id"] = ("uuid", after.wait_id)
+        if not undated:
+            values["due_at"] = ("time", after.due_at)
+    sql = f"SELECT * FROM waits WHERE {' AND '.join(where)} ORDER BY due_at NULLS LAST, id LIMIT :limit"  # noqa: S608 - fragments are ours, values are bound
     return Found(sql, values)

@@ -8,7 +8,8 @@ from typing import Protocol, cast
 
 from ostler.errors import MissingExtraError, ValidationError
 from ostler.model import Fault
-from ostler.store.engine import Backend, EngineStore, Seams
+from ostler.store.engine import EngineStore
+from ostler.store.life import Backend, Seams
 from ostler.store.sqlite import SqliteSession, migrate
 
 DATABASE_FILE = "ostler.db"
@@ -37,7 +38,9 @@ def backend_for(where: str | Path) -> Backend:
 
 
 def sqlite_backend(path: Path) -> Backend:
-    return Backend.migrating(lambda: SqliteSession(path, create=True), migrate, lambda: SqliteSession(path))
+    return Backend.migrating(
+        lambda: SqliteSession(path, create=True), migrate, lambda: SqliteSession(path, read_only=True)
+    )
 
 
 def _postgres() -> _BackendModule:

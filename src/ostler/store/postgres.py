@@ -13,17 +13,26 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.rows import dict_row, tuple_row
 
-from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
+from ostler.errors import (
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreError,
+    StoreFailedError,
+    StoreFullError,
+    StoreTooNewError,
+)
 from ostler.seams import FaultPoint, no_fault
-from ostler.store.engine import Backend
+from ostler.store.life import Backend
 from ostler.store.mapper import Dialect
 from ostler.store.port import Head
 from ostler.store.queries import migrations, percent_style, queries, statements
-from ostler.store.sqlsession import Row, SqlSession, Values
+from ostler.store.sqlsession import OutOfStepError, Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
 _MIGRATION_LOCK = 0x4F53544C
 _LOCK_TIMEOUT_MS = 10_000
+#: Said at every transaction: what the server or the role has as its default must not decide.
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 _Connection = psycopg.Connection[dict[str, Any]]
 R = TypeVar("R")
@@ -47,24 +56,30 @@ def mapped_errors() -> Iterator[None]:
         yield
     except (pg.DiskFull, pg.OutOfMemory) as error:
         raise StoreFullError(f"the database server is out of space: {error}".strip()) from error
-    except (pg.LockNotAvailable, pg.DeadlockDetected, pg.QueryCanceled) as error:
+    except (pg.LockNotAvailable, pg.DeadlockDetected, pg.QueryCanceled, pg.SerializationFailure) as error:
         raise StoreBusyError(f"another process holds the store: {error}".strip()) from error
     except (pg.IoError, pg.DataCorrupted, pg.IndexCorrupted) as error:
         raise StoreFailedError(f"the database server reported a broken disk: {error}".strip()) from error
     except psycopg.OperationalError as error:
-        raise StoreError(
-            f"the database server did not answer: {error}".strip() + "; whether the last change was written is unknown"
-        ) from error
+        raise StoreError(f"the database server did not answer: {error}".strip()) from error
     except psycopg.Error as error:
         raise StoreError(str(error).strip()) from error
+
+
+def _cut_off(error: psycopg.OperationalError) -> bool:
+    """No code: the line is dead. 57P: the server told us so before it cut it."""
+    return error.sqlstate is None or error.sqlstate.startswith("57P")
 
 
 class PostgresSession(SqlSession):
     dialect = POSTGRES
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, read_only: bool = False) -> None:
         self._address = address
+        self._read_only = read_only
         self._inside = False
+        #: The connection is not the one that the last transaction was on.
+        self._renewed = False
         self._connection = self._connect()
 
     def _connect(self) -> _Connection:
@@ -72,9 +87,17 @@ class PostgresSession(SqlSession):
             connection = psycopg.connect(
                 self._address, autocommit=True, row_factory=dict_row, application_name="ostler"
             )
-            connection.execute("SET TIME ZONE 'UTC'")
-            connection.execute("SET synchronous_commit = on")
-            connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
+            try:
+                for setting in (
+                    "TIME ZONE 'UTC'",
+                    "synchronous_commit = on",
+                    f"lock_timeout = {_LOCK_TIMEOUT_MS}",
+                    *(["default_transaction_read_only = on"] if self._read_only else []),
+                ):
+                    connection.execute(f"SET {setting}".encode())
+            except BaseException:
+                connection.close()
+                raise
             return connection
 
     @property
@@ -82,6 +105,7 @@ class PostgresSession(SqlSession):
         """The connection, opened anew when the server has dropped it."""
         if self._connection.closed:
             self._connection = self._connect()
+            self._renewed = True
         return self._connection
 
     def execute(self, sql: str, values: Row | Values) -> Sequence[Row]:
@@ -96,8 +120,7 @@ class PostgresSession(SqlSession):
         try:
             return run(connection)
         except psycopg.OperationalError as error:
-            # No code: the line is dead. 57P: the server told us so before it cut it.
-            if error.sqlstate is not None and not error.sqlstate.startswith("57P"):
+            if not _cut_off(error):
                 raise
             connection.close()
             return run(self.connection)
@@ -120,8 +143,13 @@ class PostgresSession(SqlSession):
 
     def begin(self) -> Head:
         with mapped_errors():
-            self._afresh(lambda connection: connection.execute("BEGIN"))
+            self._afresh(lambda connection: connection.execute(_BEGIN))
             self._inside = True
+            if self._renewed:
+                self._renewed = False
+                # Behind a new connection may stand another server: what a cache took from the old one does not count,
+                # even if the commit numbers happen to agree.
+                raise OutOfStepError("the connection to the database server was made anew")
             row = self._connection.execute(_fitted(queries()["head"] + " FOR UPDATE")).fetchone()
         if row is None:
             raise StoreFailedError("the head row of the store is gone")
@@ -129,7 +157,15 @@ class PostgresSession(SqlSession):
 
     def commit(self) -> None:
         with mapped_errors():
-            self._connection.execute("COMMIT")
+            try:
+                done = self._connection.execute("COMMIT").statusmessage
+            except psycopg.OperationalError as error:
+                if not _cut_off(error):
+                    raise
+                lost = f"the database server did not answer at the commit ({str(error).strip()})"
+                raise OutcomeUnknownError(f"{lost}; {OutcomeUnknownError.__doc__}") from error
+        if done != "COMMIT":  # a transaction in which something failed ends in this way, without an error
+            raise StoreError(f"the database server answered the commit with {done}; nothing was written")
         self._inside = False
 
     def rollback(self) -> None:
@@ -154,7 +190,9 @@ def _fitted(sql: str) -> bytes:
 
 
 def backend(address: str) -> Backend:
-    return Backend.migrating(lambda: PostgresSession(address), migrate, lambda: PostgresSession(address))
+    return Backend.migrating(
+        lambda: PostgresSession(address), migrate, lambda: PostgresSession(address, read_only=True)
+    )
 
 
 def migrate(session: PostgresSession, fault: FaultPoint = no_fault) -> None:

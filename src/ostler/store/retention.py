@@ -17,6 +17,7 @@ from ostler.store.commands import (
     PruneIdempotency,
     RemoveInstances,
     RemoveTasks,
+    RemoveWaits,
 )
 from ostler.store.kinds import Kind
 from ostler.store.port import Session
@@ -42,6 +43,7 @@ class Sweeper:
     async def sweep(self) -> SweepResult:
         instances = await self._records(Kind.INSTANCE, RemoveInstances)
         tasks = await self._records(Kind.TASK, RemoveTasks)
+        waits = await self._waits()
         events = await self._events()
         audit = await self._audit()
         await self._commit(PruneIdempotency(before=self._now - self._policy.idempotency))
@@ -51,7 +53,8 @@ class Sweeper:
             tasks=tasks,
             events=events,
             audit=audit,
-            more=full in {instances, tasks, events} or audit >= full,
+            waits=waits,
+            more=full in {instances, tasks, waits, events} or audit >= full,
         )
 
     async def _records(self, kind: Kind, remove: type[RemoveInstances | RemoveTasks]) -> int:
@@ -60,6 +63,13 @@ class Sweeper:
         if not keys:
             return 0
         return await self._commit(remove(ids=tuple(key[0] for key in keys), policy=self._policy))
+
+    async def _waits(self) -> int:
+        until = self._now - self._policy.finished
+        keys = await self._read(lambda session: session.due(Kind.WAIT, until, self._policy.batch))
+        if not keys:
+            return 0
+        return await self._commit(RemoveWaits(ids=tuple(key[0] for key in keys), before=until))
 
     async def _events(self) -> int:
         before = self._now - self._policy.events

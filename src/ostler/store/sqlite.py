@@ -69,7 +69,7 @@ def mapped_errors() -> Iterator[None]:
 class SqliteSession(SqlSession):
     dialect = SQLITE
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
         self.path = path
         if create:
             _make_private(path)
@@ -90,6 +90,7 @@ class SqliteSession(SqlSession):
                 f"cache_size = -{_CACHE_KIB}",
                 f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
                 "temp_store = MEMORY",
+                f"query_only = {int(read_only)}",
             ):
                 self._connection.execute(f"PRAGMA {pragma}")
 
@@ -153,11 +154,17 @@ class SqliteSession(SqlSession):
 
 def _make_private(path: Path) -> None:
     """Only the owner may read the record."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Without opening it: closing any descriptor of the file would drop the locks that another store in this
-    # process holds on it, and with them its hold on the write-ahead log.
-    with contextlib.suppress(FileExistsError):
-        os.mknod(path, stat.S_IFREG | 0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without opening it: closing any descriptor of the file would drop the locks that another store in this
+        # process holds on it, and with them its hold on the write-ahead log.
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                os.mknod(path, stat.S_IFREG | 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"a home cannot be made at {path.parent} ({error.strerror}); choose another directory, or check who owns it"
+        ) from error
 
 
 def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:

@@ -20,13 +20,15 @@ from ostler.model import (
     TaskFilter,
     Wait,
 )
+from ostler.store import plainsql
 from ostler.store.eventrows import EventRow, event_of
-from ostler.store.filters import Found, instance_query, task_query
+from ostler.store.filters import Found, attempt_query, instance_query, task_query, wait_query
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.mapper import Dialect, Mapper
-from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session
+from ostler.store.paging import PagedSession
+from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head
 from ostler.store.queries import queries
-from ostler.store.shapes import SHAPES, Shape
+from ostler.store.shapes import SHAPES
 
 Row = Mapping[str, Any]
 Values = tuple[Any, ...]
@@ -39,7 +41,7 @@ class OutOfStepError(StoreError):
     """A row was not as the cache had it; the batch is run again on what is really there."""
 
 
-class SqlSession(Session):
+class SqlSession(PagedSession):
     """What SQLite and PostgreSQL share. A subclass brings the connection and its dialect."""
 
     dialect: Dialect
@@ -83,12 +85,16 @@ class SqlSession(Session):
         kept = [change for change in rows if change.old is not None and change.new is not None]
         self._delete(kind, mapper, [change for change in rows if change.new is None and change.old is not None])
         if fresh:
-            self.execute_many(_insert(mapper.shape, mapper.columns), [mapper.row(change.new) for change in fresh])
+            self.execute_many(
+                plainsql.insert(mapper.shape, mapper.columns), [mapper.row(change.new) for change in fresh]
+            )
         if kind is Kind.LEDGER:
             self._take_room(kept, changes)
         self._update(mapper, kept)
         if kind in {Kind.INSTANCE, Kind.TASK}:
             self._save_tags(kind, fresh, kept)
+        if kind is Kind.TASK:
+            self._save_dependencies(fresh)
 
     def _delete(self, kind: Kind, mapper: Mapper, gone: list[Change]) -> None:
         if not gone:
@@ -96,7 +102,9 @@ class SqlSession(Session):
         keys = [mapper.key(change.key) for change in gone]
         if kind in {Kind.INSTANCE, Kind.TASK}:
             self.execute_many(queries()[f"delete_{kind.name.lower()}_tags"], keys)
-        self._exactly(len(keys), self.execute_many(_delete(mapper.shape), keys))
+        if kind is Kind.TASK:
+            self.execute_many(queries()["delete_task_dependencies"], keys)
+        self._exactly(len(keys), self.execute_many(plainsql.delete(mapper.shape), keys))
 
     def _update(self, mapper: Mapper, kept: list[Change]) -> None:
         groups: dict[tuple[str, ...], list[Values]] = {}
@@ -109,13 +117,13 @@ class SqlSession(Session):
             if names:
                 groups.setdefault(names, []).append(values + mapper.key(change.key))
         for names, rows in groups.items():
-            self._exactly(len(rows), self.execute_many(_update(mapper.shape, names), rows))
+            self._exactly(len(rows), self.execute_many(plainsql.update(mapper.shape, names), rows))
 
     def _take_room(self, kept: list[Change], changes: Changes) -> None:
         """Quota is a conditional write: were the plan full after all, no row would change and nothing commits."""
         for position, change in enumerate(kept):
             space = change.new.workspace_id
-            grow, room = change.new.active - change.old.active, changes.room[space]
+            grow, room = change.new.active - change.old.active, changes.room.get(space)
             if grow > 0 and room is not None:
                 values = (grow, self.dialect.uuid_out(space), change.old.active, grow, room)
                 self._exactly(1, self.execute_many(queries()["quota"], [values]))
@@ -142,6 +150,16 @@ class SqlSession(Session):
                 yield uuid_out(record.instance_id), tag, space, self.dialect.flag_out(record.is_active)
             else:
                 yield uuid_out(record.task_id), tag, space
+
+    def _save_dependencies(self, fresh: list[Change]) -> None:
+        """They are given when a task is made and stay; here they can be asked for from the other end."""
+        uuid_out = self.dialect.uuid_out
+        rows = [
+            (uuid_out(change.new.task_id), uuid_out(needed))
+            for change in fresh
+            for needed in dict.fromkeys(change.new.dependencies)
+        ]
+        self.execute_many(queries()["insert_task_dependency"], rows)
 
     def _exactly(self, wanted: int, changed: int) -> None:
         if changed != wanted:
@@ -187,7 +205,7 @@ class SqlSession(Session):
 
     def load(self, kind: Kind, key: Key) -> Any:
         mapper = self._mapper(kind)
-        found = self._records(kind, _select(mapper.shape), mapper.key(key))
+        found = self._records(kind, plainsql.select(mapper.shape), mapper.key(key))
         return found[0] if found else None
 
     def _mapper(self, kind: Kind) -> Mapper:
@@ -198,14 +216,16 @@ class SqlSession(Session):
 
     def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
         found = instance_query(wanted, self.unindexed, self.dialect.true)
-        return self._records(Kind.INSTANCE, *self._found(workspace_id, found))
+        return self._records(Kind.INSTANCE, *self._found(found, workspace_id))
 
     def tasks(self, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
-        return self._records(Kind.TASK, *self._found(workspace_id, task_query(wanted, self.unindexed)))
+        return self._records(Kind.TASK, *self._found(task_query(wanted, self.unindexed), workspace_id))
 
-    def _found(self, workspace_id: UUID, found: Found) -> tuple[str, Row]:
+    def _found(self, found: Found, workspace_id: UUID | None = None) -> tuple[str, Row]:
         values = {name: self.dialect.encode(form, value) for name, (form, value) in found.values.items()}
-        return found.sql, values | {"workspace_id": self.dialect.uuid_out(workspace_id)}
+        if workspace_id is not None:
+            values["workspace_id"] = self.dialect.uuid_out(workspace_id)
+        return found.sql, values
 
     def _records(self, kind: Kind, sql: str, values: Row | Values) -> list[Any]:
         return self._mapper(kind).records(*self.select(sql, values))
@@ -235,21 +255,16 @@ class SqlSession(Session):
             for space, number, at, *words in rows
         ]
 
-    def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
-        if instance_id is None:
-            return self._records(Kind.ATTEMPT, queries()["attempts_open"], {"limit": limit})
-        values = {"instance_id": self.dialect.encode("uuid", instance_id), "limit": limit}
-        return self._records(Kind.ATTEMPT, queries()["attempts_of_instance"], values)
+    def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
+        return self._records(Kind.ATTEMPT, *self._found(attempt_query(instance_id, limit, after)))
 
-    def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
-        if due_until is None:
-            return self._records(Kind.WAIT, queries()["waits_open"], {"limit": limit})
-        values = {"until": self.dialect.encode("time", due_until), "limit": limit}
-        return self._records(Kind.WAIT, queries()["waits_due"], values)
+    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
+        return self._records(Kind.WAIT, *self._found(wait_query(due_until, limit, after)))
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        name = "due_instances" if kind is Kind.INSTANCE else "due_tasks"
-        rows = self.execute(queries()[name], {"until": self.dialect.encode("time", until), "limit": limit})
+        rows = self.execute(
+            queries()[f"due_{kind.name.lower()}s"], {"until": self.dialect.encode("time", until), "limit": limit}
+        )
         return [(self.dialect.decode("uuid", row["id"]),) for row in rows]
 
     def event_before(self, moment: datetime, limit: int) -> int:
@@ -269,7 +284,7 @@ class SqlSession(Session):
         values: dict[str, Any] = {"limit": limit}
         if after is not None:
             values["after"] = self._mapper(kind).key(after)[0]
-        return self._records(kind, _page(shape, after is not None), values)
+        return self._records(kind, plainsql.page(shape, after is not None), values)
 
     def token(self, token_hash: str) -> Any:
         rows = self._records(Kind.TOKEN, queries()["token_by_hash"], {"token_hash": token_hash})
@@ -279,35 +294,3 @@ class SqlSession(Session):
 @functools.cache
 def _mapper(dialect: Dialect, kind: Kind) -> Mapper:
     return Mapper(dialect, SHAPES[kind])
-
-
-def _where_key(shape: Shape) -> str:
-    return " AND ".join(f"{name} = ?" for name in shape.keys)
-
-
-@functools.cache
-def _select(shape: Shape) -> str:
-    return f"SELECT * FROM {shape.table} WHERE {_where_key(shape)}"  # noqa: S608 - names are ours
-
-
-@functools.cache
-def _insert(shape: Shape, names: tuple[str, ...]) -> str:
-    values = ", ".join("?" * len(names))
-    return f"INSERT INTO {shape.table} ({', '.join(names)}) VALUES ({values})"  # noqa: S608 - names are ours
-
-
-@functools.cache
-def _update(shape: Shape, names: tuple[str, ...]) -> str:
-    sets = ", ".join(f"{name} = ?" for name in names)
-    return f"UPDATE {shape.table} SET {sets} WHERE {_where_key(shape)}"  # noqa: S608 - names are ours
-
-
-@functools.cache
-def _delete(shape: Shape) -> str:
-    return f"DELETE FROM {shape.table} WHERE {_where_key(shape)}"  # noqa: S608 - names are ours
-
-
-@functools.cache
-def _page(shape: Shape, further: bool) -> str:
-    where = f"WHERE {shape.keys[0]} > :after " if further else ""
-    return f"SELECT * FROM {shape.table} {where}ORDER BY {shape.keys[0]} LIMIT :limit"  # noqa: S608 - names are ours

@@ -7,7 +7,7 @@ their place in the chain, the ledger its sums. When it refuses, its staging is d
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from ostler.errors import AgentNotFoundError, TaskNotFoundError, WorkspaceNotFoundError
@@ -25,8 +25,6 @@ from ostler.store.actor import Actor
 from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Key, Kind, Ledger, key_of
 from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
-
-R = TypeVar("R")
 
 _CACHE_LIMIT = 20_000
 _MAX_DETAIL = 2000
@@ -90,6 +88,7 @@ class Unit:
         self._touched: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
         self._events: list[EventRow] = []
         self._next_id = 0
+        self._room: dict[UUID, int | None] = {}
         self._audit: list[AuditRow] = []
         self._prune: list[Prune] = []
         self._ledgers: dict[UUID, Ledger] = {}
@@ -204,7 +203,7 @@ class Unit:
         for slot, (new, fields) in staged.rows.items():
             old = self._current(slot)
             if slot[0] is Kind.INSTANCE:
-                self.ledger((new or old).workspace_id).account(old, new)
+                self._account(old, new)
             self._touch(slot, old, fields)
             self._rows[slot] = new
         for event, record, correlation_id, said in staged.events:
@@ -222,6 +221,18 @@ class Unit:
             self._epoch = staged.epoch
         if staged.horizon is not None:
             self._horizon = staged.horizon
+
+    def _account(self, old: AgentInstance | None, new: AgentInstance | None) -> None:
+        record = new or old
+        if record is None or record.workspace_id is None:
+            return
+        ledger = self.ledger(record.workspace_id)
+        before = ledger.active
+        ledger.account(old, new)
+        if ledger.active > before:
+            # The plan under which it was admitted, even if a later command of this batch makes it smaller.
+            space: Workspace | None = self._current((Kind.WORKSPACE, (record.workspace_id,)))
+            self._room[record.workspace_id] = plan(space.tier).max_concurrent if space else None
 
     def _touch(self, slot: Slot, old: Any, fields: frozenset[str] | None) -> None:
         known = self._touched.get(slot)
@@ -264,14 +275,12 @@ class Unit:
             horizon=self._horizon,
             epoch=self._epoch,
         )
-        changes = Changes(head=head, events=self._events, audit=self._audit, prune=self._prune)
+        changes = Changes(head=head, events=self._events, audit=self._audit, prune=self._prune, room=self._room)
         changes.rows = [Change(*slot, old, self._rows[slot], fields) for slot, (old, fields) in self._touched.items()]
         for workspace_id, ledger in self._ledgers.items():
             slot = (Kind.LEDGER, (workspace_id,))
             changes.rows.append(Change(*slot, self._current(slot), ledger))
             self._rows[slot] = ledger
-            space: Workspace | None = self.get(Kind.WORKSPACE, (workspace_id,))
-            changes.room[workspace_id] = plan(space.tier).max_concurrent if space else None
         return changes
 
     def _link(self, workspace_id: UUID, words: tuple[Any, ...]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from ostler.errors import StoreError, StoreFailedError, StoreTooNewError
-from ostler.store.engine import Backend, EngineStore, Seams
+from ostler.store.engine import EngineStore
+from ostler.store.life import Backend, Seams
 from ostler.store.opening import DATABASE_FILE, backend_for
 from ostler.store.queries import migrations
 from ostler.store.sqlite import APPLICATION_ID
@@ -25,8 +26,7 @@ def view_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
     else:
         path = Path(where).expanduser() / DATABASE_FILE
         open_session = _viewer(backend, lambda session: _require_ours(session, path), lambda: _require_home(path))
-    # Commands would go through a session that refuses to write.
-    return EngineStore(Backend(open_writer=lambda _fault: open_session(), open_reader=open_session), seams)
+    return EngineStore(Backend(open_writer=None, open_reader=open_session), seams)
 
 
 def _viewer(
@@ -66,7 +66,6 @@ def _require_home(path: Path) -> None:
 
 
 def _require_ours(session: SqlSession, path: Path) -> None:
-    session.execute("PRAGMA query_only = ON", {})
     try:
         application = session.execute("PRAGMA application_id", {})[0]["application_id"]
     except StoreFailedError as error:  # SQLite calls a foreign file a broken disk
@@ -77,7 +76,6 @@ def _require_ours(session: SqlSession, path: Path) -> None:
 
 
 def _require_database(session: SqlSession) -> None:
-    session.execute("SELECT set_config('default_transaction_read_only', 'on', false)", {})
     if not session.execute("SELECT to_regclass('ostler_schema') IS NOT NULL AS here", {})[0]["here"]:
         raise StoreError("there is no Ostler store in this database; check the address, or make one with open_store")
     found = session.execute("SELECT max(version) AS version FROM ostler_schema", {})[0]["version"]

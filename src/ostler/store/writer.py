@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from ostler.errors import (
     InvalidOperationError,
     LicenseError,
     OstlerError,
+    OutcomeUnknownError,
     StaleWriterError,
     StoreBusyError,
     StoreClosedError,
@@ -36,6 +38,7 @@ from ostler.store.unit import Cache, Unit
 _MAX_BATCH = 512
 #: More than this waiting means that the caller should slow down.
 MAX_PENDING = 10_000
+_DIED = "the writer died; whether this was written is known only after a restart"
 #: Refusals that are acts worth remembering; the rest is ordinary contention or a slip.
 _AUDITED = (
     LicenseError,
@@ -70,28 +73,36 @@ class Batch:
         self._cache = Cache()
         #: From here on it is the database that knows whether a transaction stands.
         self._committing = False
+        #: What ended the last run before all of it was done.
+        self.broken: Exception | None = None
 
     def run(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        self.broken = None
         try:
-            return self._attempt(submissions)
-        except OutOfStepError:
-            # Somebody wrote past our cache; what is really there decides, once more.
             return self._attempt(submissions)
         except _NOT_ONE_COMMANDS_FAULT:
             raise
+        except OutOfStepError:
+            # Somebody wrote past our cache; what is really there decides, once more.
+            return self._one_by_one(submissions)
         except Exception:
             if self._committing or len(submissions) == 1:
                 raise
             # The database took offence at one of them before anything was committed: find it, spare the rest.
-            return [outcome for submission in submissions for outcome in self._alone(submission)]
+            return self._one_by_one(submissions)
 
-    def _alone(self, submission: Submission) -> list[Outcome]:
-        try:
-            return self._attempt([submission])
-        except _NOT_ONE_COMMANDS_FAULT:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the one caller whose command it is
-            return [(submission, None, error)]
+    def _one_by_one(self, submissions: Sequence[Submission]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for place, submission in enumerate(submissions):
+            try:
+                outcomes += self._attempt([submission])
+            except _NOT_ONE_COMMANDS_FAULT as error:
+                # Those before it are durable and must not be told otherwise.
+                self.broken = error
+                return outcomes + _refused(submissions[place:], error)
+            except Exception as error:  # noqa: BLE001 - handed to the one caller whose command it is
+                outcomes.append((submission, None, error))
+        return outcomes
 
     def _attempt(self, submissions: Sequence[Submission]) -> list[Outcome]:
         self._committing = False
@@ -108,6 +119,7 @@ class Batch:
                 return outcomes
             self._fault("store.save.before")
             self._session.save(changes)
+            self._fault("store.save.after")
             self._fault("store.commit.before")
             self._committing = True
             self._session.commit()
@@ -170,14 +182,14 @@ class Writer:
 
     def submit(self, submission: Submission) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
         if self._closed:
             raise StoreClosedError
         if self._queue.qsize() >= MAX_PENDING:
             raise StoreBusyError
         with self._door:  # nobody slips in between the last look into the queue and the end
             if self._closed:
-                raise self._failure or StoreClosedError()
+                raise _again(self._failure or StoreClosedError())
             self._queue.put(submission)
 
     def close(self) -> None:
@@ -223,22 +235,27 @@ class Writer:
         return batch
 
     def _run(self, batch: Batch, submissions: list[Submission]) -> None:
-        outcomes: list[Outcome] = []
+        if self._failure is not None:  # these were queued before it broke
+            _deliver(_refused(submissions, self._failure))
+            return
         try:
             outcomes = batch.run(submissions)
+            self._note(batch.broken)
             self._fault("store.ack.before")
-        except (StoreFailedError, OSError) as error:
-            # The disk lied once. Never try again on the same file: say so, and refuse from now on.
-            failure = error if isinstance(error, StoreFailedError) else StoreFailedError(_told(error))
-            self._failure = failure
-            outcomes = [(submission, None, failure) for submission in submissions]
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one batch does to it
-            outcomes = [(submission, None, error) for submission in submissions]
+            outcomes = _refused(submissions, self._note(error) or error)
         except BaseException:
-            lost = StoreFailedError("the writer died; whether this was written is known only after a restart")
-            _deliver([(submission, None, lost) for submission in submissions])
+            _deliver(_refused(submissions, OutcomeUnknownError(_DIED)))
             raise
         _deliver(outcomes)
+
+    def _note(self, error: Exception | None) -> StoreError | None:
+        """The disk lied once. Never try again on the same file: say so, and refuse from now on."""
+        if isinstance(error, StoreFailedError):
+            self._failure = error
+        elif isinstance(error, OSError):
+            self._failure = StoreFailedError(f"{StoreFailedError.__doc__} ({error})")
+        return self._failure
 
     def _drain(self) -> None:
         left: list[Outcome] = []
@@ -248,12 +265,19 @@ class Writer:
             except queue.Empty:
                 break
             if submission is not None:
-                left.append((submission, None, self._failure or StoreClosedError()))
+                left += _refused([submission], self._failure or StoreClosedError())
         _deliver(left)
 
 
-def _told(error: OSError) -> str:
-    return f"{StoreFailedError.__doc__} ({error})"
+def _refused(submissions: Sequence[Submission], error: Exception) -> list[Outcome]:
+    return [(submission, None, _again(error)) for submission in submissions]
+
+
+def _again(error: Exception) -> Exception:
+    """A copy for each who is told: one that is raised twice carries the traces of both."""
+    twin = copy.copy(error)
+    twin.__cause__, twin.__traceback__ = error.__cause__, None
+    return twin
 
 
 def _deliver(outcomes: list[Outcome]) -> None:

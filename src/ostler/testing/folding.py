@@ -15,7 +15,6 @@ from ostler.model import (
     ACTIVE_STATES,
     AgentEvent,
     AgentHealthChangedEvent,
-    AgentHealthStatus,
     AgentInstance,
     AgentRestartingEvent,
     AgentSpawnedEvent,
@@ -124,22 +123,16 @@ def instance_faults(folded: dict[UUID, FoldedInstance], records: Iterable[AgentI
         if seen is None:
             continue
         pairs: dict[str, tuple[object, object]] = {
-            name: (getattr(seen, name), getattr(record, name)) for name in ("state", "attempt", "restart_count")
+            name: (getattr(seen, name), getattr(record, name))
+            for name in ("state", "version", "attempt", "restart_count")
         }
         pairs["health_state"] = (seen.health_state, record.health.state)
-        if not _has_quiet_reports(record) or seen.version > record.version:
-            pairs["version"] = (seen.version, record.version)
         faults += [
             f"instance {record.instance_id}: the log gives {name} {told}, the table has {held}"
             for name, (told, held) in pairs.items()
             if told != held
         ]
     return faults
-
-
-def _has_quiet_reports(record: AgentInstance) -> bool:
-    """A probe that finds the same health again changes its counts and the version, without an event."""
-    return record.health != AgentHealthStatus(state=record.health.state)
 
 
 async def all_instances(store: Store, workspace_id: UUID) -> list[AgentInstance]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +29,11 @@ from ostler.store import Backend, EngineStore, Seams
 from ostler.store.eventrows import event_of
 from ostler.store.filters import matches
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session
+from ostler.store.paging import PagedSession
+from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune
+
+#: Later than any time a wait may have, so that those without one come last.
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class MemoryTables:
@@ -46,10 +50,12 @@ class MemoryTables:
         self.rows[Kind.WORKSPACE][HOME_WORKSPACE_ID,] = home
 
 
-class MemorySession(Session):
+class MemorySession(PagedSession):
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
         self._pending: Changes | None = None
+        self._events: list[Event] = []
+        self._audit: list[AuditEntry] = []
         self._inside = False
 
     # --- writing --------------------------------------------------------------------------------
@@ -63,6 +69,9 @@ class MemorySession(Session):
         for change in changes.rows:
             if change.kind is Kind.TOKEN and change.new is not None:
                 self._require_own_hash(change.new)
+        # Whatever could still refuse is made here: a commit that has begun cannot fail halfway.
+        self._events = [event_of(row) for row in changes.events]
+        self._audit = [AuditEntry(**dict(zip(AUDIT_FIELDS, row, strict=True))) for row in changes.audit]
         self._pending = changes
 
     def _require_own_hash(self, token: Token) -> None:
@@ -79,9 +88,8 @@ class MemorySession(Session):
                         tables.rows[change.kind].pop(change.key, None)
                     else:
                         tables.rows[change.kind][change.key] = change.new
-                tables.events += [event_of(row) for row in changes.events]
-                for row in changes.audit:
-                    entry = AuditEntry(**dict(zip(AUDIT_FIELDS, row, strict=True)))
+                tables.events += self._events
+                for entry in self._audit:
                     tables.audit.setdefault(entry.workspace_id, []).append(entry)
                 for prune in changes.prune:
                     self._prune(prune)
@@ -152,33 +160,39 @@ class MemorySession(Session):
             entries = list(self._tables.audit.get(workspace_id, []))
         return [entry for entry in entries if entry.number > after][:limit]
 
-    def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
+    def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         every: list[Attempt] = self._all(Kind.ATTEMPT)
-        if instance_id is not None:
-            mine = [one for one in every if one.instance_id == instance_id]
-            return sorted(mine, key=lambda one: one.number)[:limit]
-        return sorted((one for one in every if one.is_open), key=lambda one: (one.intended_at, one.instance_id.int))[
-            :limit
-        ]
+        wanted = [one for one in every if (one.is_open if instance_id is None else one.instance_id == instance_id)]
+        beyond = [one for one in wanted if after is None or (one.instance_id, one.number) > after]
+        return sorted(beyond, key=lambda one: (one.instance_id, one.number))[:limit]
 
-    def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
+    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
         every: list[Wait] = [one for one in self._all(Kind.WAIT) if one.ended_at is None]
         if due_until is not None:
             every = [one for one in every if one.due_at is not None and one.due_at <= due_until]
-        far = datetime.max.replace(tzinfo=from_micros(0).tzinfo)
-        return sorted(every, key=lambda one: (one.due_at or far, one.wait_id.int))[:limit]
+        beyond = [one for one in every if after is None or _when_due(one) > _when_due(after)]
+        return sorted(beyond, key=_when_due)[:limit]
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        if kind is Kind.TASK:
-            ended = [(one.updated_at, one.task_id) for one in self._all(kind) if one.is_finished]
-        else:
-            waiting = {wait.instance_id for wait in self.waits(None, len(self._all(Kind.WAIT)))}
-            ended = [
-                (one.terminated_at, one.instance_id)
-                for one in self._all(kind)
-                if one.terminated_at is not None and one.instance_id not in waiting
-            ]
-        return [(key,) for at, key in sorted(ended, key=lambda pair: (pair[0], pair[1].int)) if at <= until][:limit]
+        ended = {Kind.INSTANCE: self._ended_instances, Kind.TASK: self._ended_tasks, Kind.WAIT: self._ended_waits}
+        return [(key,) for at, key in sorted(ended[kind]()) if at <= until][:limit]
+
+    def _ended_instances(self) -> list[tuple[datetime, UUID]]:
+        held = {wait.instance_id for wait in self._all(Kind.WAIT) if wait.ended_at is None}
+        held |= {one.instance_id for one in self._all(Kind.ATTEMPT) if one.is_open and one.identity is not None}
+        return [
+            (one.terminated_at, one.instance_id)
+            for one in self._all(Kind.INSTANCE)
+            if one.terminated_at is not None and one.instance_id not in held
+        ]
+
+    def _ended_tasks(self) -> list[tuple[datetime, UUID]]:
+        tasks: list[Task] = self._all(Kind.TASK)
+        needed = {one for task in tasks if not task.is_finished for one in task.dependencies}
+        return [(one.updated_at, one.task_id) for one in tasks if one.is_finished and one.task_id not in needed]
+
+    def _ended_waits(self) -> list[tuple[datetime, UUID]]:
+        return [(one.ended_at, one.wait_id) for one in self._all(Kind.WAIT) if one.ended_at is not None]
 
     def event_before(self, moment: datetime, limit: int) -> int:
         with self._tables.lock:
@@ -226,6 +240,10 @@ def _page(found: list[Any], key: Callable[[Any], UUID], wanted: GetInstancesFilt
     if wanted.before is not None:
         newest_first = [one for one in newest_first if key(one) < wanted.before]
     return newest_first[wanted.offset : wanted.offset + wanted.limit]
+
+
+def _when_due(wait: Wait) -> tuple[datetime, UUID]:
+    return wait.due_at or _NEVER, wait.wait_id
 
 
 def _seen_in(event: Event, window: EventWindow) -> bool:

@@ -4,19 +4,19 @@ from ostler.store.commands.attempts import EndAttempt, RecordIdentity
 from ostler.store.commands.base import Command, Idempotency
 from ostler.store.commands.instances import (
     MoveInstance,
-    ReportHealth,
-    ReportMetrics,
     ReserveInstance,
     RestartInstance,
 )
 from ostler.store.commands.leases import ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.records import EndWait, OpenWait, PutRecord, RecordAudit
+from ostler.store.commands.reports import ReportHealth, ReportMetrics
 from ostler.store.commands.retention import (
     PruneAudit,
     PruneEvents,
     PruneIdempotency,
     RemoveInstances,
     RemoveTasks,
+    RemoveWaits,
 )
 from ostler.store.commands.tasks import CreateTask, MoveTask, UpdateTask
 
@@ -38,6 +38,7 @@ __all__ = [
     "ReleaseLease",
     "RemoveInstances",
     "RemoveTasks",
+    "RemoveWaits",
     "RenewLease",
     "ReportHealth",
     "ReportMetrics",

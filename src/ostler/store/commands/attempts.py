@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import Attempt, AttemptOutcome, Fault, clean_text
+from ostler.model import Attempt, AttemptOutcome, Fault, clipped
 from ostler.model.context import json_faults
 from ostler.store.commands.base import Command, check_attempt
-from ostler.store.commands.checking import kind_faults
+from ostler.store.commands.checking import count_faults, kind_faults, optional_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
+
+#: The last words of a process may be long; so much of them is kept.
+MAX_DETAIL = 10_000
 
 
 @dataclass(kw_only=True, eq=False)
@@ -28,7 +31,7 @@ class RecordIdentity(Command[Attempt]):
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("instance_id", self.instance_id, UUID)
-        yield from kind_faults("attempt", self.attempt, int)
+        yield from count_faults("attempt", self.attempt)
         yield from json_faults("identity", self.identity)
 
     @property
@@ -41,6 +44,10 @@ class RecordIdentity(Command[Attempt]):
         old: Attempt = unit.get(Kind.ATTEMPT, (self.instance_id, self.attempt))
         if not old.is_open:
             raise InvalidOperationError(f"attempt {self.attempt} of {self.subject} has ended already")
+        if old.identity is not None:
+            if old.identity == self.identity:
+                return old
+            raise InvalidOperationError(f"attempt {self.attempt} of {self.subject} has an identity already")
         new = old.evolve(identity=self.identity, started_at=unit.now)
         unit.put(Kind.ATTEMPT, new)
         return new
@@ -59,7 +66,8 @@ class EndAttempt(Command[Attempt]):
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("instance_id", self.instance_id, UUID)
-        yield from kind_faults("attempt", self.attempt, int)
+        yield from count_faults("attempt", self.attempt)
+        yield from optional_faults("detail", self.detail, str)
         yield from kind_faults("outcome", self.outcome, AttemptOutcome)
 
     @property
@@ -73,7 +81,7 @@ class EndAttempt(Command[Attempt]):
             raise InvalidOperationError(f"{self.subject} never had an attempt {self.attempt}")
         if not old.is_open:
             return old
-        detail = clean_text(self.detail) if self.detail else None
+        detail = clipped(self.detail, MAX_DETAIL) if self.detail else None
         new = old.evolve(ended_at=unit.now, outcome=self.outcome, detail=detail)
         unit.put(Kind.ATTEMPT, new)
         unit.audit(self.by, self.action, self.subject, detail=f"attempt {self.attempt}: {self.outcome}")

@@ -56,6 +56,9 @@ class Command(Generic[R_co]):
             faults += optional_faults("by.principal_id", self.by.principal_id, UUID)
         if self.idempotency is not None:
             faults += _key_faults(self.idempotency.key)
+            faults += word_faults("idempotency_fingerprint", self.idempotency.fingerprint, MAX_KEY)
+            if self.answer is None:
+                faults.append(Fault(field="idempotency", bound=f"is not offered for {type(self).__name__}"))
         return ValidationResult(faults=tuple(faults))
 
     def faults(self) -> Iterator[Fault]:

@@ -12,6 +12,8 @@ from ostler.model.text import plain_text_faults
 
 #: Room for a sentence; what is longer belongs into a record.
 MAX_WORDS = 2000
+#: No count of ours comes near it, and every store can hold it.
+MAX_COUNT = 2**53
 
 _NAMES: dict[type, str] = {UUID: "must be a UUID", int: "must be a whole number", str: "must be text"}
 
@@ -38,3 +40,24 @@ def word_faults(field: str, value: Any, limit: int = MAX_WORDS) -> Iterator[Faul
     """That it is text which every store can keep."""
     yield from kind_faults(field, value, str)
     yield from plain_text_faults(field, value, limit)
+
+
+def said_faults(field: str, value: Any) -> Iterator[Fault]:
+    """That a reason or a detail, where there is one, is a sentence and not a book. What is in it is cleaned later."""
+    if isinstance(value, str) and len(value) > MAX_WORDS:
+        bound = f"must have at most {MAX_WORDS} characters"
+        yield Fault(field=field, bound=bound, value=f"{len(value)} characters")
+    else:
+        yield from optional_faults(field, value, str)
+
+
+def count_faults(field: str, value: Any) -> Iterator[Fault]:
+    if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= MAX_COUNT:
+        yield Fault(field=field, bound=f"must be 0 to {MAX_COUNT}", value=shown(value))
+    else:
+        yield from kind_faults(field, value, int)
+
+
+def flag_faults(field: str, value: Any) -> Iterator[Fault]:
+    if not isinstance(value, bool):
+        yield Fault(field=field, bound="must be true or false", value=shown(value))

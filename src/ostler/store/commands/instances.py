@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from typing import ClassVar
 from uuid import UUID
 
@@ -15,33 +14,35 @@ from ostler.model import (
     HOME_WORKSPACE_ID,
     INACTIVE_STATES,
     AgentErrorEvent,
-    AgentHealthChangedEvent,
     AgentHealthStatus,
     AgentInstance,
-    AgentMetrics,
-    AgentMetricsUpdatedEvent,
     AgentRestartingEvent,
     AgentSpawnedEvent,
     AgentState,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
     Attempt,
+    AttemptOutcome,
     Enforcement,
     Fault,
-    HealthState,
     Record,
     SpawnRequest,
     clean_text,
+    clipped,
     fold_tags,
 )
 from ostler.model.text import name_faults
 from ostler.policy import slot_refusal
 from ostler.store.actor import Actor
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
-from ostler.store.commands.checking import kind_faults, optional_faults
+from ostler.store.commands.checking import count_faults, flag_faults, kind_faults, optional_faults, said_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
+#: Agents tell of their errors at any length; so much of it is kept.
+MAX_ERROR = 10_000
+MAX_TRACE = 50_000
+_NOTHING_MORE = (None,) * 5
 #: What a move between two living states changes.
 _LIVING = frozenset({"state", "version", "updated_at"})
 
@@ -57,10 +58,13 @@ class ReserveInstance(Command[AgentInstance]):
     workspace_id: UUID = HOME_WORKSPACE_ID
     #: Used when the options name none.
     default_name: str | None = None
+    #: The task that its first start is a try at.
+    task_id: UUID | None = None
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("workspace_id", self.workspace_id, UUID)
         yield from name_faults("default_name", self.default_name)
+        yield from optional_faults("task_id", self.task_id, UUID)
         yield from self.request.validate()
 
     @property
@@ -77,7 +81,10 @@ class ReserveInstance(Command[AgentInstance]):
             raise refusal.to_error()
         record = self._record(unit)
         unit.put(Kind.INSTANCE, record)
-        unit.put(Kind.ATTEMPT, Attempt(instance_id=record.instance_id, number=1, intended_at=unit.now))
+        if self.task_id is not None:
+            unit.task(self.task_id)
+        first = Attempt(instance_id=record.instance_id, number=1, intended_at=unit.now, task_id=self.task_id)
+        unit.put(Kind.ATTEMPT, first)
         unit.emit(
             AgentSpawnedEvent,
             self.by,
@@ -109,7 +116,7 @@ class ReserveInstance(Command[AgentInstance]):
 
 
 @dataclass(kw_only=True, eq=False)
-class _OnInstance(Command[AgentInstance]):
+class OnInstance(Command[AgentInstance]):
     """A command about an instance that exists. Version and attempt, where given, must still be the current ones."""
 
     instance_id: UUID
@@ -118,8 +125,10 @@ class _OnInstance(Command[AgentInstance]):
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("instance_id", self.instance_id, UUID)
-        yield from optional_faults("expected_version", self.expected_version, int)
-        yield from optional_faults("attempt", self.attempt, int)
+        if self.expected_version is not None:
+            yield from count_faults("expected_version", self.expected_version)
+        if self.attempt is not None:
+            yield from count_faults("attempt", self.attempt)
 
     @property
     def subject(self) -> str:
@@ -133,7 +142,7 @@ class _OnInstance(Command[AgentInstance]):
 
 
 @dataclass(kw_only=True, eq=False)
-class MoveInstance(_OnInstance):
+class MoveInstance(OnInstance):
     """The one way from state to state."""
 
     action: ClassVar[str] = "move"
@@ -148,10 +157,23 @@ class MoveInstance(_OnInstance):
     enforcement: Mapping[str, Enforcement] | None = None
 
     def faults(self) -> Iterator[Fault]:
-        by_id_alone = self.expected_version is None and self.attempt is None
-        if by_id_alone and type(self.to) is AgentState and type(self.instance_id) is UUID:
-            return iter(())  # by far the most common
-        return chain(super().faults(), kind_faults("to", self.to, AgentState))
+        more = (self.expected_version, self.attempt, self.reason, self.error, self.enforcement)
+        if more == _NOTHING_MORE and not self.freezing and not self.was_graceful and type(self.to) is AgentState:
+            return kind_faults("instance_id", self.instance_id, UUID)  # by far the most common
+        return self._all_faults()
+
+    def _all_faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from kind_faults("to", self.to, AgentState)
+        yield from said_faults("reason", self.reason)
+        yield from flag_faults("freezing", self.freezing)
+        yield from flag_faults("was_graceful", self.was_graceful)
+        if isinstance(self.error, AgentError):
+            yield from self.error.faults()
+        elif self.error is not None:
+            yield from kind_faults("error", self.error, AgentError)
+        for name, level in (self.enforcement or {}).items():
+            yield from kind_faults(f"enforcement.{name}", level, Enforcement)
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
@@ -163,7 +185,7 @@ class MoveInstance(_OnInstance):
                 "a failed instance comes back by a restart, which takes a new attempt", current=old.state, wanted=to
             )
         if to in INACTIVE_STATES or self.error is not None or self.enforcement is not None:
-            new = self._ended(old, unit)
+            new = self._with_more(old, unit)
             unit.put(Kind.INSTANCE, new)
         else:
             new = old.evolve(state=to, version=old.version + 1, updated_at=now)
@@ -172,7 +194,7 @@ class MoveInstance(_OnInstance):
         unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {to.value}")
         return new
 
-    def _ended(self, old: AgentInstance, unit: Unit) -> AgentInstance:
+    def _with_more(self, old: AgentInstance, unit: Unit) -> AgentInstance:
         """More changes than the state: it ended, or erred, or its limits became known."""
         ends, fails = self.to in INACTIVE_STATES, self.to is AgentState.FAILED
         return old.evolve(
@@ -181,7 +203,7 @@ class MoveInstance(_OnInstance):
             updated_at=unit.now,
             terminated_at=(old.terminated_at or unit.now) if ends else None,
             failing_since=(old.failing_since or unit.now) if fails else old.failing_since,
-            error_message=clean_text(self.error.message) if self.error else old.error_message,
+            error_message=clipped(self.error.message, MAX_ERROR) if self.error else old.error_message,
             enforcement=self.enforcement or old.enforcement,
         )
 
@@ -211,14 +233,20 @@ class AgentError:
     stack_trace: str | None = None
     is_recoverable: bool = False
 
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("error.message", self.message, str)
+        yield from optional_faults("error.exception_type", self.exception_type, str)
+        yield from optional_faults("error.stack_trace", self.stack_trace, str)
+        yield from flag_faults("error.is_recoverable", self.is_recoverable)
+
     def emit(self, unit: Unit, by: Actor, record: AgentInstance) -> None:
         unit.emit(
             AgentErrorEvent,
             by,
             record,
-            error_message=clean_text(self.message),
-            exception_type=clean_text(self.exception_type) if self.exception_type else None,
-            stack_trace=clean_text(self.stack_trace) if self.stack_trace else None,
+            error_message=clipped(self.message, MAX_ERROR),
+            exception_type=clipped(self.exception_type, MAX_ERROR) if self.exception_type else None,
+            stack_trace=clipped(self.stack_trace, MAX_TRACE) if self.stack_trace else None,
             is_recoverable=self.is_recoverable,
         )
 
@@ -231,7 +259,7 @@ def _require_move(old: AgentInstance, to: AgentState, *, freezing: bool = False)
 
 
 @dataclass(kw_only=True, eq=False)
-class RestartInstance(_OnInstance):
+class RestartInstance(OnInstance):
     """From failed back to initializing: a new attempt, counted, and with a place in the quota taken anew."""
 
     action: ClassVar[str] = "restart"
@@ -239,10 +267,15 @@ class RestartInstance(_OnInstance):
     max_attempts: int
     delay: timedelta | None = None
     reason: str | None = None
+    #: The task that this start is a try at.
+    task_id: UUID | None = None
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        yield from kind_faults("max_attempts", self.max_attempts, int)
+        yield from count_faults("max_attempts", self.max_attempts)
+        yield from optional_faults("delay", self.delay, timedelta)
+        yield from optional_faults("task_id", self.task_id, UUID)
+        yield from said_faults("reason", self.reason)
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
@@ -263,7 +296,11 @@ class RestartInstance(_OnInstance):
             health=AgentHealthStatus(),
         )
         unit.put(Kind.INSTANCE, new)
-        unit.put(Kind.ATTEMPT, Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now))
+        _close_start(unit, old)
+        if self.task_id is not None:
+            unit.task(self.task_id)
+        start = Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now, task_id=self.task_id)
+        unit.put(Kind.ATTEMPT, start)
         reason = clean_text(self.reason) if self.reason else None
         unit.emit(
             AgentRestartingEvent,
@@ -279,67 +316,17 @@ class RestartInstance(_OnInstance):
         return new
 
 
-@dataclass(kw_only=True, eq=False)
-class ReportHealth(_OnInstance):
-    """What a probe found. A change of state is an event; becoming healthy ends a series of restarts."""
-
-    action: ClassVar[str] = "health"
-
-    health: AgentHealthStatus
-
-    def faults(self) -> Iterator[Fault]:
-        yield from super().faults()
-        yield from self.health.validate()
-
-    def apply(self, unit: Unit) -> AgentInstance:
-        old = self._current(unit)
-        if not old.is_active:
-            raise InvalidOperationError(
-                f"{self.subject} is {old.state}; its health is of no account", current=old.state
-            )
-        found = self.health
-        if found.details is not None:
-            found = found.evolve(details=clean_text(found.details))
-        if found == old.health:
-            return old
-        healed = self.health.state is HealthState.HEALTHY
-        changed = self.health.state is not old.health.state
-        new = old.evolve(
-            health=found,
-            restart_count=0 if healed else old.restart_count,
-            failing_since=None if healed else old.failing_since,
-            version=old.version + 1,
-            updated_at=unit.now,
+def _close_start(unit: Unit, record: AgentInstance) -> None:
+    """At most one live attempt: one that was really started must be known to have ended before the next."""
+    last: Attempt | None = unit.get(Kind.ATTEMPT, (record.instance_id, record.attempt))
+    if last is None or not last.is_open:
+        return
+    if last.identity is not None:
+        raise InvalidOperationError(
+            f"attempt {last.number} of instance {record.instance_id} was started and has not ended; "
+            "end it first, or its process may live on beside the new one"
         )
-        unit.put(Kind.INSTANCE, new)
-        if changed:
-            unit.emit(
-                AgentHealthChangedEvent,
-                self.by,
-                new,
-                previous_health=old.health.state,
-                new_health=new.health.state,
-                details=new.health.details,
-            )
-            unit.audit(self.by, self.action, self.subject, detail=f"{old.health.state} to {new.health.state}")
-        return new
-
-
-@dataclass(kw_only=True, eq=False)
-class ReportMetrics(_OnInstance):
-    """A sample. Not audited: it is an observation, not an act."""
-
-    action: ClassVar[str] = "metrics"
-
-    metrics: AgentMetrics
-
-    def faults(self) -> Iterator[Fault]:
-        yield from super().faults()
-        yield from self.metrics.validate()
-
-    def apply(self, unit: Unit) -> AgentInstance:
-        old = self._current(unit)
-        new = old.evolve(metrics=self.metrics, version=old.version + 1, updated_at=unit.now)
-        unit.put(Kind.INSTANCE, new)
-        unit.emit(AgentMetricsUpdatedEvent, self.by, new, metrics=self.metrics)
-        return new
+    unit.put(
+        Kind.ATTEMPT,
+        last.evolve(ended_at=unit.now, outcome=AttemptOutcome.UNKNOWN, detail="nothing was seen to start"),
+    )

@@ -15,6 +15,7 @@ from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
 OWNER = "owner"
+MAX_TTL = timedelta(days=3650)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,7 +74,7 @@ class RenewLease(Command[Lease]):
 
 @dataclass(kw_only=True, eq=False)
 class ReleaseLease(Command[None]):
-    """Step down. The epoch stays, so that nobody can write by mistake until the next owner takes over."""
+    """Step down. The epoch rises, so that the one who stepped down cannot go on writing by mistake."""
 
     action: ClassVar[str] = "lease.release"
 
@@ -87,12 +88,15 @@ class ReleaseLease(Command[None]):
         unit.workspace(HOME_WORKSPACE_ID)
         _require_held(unit, self.lease)
         unit.remove(Kind.LEASE, (OWNER,))
+        unit.raise_epoch(unit.epoch + 1)
         unit.audit(self.by, self.action, self.subject, detail=f"{self.lease.owner}, epoch {self.lease.epoch}")
 
 
 def _ttl_faults(ttl: timedelta) -> Iterator[Fault]:
-    if ttl <= timedelta(0):
-        yield Fault(field="ttl", bound="must be longer than nothing", value=f"{ttl.total_seconds():g} s")
+    if not timedelta(0) < ttl <= MAX_TTL:
+        yield Fault(
+            field="ttl", bound="must be more than 0 s and at most 3650 days", value=f"{ttl.total_seconds():g} s"
+        )
 
 
 def _require_held(unit: Unit, lease: Lease) -> None:

@@ -8,7 +8,17 @@ from typing import ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import HOME_WORKSPACE_ID, Definition, Fault, Principal, Record, Token, Wait, Workspace
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    Definition,
+    Fault,
+    Principal,
+    Record,
+    Token,
+    Wait,
+    Workspace,
+    shown,
+)
 from ostler.store.commands.base import Command
 from ostler.store.commands.checking import kind_faults, word_faults
 from ostler.store.kinds import Kind, key_of
@@ -26,6 +36,10 @@ class PutRecord(Command[Record]):
     record: Puttable
 
     def faults(self) -> Iterator[Fault]:
+        if not isinstance(self.record, Puttable):
+            # An instance or a task has a state machine, and no door beside it.
+            bound = "must be a Workspace, Principal, Token or Definition"
+            return iter([Fault(field="record", bound=bound, value=shown(type(self.record).__name__))])
         return iter(self.record.validate())
 
     @property
@@ -93,6 +107,10 @@ class OpenWait(Command[Wait]):
 
     def apply(self, unit: Unit) -> Wait:
         unit.workspace(self.wait.workspace_id)
+        if self.wait.instance_id is not None:
+            unit.instance(self.wait.instance_id)
+        if self.wait.task_id is not None:
+            unit.task(self.wait.task_id)
         if unit.get(Kind.WAIT, (self.wait.wait_id,)) is not None:
             raise InvalidOperationError(f"the wait {self.wait.wait_id} exists already")
         unit.put(Kind.WAIT, self.wait)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import AgentInstance, AuditEntry, Task
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Task, Wait
 from ostler.policy import RetentionPolicy, instance_due, task_due
 from ostler.store.commands.base import Command
 from ostler.store.kinds import Kind
@@ -31,9 +31,13 @@ class RemoveInstances(Command[int]):
             record: AgentInstance | None = unit.get(Kind.INSTANCE, (instance_id,))
             if record is None or not instance_due(record, unit.now, self.policy):
                 continue
+            starts = [unit.get(Kind.ATTEMPT, (instance_id, number)) for number in range(1, record.attempt + 1)]
+            if any(start is not None and start.is_open and start.identity is not None for start in starts):
+                continue  # something of it may still live, and this row is all that knows it
             unit.remove(Kind.INSTANCE, (instance_id,))
-            for number in range(1, record.attempt + 1):
-                unit.remove(Kind.ATTEMPT, (instance_id, number))
+            for start in starts:
+                if start is not None:
+                    unit.remove(Kind.ATTEMPT, (instance_id, start.number))
             if record.workspace_id is not None:
                 removed[record.workspace_id] = removed.get(record.workspace_id, 0) + 1
         return _audited(self, unit, removed)
@@ -66,6 +70,26 @@ def _audited(command: Command[Any], unit: Unit, removed: dict[UUID, int]) -> int
 
 
 @dataclass(kw_only=True, eq=False)
+class RemoveWaits(Command[int]):
+    """Remove waits that ended long ago."""
+
+    action: ClassVar[str] = "retention.waits"
+
+    ids: tuple[UUID, ...]
+    before: datetime
+
+    def apply(self, unit: Unit) -> int:
+        removed: dict[UUID, int] = {}
+        for wait_id in self.ids:
+            wait: Wait | None = unit.get(Kind.WAIT, (wait_id,))
+            if wait is None or wait.ended_at is None or wait.ended_at > self.before:
+                continue
+            unit.remove(Kind.WAIT, (wait_id,))
+            removed[wait.workspace_id] = removed.get(wait.workspace_id, 0) + 1
+        return _audited(self, unit, removed)
+
+
+@dataclass(kw_only=True, eq=False)
 class PruneEvents(Command[int]):
     """Drop the oldest events, always a prefix, so that one number tells every cursor what is gone."""
 
@@ -80,6 +104,8 @@ class PruneEvents(Command[int]):
         removed = until - unit.horizon
         unit.raise_horizon(until)
         unit.prune(Prune(table="events", until=until))
+        unit.workspace(HOME_WORKSPACE_ID)
+        unit.audit(self.by, self.action, "events", detail=f"removed up to {until}")
         return removed
 
 

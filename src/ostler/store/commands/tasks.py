@@ -69,7 +69,8 @@ class CreateTask(Command[Task]):
             return known
         record = self._record(unit.ids.new(), unit.now).evolve(tags=fold_tags(self.tags))
         for dependency in self.dependencies:
-            if unit.get(Kind.TASK, (dependency,)) is None:
+            needed: Task | None = unit.get(Kind.TASK, (dependency,))
+            if needed is None or needed.workspace_id != self.workspace_id:
                 raise TaskNotFoundError(f"the dependency {dependency} is no task; create it first, or check the id")
         unit.put(Kind.TASK, record)
         unit.emit(TaskCreatedEvent, self.by, record, task=record.task)

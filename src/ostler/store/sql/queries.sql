@@ -42,6 +42,12 @@ INSERT INTO task_tags (task_id, tag, workspace_id) VALUES (?, ?, ?);
 -- name: delete_task_tags
 DELETE FROM task_tags WHERE task_id = ?;
 
+-- name: insert_task_dependency
+INSERT INTO task_dependencies (task_id, depends_on) VALUES (?, ?);
+
+-- name: delete_task_dependencies
+DELETE FROM task_dependencies WHERE task_id = ?;
+
 -- name: quota
 -- The conditional write of the quota: no row changes unless there is room.
 UPDATE workspace_ledgers SET active = active + ?
@@ -97,27 +103,34 @@ SELECT coalesce(
     0) AS last;
 
 -- name: attempts_of_instance
-SELECT * FROM attempts WHERE instance_id = :instance_id ORDER BY number LIMIT :limit;
+SELECT * FROM attempts WHERE instance_id = :instance_id AND number > :number ORDER BY number LIMIT :limit;
 
 -- name: attempts_open
-SELECT * FROM attempts WHERE ended_at IS NULL ORDER BY intended_at, instance_id LIMIT :limit;
+SELECT * FROM attempts WHERE ended_at IS NULL ORDER BY instance_id, number LIMIT :limit;
 
--- name: waits_open
-SELECT * FROM waits WHERE ended_at IS NULL ORDER BY due_at NULLS LAST, id LIMIT :limit;
-
--- name: waits_due
-SELECT * FROM waits WHERE ended_at IS NULL AND due_at <= :until ORDER BY due_at, id LIMIT :limit;
+-- name: attempts_open_after
+SELECT * FROM attempts WHERE ended_at IS NULL AND (instance_id, number) > (:instance_id, :number)
+ORDER BY instance_id, number LIMIT :limit;
 
 -- name: due_instances
--- What waits for a restart or a resume is not due, however long ago it failed.
+-- What waits for a restart or a resume is not due, however long ago it failed; nor is one that was started and
+-- whose end nobody has seen.
 SELECT id FROM agent_instances
 WHERE terminated_at IS NOT NULL AND terminated_at <= :until
   AND NOT EXISTS (SELECT 1 FROM waits WHERE waits.instance_id = agent_instances.id AND waits.ended_at IS NULL)
+  AND NOT EXISTS (SELECT 1 FROM attempts WHERE attempts.instance_id = agent_instances.id
+                  AND attempts.ended_at IS NULL AND attempts.identity_json IS NOT NULL)
 ORDER BY terminated_at, id LIMIT :limit;
 
 -- name: due_tasks
+-- What another task still needs is not due.
 SELECT id FROM tasks WHERE state IN ('accepted', 'rejected') AND updated_at <= :until
+  AND NOT EXISTS (SELECT 1 FROM task_dependencies AS d JOIN tasks AS other ON other.id = d.task_id
+                  WHERE d.depends_on = tasks.id AND other.state NOT IN ('accepted', 'rejected'))
 ORDER BY updated_at, id LIMIT :limit;
+
+-- name: due_waits
+SELECT id FROM waits WHERE ended_at IS NOT NULL AND ended_at <= :until ORDER BY ended_at, id LIMIT :limit;
 
 -- name: token_by_hash
 SELECT * FROM tokens WHERE token_hash = :token_hash;
@@ -148,11 +161,17 @@ i.name_key >= :name_from
 -- name: filter_name_until
 i.name_key < :name_until
 
--- name: filter_before
-i.id < :before
-
 -- name: filter_created_from
 i.created_at >= :created_from
 
 -- name: filter_created_until
 i.created_at < :created_until
+
+-- name: filter_due_until
+due_at <= :until
+
+-- name: filter_dated_after
+((due_at, id) > (:due_at, :id) OR due_at IS NULL)
+
+-- name: filter_undated_after
+(due_at IS NULL AND id > :id)

@@ -12,6 +12,7 @@ anyio for its plugin; it is the only part of `ostler.testing` that does.
 from ostler.testing.store_suite.asking import AskingContract
 from ostler.testing.store_suite.crashing import CrashingContract
 from ostler.testing.store_suite.ground import OpenStore
+from ostler.testing.store_suite.guarding import GuardingContract
 from ostler.testing.store_suite.history import HistoryContract
 from ostler.testing.store_suite.lives import LivesContract
 from ostler.testing.store_suite.owning import OwningContract
@@ -35,6 +36,7 @@ class StoreContract(
     RetentionContract,
     RowsContract,
     RefusingContract,
+    GuardingContract,
     SharingContract,
     CrashingContract,
 ):

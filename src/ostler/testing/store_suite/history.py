@@ -11,7 +11,7 @@ import pytest
 
 from ostler.errors import ValidationError
 from ostler.model import AgentState, AuditHead, Tier
-from ostler.store import Actor, Seams, Store
+from ostler.store import Actor, EventPage, Seams, Store
 from ostler.store.commands import CreateTask, RecordAudit
 from ostler.testing.folding import sequence_faults
 from ostler.testing.store_suite.ground import (
@@ -40,9 +40,30 @@ class HistoryContract(StoreGround):
     async def test_a_cursor_beyond_the_end_waits_for_what_comes(self, store: Store) -> None:
         await reserved(store)
         assert await store.read_events(1) == []
-        assert await store.read_events(99) == []
         later = await reserved(store)
         assert [getattr(event, "instance_id", None) for event in await store.read_events(1)] == [later.instance_id]
+
+    async def test_a_cursor_that_no_event_of_this_store_can_have_is_refused(self, store: Store) -> None:
+        await reserved(store)
+        with pytest.raises(ValidationError, match="cursor 99 lies beyond the newest event 1; it belongs to another"):
+            await store.read_events(99)
+        for impossible in (-1, 2**63, 2**70):
+            with pytest.raises(ValidationError, match="after must be"):
+                await store.read_events(impossible)
+
+    async def test_a_page_tells_how_far_it_looked(self, store: Store) -> None:
+        other = await new_workspace(store, Tier.TEAMS)
+        quiet = await reserved(store, workspace_id=other)
+        for _ in range(4):
+            await reserved(store)
+        assert (await store.read_page(0, limit=2)).cursor == 2
+        assert (await store.read_page(0, limit=5)).cursor == 5
+        assert (await store.read_page(5)).cursor == 5
+        for space, one in ((other, None), (None, quiet.instance_id)):
+            page = await store.read_page(0, workspace_id=space, instance_id=one)
+            assert ([event.sequence for event in page.events], page.cursor) == ([1], 5)
+            assert (await store.read_page(0, limit=1, workspace_id=space, instance_id=one)).cursor == 1
+        assert await store.read_page(instance_id=quiet.instance_id, workspace_id=HOME) == EventPage(events=(), cursor=5)
 
     async def test_the_log_can_be_played_for_one_workspace_or_one_instance(self, store: Store) -> None:
         other = await new_workspace(store, Tier.TEAMS)

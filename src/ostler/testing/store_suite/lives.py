@@ -22,6 +22,7 @@ from ostler.model import (
     AgentState,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
+    Attempt,
     AttemptOutcome,
     Enforcement,
     HealthState,
@@ -234,6 +235,24 @@ class LivesContract(StoreGround):
             await store.commit(RecordIdentity(instance_id=made.instance_id, attempt=1))
         with pytest.raises(InvalidOperationError, match="never had"):
             await store.commit(EndAttempt(instance_id=made.instance_id, attempt=9, outcome=AttemptOutcome.LOST))
+
+    async def test_attempts_can_be_read_on_from_the_last_one(self, store: Store) -> None:
+        lives = [await reserved(store) for _ in range(5)]
+        back = lives[2]
+        for _ in range(3):
+            await moved(store, back, AgentState.FAILED)
+            back = await restarted(store, back)
+        numbers: list[int] = []
+        while page := await store.list_attempts(back.instance_id, limit=3, after=numbers[-1] if numbers else 0):
+            numbers += [one.number for one in page]
+        assert numbers == [1, 2, 3, 4]
+        seen: list[Attempt] = []
+        while more := await store.open_attempts(limit=2, after=seen[-1] if seen else None):
+            seen += more
+        keys = [(one.instance_id, one.number) for one in seen]
+        assert keys == sorted(keys)
+        assert {key[0] for key in keys} == {one.instance_id for one in lives}
+        assert len(set(keys)) == len(keys) == len(await store.open_attempts())
 
     async def test_what_is_not_there_is_said_to_be_not_there(self, store: Store) -> None:
         nobody = UUID(int=7)

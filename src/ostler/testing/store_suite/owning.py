@@ -94,9 +94,11 @@ class OwningContract(StoreGround):
         await store.release_lease()
         await store.release_lease()
         async with open_store(seams) as second:
-            assert (await second.take_lease("two", ttl=TTL)).epoch == 2
-        with pytest.raises(OstlerError):
-            await store.renew_lease(ttl=TTL)
+            await reserved(second)  # nobody owns it now
+            assert (await second.take_lease("two", ttl=TTL)).epoch == 3
+        for late in (store.renew_lease(ttl=TTL), reserved(store)):
+            with pytest.raises(OstlerError):
+                await late
 
     async def test_helpers_of_one_owner_share_its_epoch(
         self, store: Store, open_store: OpenStore, seams: Seams
@@ -107,6 +109,43 @@ class OwningContract(StoreGround):
                 await reserved(helper)
             helper.adopt_epoch(lease.epoch)
             await reserved(helper)
+            await reserved(store)
+
+    async def test_a_newcomer_may_not_write_beside_an_owner(
+        self, store: Store, open_store: OpenStore, seams: Seams, clock: ManualClock
+    ) -> None:
+        lease = await store.take_lease("one", ttl=TTL)
+        before = await store.head()
+        async with open_store(seams) as newcomer:
+            with pytest.raises(StaleWriterError):
+                await reserved(newcomer)
+            assert await newcomer.head() == before
+            newcomer.adopt_epoch(lease.epoch)
+            await reserved(newcomer)
+        clock.advance(TTL.total_seconds())
+        async with open_store(seams) as late:  # the lease has ended, and nobody took another
+            await reserved(late)
+
+    async def test_an_owner_that_closes_and_opens_again_still_owns(
+        self, store: Store, open_store: OpenStore, seams: Seams
+    ) -> None:
+        owner = open_store(seams)
+        async with owner:
+            await owner.take_lease("one", ttl=TTL)
+        async with owner:
+            await reserved(owner)
+            await owner.renew_lease(ttl=TTL)
+        with pytest.raises(StaleWriterError):
+            await reserved(store)
+
+    async def test_a_lease_that_could_not_be_released_is_not_forgotten(self, store: Store) -> None:
+        await store.take_lease("one", ttl=TTL)
+        await store.close()
+        with pytest.raises(OstlerError):
+            await store.release_lease()
+        await store.open()
+        await store.release_lease()
+        with pytest.raises(StaleWriterError):
             await reserved(store)
 
     async def test_a_lease_needs_an_owner_and_a_while(self, store: Store) -> None:

@@ -162,14 +162,15 @@ class RefusingContract(StoreGround):
 
     async def test_words_from_outside_are_kept_readable(self, store: Store) -> None:
         failed = await brought_to(store, AgentState.FAILED)
+        last_words = "x\0\ud800" * 100_000
+        await store.commit(
+            EndAttempt(instance_id=failed.instance_id, attempt=1, outcome=AttemptOutcome.ERROR, detail=last_words)
+        )
         again = RestartInstance(instance_id=failed.instance_id, max_attempts=3, reason="was \0 gone \ud800")
         await store.commit(again)
-        await store.commit(
-            EndAttempt(
-                instance_id=failed.instance_id, attempt=1, outcome=AttemptOutcome.ERROR, detail="x\0\ud800" * 1000
-            )
-        )
         (first, _) = await store.list_attempts(failed.instance_id)
         assert first.detail is not None
         assert "\0" not in first.detail
+        assert len(first.detail) < 11_000
+        assert first.detail.endswith("more characters)")
         assert (await store.verify_audit(HOME)).is_sound

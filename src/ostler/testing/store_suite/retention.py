@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from ostler.errors import CursorGoneError, ValidationError
-from ostler.model import AgentState, TaskState, Wait, WaitKind
+from ostler.errors import CursorGoneError, InvalidOperationError, ValidationError
+from ostler.model import AgentState, AttemptOutcome, TaskState, Tier, Wait, WaitKind
 from ostler.policy import RetentionPolicy
 from ostler.store import Store, SweepResult
-from ostler.store.commands import CreateTask, EndWait, MoveTask, OpenWait
+from ostler.store.commands import CreateTask, EndAttempt, EndWait, MoveTask, OpenWait, RecordIdentity
 from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.ground import (
     DAY,
@@ -22,6 +22,7 @@ from ostler.testing.store_suite.ground import (
     brought_to,
     current,
     moved,
+    new_workspace,
     reserved,
     restarted,
     whole_log,
@@ -121,6 +122,67 @@ class RetentionContract(StoreGround):
         await reserved(store)
         assert [event.sequence for event in await whole_log(store, 5)] == [6, 7]
 
+    async def test_one_who_is_up_to_date_in_a_quiet_workspace_misses_nothing(
+        self, store: Store, clock: ManualClock
+    ) -> None:
+        quiet = await new_workspace(store, Tier.TEAMS)
+        await reserved(store, workspace_id=quiet)
+        for _ in range(4):
+            await reserved(store)
+        cursor = (await store.read_page(0, workspace_id=quiet)).cursor
+        clock.advance(31 * DAY)
+        assert (await store.sweep()).events == 5
+        assert await store.read_events(cursor, workspace_id=quiet) == []
+        later = await reserved(store, workspace_id=quiet)
+        (event,) = [event async for event in store.replay(cursor, workspace_id=quiet)]
+        assert getattr(event, "instance_id", None) == later.instance_id
+
+    async def test_a_task_that_another_still_needs_is_not_due(self, store: Store, clock: ManualClock) -> None:
+        needed = await store.commit(CreateTask(task="dig"))
+        needing = await store.commit(CreateTask(task="fill", dependencies=(needed.task_id,), tags=("t",)))
+        for task in (needed, needing):
+            await store.commit(MoveTask(task_id=task.task_id, to=TaskState.RUNNING))
+        await store.commit(MoveTask(task_id=needed.task_id, to=TaskState.REJECTED))
+        clock.advance(2 * DAY)
+        assert (await store.sweep()).tasks == 0
+        await store.commit(MoveTask(task_id=needing.task_id, to=TaskState.REJECTED))
+        assert (await store.sweep()).tasks == 1
+        clock.advance(DAY)
+        assert (await store.sweep()).tasks == 1
+        assert await store.list_tasks() == []
+
+    async def test_one_that_was_started_and_not_seen_to_end_is_not_due(self, store: Store, clock: ManualClock) -> None:
+        made = await reserved(store)
+        await store.commit(RecordIdentity(instance_id=made.instance_id, attempt=1, identity={"pid": 1}))
+        await moved(store, made, AgentState.FAILED)
+        clock.advance(1)
+        await brought_to(store, AgentState.FAILED)
+        clock.advance(2 * DAY)
+        small = RetentionPolicy(batch=1)
+        # The one that is held does not stand in the way of the next.
+        assert [(await store.sweep(small)).instances for _ in range(3)] == [1, 0, 0]
+        await store.commit(EndAttempt(instance_id=made.instance_id, attempt=1, outcome=AttemptOutcome.LOST))
+        assert (await store.sweep()).instances == 1
+
+    async def test_ended_waits_go_after_a_day_in_bounded_batches(self, store: Store, clock: ManualClock) -> None:
+        for number in range(1, 7):
+            wait = Wait(wait_id=UUID(int=number), workspace_id=HOME, kind=WaitKind.HUMAN, created_at=clock.wall())
+            await store.commit(OpenWait(wait=wait))
+            if number < 6:
+                await store.commit(EndWait(wait_id=wait.wait_id, outcome="done"))
+        clock.advance(DAY - 1)
+        assert await store.sweep() == SweepResult()
+        clock.advance(1)
+        policy = RetentionPolicy(batch=3)
+        assert [(one.waits, one.more) for one in [await store.sweep(policy) for _ in range(3)]] == [
+            (3, True),
+            (2, False),
+            (0, False),
+        ]
+        assert [wait.wait_id for wait in await store.open_waits()] == [UUID(int=6)]
+        with pytest.raises(InvalidOperationError, match="there is no wait"):
+            await store.commit(EndWait(wait_id=UUID(int=1), outcome="again"))
+
     async def test_a_pruned_audit_still_verifies(self, store: Store, clock: ManualClock) -> None:
         for _ in range(5):
             await reserved(store)
@@ -139,6 +201,10 @@ class RetentionContract(StoreGround):
         report = await store.verify_audit()
         assert (report.faults, report.entries) == ((), 4)
         assert (await store.verify_audit(kept_head=kept)).is_sound
+        rewritten = await store.verify_audit(kept_head=kept.evolve(hash="f" * 64))
+        assert rewritten.faults == ("entry 5 is not the one whose hash was kept outside: the chain was rewritten",)
+        older = await store.verify_audit(kept_head=kept.evolve(number=4))
+        assert older.faults == ("kept head 4 is older than what is kept, so it cannot be checked",)
         assert (await store.sweep()).audit == 0
 
     async def test_a_policy_out_of_bounds_is_refused(self, store: Store) -> None:

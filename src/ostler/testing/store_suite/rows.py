@@ -74,6 +74,18 @@ class RowsContract(StoreGround):
         await store.commit(EndWait(wait_id=UUID(int=3), outcome="due"))
         assert await store.open_waits() == in_order[1:]
 
+    async def test_open_waits_can_be_read_on_from_the_last_one(self, store: Store, clock: ManualClock) -> None:
+        minutes = (5, 5, 7, None, None, 9)
+        for number, due in enumerate(minutes, 1):
+            await store.commit(OpenWait(wait=a_wait(number, clock, due)))
+        for until, ids in ((None, [1, 2, 3, 6, 4, 5]), (clock.wall() + timedelta(minutes=7), [1, 2, 3])):
+            seen: list[Wait] = []
+            while page := await store.open_waits(due_until=until, limit=2, after=seen[-1] if seen else None):
+                seen += page
+            assert [wait.wait_id.int for wait in seen] == ids
+        undated = (await store.open_waits())[-2]
+        assert await store.open_waits(due_until=clock.wall() + timedelta(days=1), after=undated) == []
+
     async def test_exactly_one_caller_ends_a_wait(self, store: Store, clock: ManualClock) -> None:
         await store.commit(OpenWait(wait=a_wait(1, clock, 1)))
         ends = (store.commit(EndWait(wait_id=UUID(int=1), outcome=f"by {number}")) for number in range(20))

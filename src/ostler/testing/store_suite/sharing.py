@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ostler.errors import StoreClosedError
+from ostler.errors import StoreClosedError, StoreError
 from ostler.model import AgentInstance, AgentState, GetInstancesFilter
 from ostler.store import Seams, Store
 from ostler.testing.store_suite.ground import (
@@ -91,6 +92,37 @@ class SharingContract(StoreGround):
         assert all(isinstance(one, AgentInstance) for one in await asyncio.gather(*callers))
         assert all(isinstance(one, list) for one in await asyncio.gather(*readers))
         assert (await store.statistics()).total_spawned == 100
+
+    async def test_a_store_is_opened_once_at_a_time(self, store: Store, open_store: OpenStore, seams: Seams) -> None:
+        with pytest.raises(StoreError, match="open already"):
+            await store.open()
+        await reserved(store)
+        both = open_store(seams)
+        answers = await asyncio.gather(both.open(), both.open(), return_exceptions=True)
+        assert sum(isinstance(one, StoreError) for one in answers) == 1
+        await both.close()
+
+    async def test_opening_and_closing_may_be_cancelled_and_leave_no_thread(
+        self, open_store: OpenStore, seams: Seams
+    ) -> None:
+        before = set(threading.enumerate())
+        for steps in range(6):
+            one = open_store(seams)
+            opening = asyncio.ensure_future(one.open())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            closing = asyncio.ensure_future(one.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+        for _ in range(500):
+            left = [one for one in set(threading.enumerate()) - before if "ostler" in one.name]
+            if not left:
+                break
+            await asyncio.sleep(0.01)
+        assert left == []
 
     async def test_a_closed_store_says_so_and_closing_twice_is_harmless(
         self, open_store: OpenStore, seams: Seams

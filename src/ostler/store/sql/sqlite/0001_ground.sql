@@ -167,6 +167,14 @@ CREATE TABLE task_tags (
 ) WITHOUT ROWID;
 CREATE INDEX idx_task_tags_tag ON task_tags (workspace_id, tag, task_id);
 
+-- What a task needs, to be asked from the other end: is this one still needed?
+CREATE TABLE task_dependencies (
+    task_id         BLOB NOT NULL REFERENCES tasks (id) ON DELETE CASCADE,
+    depends_on      BLOB NOT NULL,
+    PRIMARY KEY (task_id, depends_on)
+) WITHOUT ROWID;
+CREATE INDEX idx_task_dependencies_needed ON task_dependencies (depends_on);
+
 -- An intent is a row without an identity; recovery finishes or undoes every open one.
 CREATE TABLE attempts (
     instance_id     BLOB NOT NULL,
@@ -180,7 +188,7 @@ CREATE TABLE attempts (
     detail          TEXT,
     PRIMARY KEY (instance_id, number)
 ) WITHOUT ROWID;
-CREATE INDEX idx_attempts_open ON attempts (intended_at) WHERE ended_at IS NULL;
+CREATE INDEX idx_attempts_open ON attempts (instance_id, number) WHERE ended_at IS NULL;
 
 CREATE TABLE waits (
     id              BLOB PRIMARY KEY,
@@ -196,6 +204,7 @@ CREATE TABLE waits (
     outcome         TEXT
 );
 CREATE INDEX idx_waits_due ON waits (due_at, id) WHERE ended_at IS NULL;
+CREATE INDEX idx_waits_ended ON waits (ended_at, id) WHERE ended_at IS NOT NULL;
 CREATE INDEX idx_waits_instance ON waits (instance_id) WHERE instance_id IS NOT NULL;
 
 -- No foreign key, and the primary key is the chain.
