@@ -43,7 +43,6 @@ from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
 from ostler.store.life import Backend, Life, Seams
-from ostler.store.paging import PagedSession
 from ostler.store.port import EventWindow, Head, Session
 from ostler.store.retention import Sweeper
 from ostler.store.writer import Submission
@@ -141,7 +140,7 @@ class EngineStore(Store):
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def _read(self, read: Callable[[PagedSession], R]) -> R:
+    async def _read(self, read: Callable[[Session], R]) -> R:
         return await self._living().readers.run(read)
 
     async def _load(self, kind: Kind, *key: Any) -> Any:

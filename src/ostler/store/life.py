@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from ostler.errors import StoreClosedError, StoreError
 from ostler.seams import Clock, FaultPoint, IdSource, SystemClock, Uuid7Source, no_fault
-from ostler.store.paging import PagedSession
 from ostler.store.port import Session
 from ostler.store.readers import Readers
 from ostler.store.writer import Batch, Writer
@@ -37,14 +36,14 @@ class Backend:
 
     #: Opens the writing session, migrating first. Called on the writer's thread. None: there is nothing to write with.
     open_writer: Callable[[FaultPoint], Session] | None
-    open_reader: Callable[[], PagedSession]
+    open_reader: Callable[[], Session]
 
     @classmethod
     def migrating(
         cls,
         open_writer: Callable[[], S],
         migrate: Callable[[S, FaultPoint], None],
-        open_reader: Callable[[], PagedSession],
+        open_reader: Callable[[], Session],
     ) -> Backend:
         """One whose shape is brought up to date when it is opened for writing."""
 
@@ -80,7 +79,7 @@ class Life:
         session = self._backend.open_writer(self._seams.fault)
         return Batch(session, self._seams.clock, self._ids, self._seams.fault), session
 
-    def start(self, look: Callable[[PagedSession], R]) -> R:
+    def start(self, look: Callable[[Session], R]) -> R:
         """Bring everything up and take a first look. Blocks; whoever fails here or is not waited for leaves nothing."""
         if self._writer is not None:
             self._writer.start()

@@ -115,12 +115,12 @@ class Session(ABC):
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]: ...
 
     @abstractmethod
-    def attempts(self, instance_id: UUID | None, limit: int) -> list[Attempt]:
-        """All of one instance in order, or every open one of the store."""
+    def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
+        """All of one instance, or every open one of the store, in key order from beyond that key."""
 
     @abstractmethod
-    def waits(self, due_until: datetime | None, limit: int) -> list[Wait]:
-        """Open waits, the earliest due first; with a moment, only those due by then."""
+    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
+        """Open waits, the earliest due first and those without a time last; with a wait, only those behind it."""
 
     @abstractmethod
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ostler.errors import StoreClosedError
-from ostler.store.paging import PagedSession
+from ostler.store.port import Session
 
 R = TypeVar("R")
 
@@ -17,14 +17,14 @@ _THREADS = 4
 
 
 class Readers:
-    def __init__(self, open_session: Callable[[], PagedSession]) -> None:
+    def __init__(self, open_session: Callable[[], Session]) -> None:
         self._open_session = open_session
         self._local = threading.local()
-        self._sessions: list[PagedSession] = []
+        self._sessions: list[Session] = []
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(_THREADS, thread_name_prefix="ostler-reader")
 
-    async def run(self, read: Callable[[PagedSession], R]) -> R:
+    async def run(self, read: Callable[[Session], R]) -> R:
         pool = self._pool
         if pool is None:
             raise StoreClosedError
@@ -34,14 +34,14 @@ class Readers:
             raise StoreClosedError from error
         return await reading
 
-    def look(self, read: Callable[[PagedSession], R]) -> R:
+    def look(self, read: Callable[[Session], R]) -> R:
         """The same for one who may block."""
         if self._pool is None:
             raise StoreClosedError
         return self._pool.submit(self._with_session, read).result()
 
-    def _with_session(self, read: Callable[[PagedSession], R]) -> R:
-        session: PagedSession | None = getattr(self._local, "session", None)
+    def _with_session(self, read: Callable[[Session], R]) -> R:
+        session: Session | None = getattr(self._local, "session", None)
         if session is None:
             session = self._open_session()
             self._local.session = session

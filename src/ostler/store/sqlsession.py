@@ -25,8 +25,7 @@ from ostler.store.eventrows import EventRow, event_of
 from ostler.store.filters import Found, attempt_query, instance_query, task_query, wait_query
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.mapper import Dialect, Mapper
-from ostler.store.paging import PagedSession
-from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head
+from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session
 from ostler.store.queries import queries
 from ostler.store.shapes import SHAPES
 
@@ -41,7 +40,7 @@ class OutOfStepError(StoreError):
     """A row was not as the cache had it; the batch is run again on what is really there."""
 
 
-class SqlSession(PagedSession):
+class SqlSession(Session):
     """What SQLite and PostgreSQL share. A subclass brings the connection and its dialect."""
 
     dialect: Dialect

@@ -29,8 +29,7 @@ from ostler.store import Backend, EngineStore, Seams
 from ostler.store.eventrows import event_of
 from ostler.store.filters import matches
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.paging import PagedSession
-from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune
+from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session
 
 #: Later than any time a wait may have, so that those without one come last.
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -50,7 +49,7 @@ class MemoryTables:
         self.rows[Kind.WORKSPACE][HOME_WORKSPACE_ID,] = home
 
 
-class MemorySession(PagedSession):
+class MemorySession(Session):
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
         self._pending: Changes | None = None
@@ -189,6 +188,7 @@ class MemorySession(PagedSession):
     def _ended_tasks(self) -> list[tuple[datetime, UUID]]:
         tasks: list[Task] = self._all(Kind.TASK)
         needed = {one for task in tasks if not task.is_finished for one in task.dependencies}
+        needed |= {wait.task_id for wait in self._all(Kind.WAIT) if wait.ended_at is None}
         return [(one.updated_at, one.task_id) for one in tasks if one.is_finished and one.task_id not in needed]
 
     def _ended_waits(self) -> list[tuple[datetime, UUID]]:

@@ -123,10 +123,11 @@ WHERE terminated_at IS NOT NULL AND terminated_at <= :until
 ORDER BY terminated_at, id LIMIT :limit;
 
 -- name: due_tasks
--- What another task still needs is not due.
+-- What another task still needs, or something still waits about, is not due.
 SELECT id FROM tasks WHERE state IN ('accepted', 'rejected') AND updated_at <= :until
   AND NOT EXISTS (SELECT 1 FROM task_dependencies AS d JOIN tasks AS other ON other.id = d.task_id
                   WHERE d.depends_on = tasks.id AND other.state NOT IN ('accepted', 'rejected'))
+  AND NOT EXISTS (SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL)
 ORDER BY updated_at, id LIMIT :limit;
 
 -- name: due_waits

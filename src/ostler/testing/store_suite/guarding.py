@@ -20,14 +20,16 @@ from ostler.errors import (
     TaskNotFoundError,
     ValidationError,
 )
-from ostler.model import AgentMetrics, AgentState, AttemptOutcome, Permission, Role, Tier, Wait, WaitKind
+from ostler.model import AgentMetrics, AgentState, AttemptOutcome, Permission, Role, TaskState, Tier, Wait, WaitKind
 from ostler.store import Actor, AgentError, Store
 from ostler.store.commands import (
     Command,
     CreateTask,
     EndAttempt,
+    EndWait,
     Idempotency,
     MoveInstance,
+    MoveTask,
     OpenWait,
     PutRecord,
     RecordAudit,
@@ -131,6 +133,17 @@ class GuardingContract(StoreGround):
         assert len(await store.open_attempts()) == 1
         await store.commit(EndAttempt(**start, outcome=AttemptOutcome.LOST))
         assert (await store.sweep()).instances == 1
+
+    async def test_a_task_that_something_waits_about_is_kept(self, store: Store, clock: ManualClock) -> None:
+        task = await store.commit(CreateTask(task="mend"))
+        for state in (TaskState.RUNNING, TaskState.REJECTED):
+            await store.commit(MoveTask(task_id=task.task_id, to=state))
+        asked = Wait(wait_id=ANY, workspace_id=HOME, kind=WaitKind.HUMAN, created_at=clock.wall(), task_id=task.task_id)
+        await store.commit(OpenWait(wait=asked))
+        clock.advance(timedelta(days=2).total_seconds())
+        assert (await store.sweep()).tasks == 0
+        await store.commit(EndWait(wait_id=ANY, outcome="answered"))
+        assert (await store.sweep()).tasks == 1
 
     async def test_a_smaller_plan_beside_a_reservation_harms_nobody(self, store: Store) -> None:
         space = await new_workspace(store, Tier.TEAMS)

@@ -206,6 +206,7 @@ CREATE TABLE waits (
 CREATE INDEX idx_waits_due ON waits (due_at, id) WHERE ended_at IS NULL;
 CREATE INDEX idx_waits_ended ON waits (ended_at, id) WHERE ended_at IS NOT NULL;
 CREATE INDEX idx_waits_instance ON waits (instance_id) WHERE instance_id IS NOT NULL;
+CREATE INDEX idx_waits_task ON waits (task_id) WHERE task_id IS NOT NULL;
 
 -- No foreign key, and the primary key is the chain.
 CREATE TABLE audit (
