@@ -56,15 +56,15 @@ async def rate(store: EngineStore, ids: list[UUID], callers: int) -> float:
 Rates = dict[str, list[float]]
 
 
-async def measure(backend: Callable[[Commits], Backend], floor: Callable[[], Bare]) -> Rates:
-    async with EngineStore(backend([])) as store:
+async def measure(where: str, recording: Callable[[Commits], Backend], floor: Callable[[], Bare]) -> Rates:
+    async with open_store(where) as store:
         ids = await populate(store, max(CALLERS))
     bare = floor()
     recorded: Commits = []
-    async with EngineStore(backend(recorded)) as store:
+    async with EngineStore(recording(recorded)) as store:
         await flip(store, ids[0], ROUNDS * _SINGLE)
     rates: Rates = {"bare": [], **{str(callers): [] for callers in CALLERS}}
-    async with EngineStore(backend([])) as store:
+    async with open_store(where) as store:
         for turn in range(ROUNDS):
             rates["bare"].append(bare.rate(recorded[turn * _SINGLE : (turn + 1) * _SINGLE]))
             for callers in CALLERS:
@@ -81,7 +81,8 @@ def sqlite_table() -> Table:
             shutil.copytree(home, copy)
             return BareSqlite(copy / "ostler.db")
 
-        rates = asyncio.run(measure(lambda commits: recording_sqlite(home / "ostler.db", commits), floor))
+        path = home / "ostler.db"
+        rates = asyncio.run(measure(str(home), lambda commits: recording_sqlite(path, commits), floor))
     return _table("SQLite (WAL, synchronous=FULL)", "bare sqlite3", rates, {"1": "0.45", "64": "5"})
 
 
@@ -95,7 +96,7 @@ def postgres_table(server: str) -> Table:
 
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("CREATE DATABASE bench")
-        rates = asyncio.run(measure(lambda commits: recording_postgres(address, commits), floor))
+        rates = asyncio.run(measure(address, lambda commits: recording_postgres(address, commits), floor))
         for name in ("bench", "bare"):
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
     return _table("PostgreSQL (synchronous_commit=on)", "bare psycopg", rates, {})
