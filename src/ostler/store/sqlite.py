@@ -24,6 +24,8 @@ APPLICATION_ID = 0x4F53544C
 _BUSY_MS = 10_000
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 _CACHE_KIB = 16 * 1024
+#: There are several readers, and the system keeps the file's pages for all of them.
+_READER_CACHE_KIB = 2 * 1024
 #: 16 MB: pages that are written again and again reach the main file once.
 _CHECKPOINT_PAGES = 4096
 _HEAD = queries()["head"]
@@ -87,7 +89,7 @@ class SqliteSession(SqlSession):
                 "synchronous = FULL",
                 "foreign_keys = ON",
                 f"journal_size_limit = {_WAL_LIMIT_BYTES}",
-                f"cache_size = -{_CACHE_KIB}",
+                f"cache_size = -{_READER_CACHE_KIB if read_only else _CACHE_KIB}",
                 f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
                 "temp_store = MEMORY",
                 f"query_only = {int(read_only)}",
