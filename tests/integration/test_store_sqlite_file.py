@@ -15,6 +15,7 @@ from ostler.model import AgentState
 from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import EngineStore, Seams, open_store, view_store
 from ostler.store.queries import migrations, statements
+from ostler.store.sqlite import SqliteSession
 from ostler.testing.store_suite.ground import brought_to, reserved
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +184,13 @@ def test_processes_that_open_a_fresh_home_at_once_all_get_in(home: Path, trial: 
             return (await store.statistics()).total_spawned
 
     assert asyncio.run(count()) == 4
+
+
+def test_a_file_that_is_no_database_is_let_go_of_again(home: Path) -> None:
+    home.mkdir()
+    path = home / "ostler.db"
+    path.write_bytes(b"no database at all, only words " * 200)
+    with pytest.raises(StoreError):
+        SqliteSession(path)
+    held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert path not in held

@@ -84,17 +84,24 @@ class SqliteSession(SqlSession):
                 check_same_thread=False,
                 cached_statements=256,
             )
-            self._connection.row_factory = sqlite3.Row
-            for pragma in (
-                "synchronous = FULL",
-                "foreign_keys = ON",
-                f"journal_size_limit = {_WAL_LIMIT_BYTES}",
-                f"cache_size = -{_READER_CACHE_KIB if read_only else _CACHE_KIB}",
-                f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
-                "temp_store = MEMORY",
-                f"query_only = {int(read_only)}",
-            ):
-                self._connection.execute(f"PRAGMA {pragma}")
+            try:
+                self._settle(read_only=read_only)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _settle(self, *, read_only: bool) -> None:
+        self._connection.row_factory = sqlite3.Row
+        for pragma in (
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            f"journal_size_limit = {_WAL_LIMIT_BYTES}",
+            f"cache_size = -{_READER_CACHE_KIB if read_only else _CACHE_KIB}",
+            f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
+            "temp_store = MEMORY",
+            f"query_only = {int(read_only)}",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
 
     @property
     def connection(self) -> sqlite3.Connection:
