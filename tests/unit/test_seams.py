@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Uuid7Source, no_fault, uuid7
+from ostler.store import Seams
+from ostler.store.commands import CreateTask
+from ostler.testing import ManualClock, memory_store
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -152,3 +156,12 @@ def test_a_plan_can_kill_the_process_for_real() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == -9
     assert "alive" not in done.stdout
+
+
+async def _ids_of(seed: int) -> list[UUID]:
+    async with memory_store(Seams(clock=ManualClock(), chance=random.Random(seed))) as store:
+        return [(await store.commit(CreateTask(task=str(number)))).task_id for number in range(3)]
+
+
+def test_the_same_clock_and_seed_give_the_same_ids() -> None:
+    assert asyncio.run(_ids_of(1)) == asyncio.run(_ids_of(1)) != asyncio.run(_ids_of(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ class Seams:
     """What a store is given from outside, so that tests can drive it."""
 
     clock: Clock = field(default_factory=SystemClock)
+    #: Where chance comes from; None draws a seed from the system.
+    chance: random.Random | None = None
+    #: None makes rising ids from the clock and chance.
     ids: IdSource | None = None
     fault: FaultPoint = no_fault
 
@@ -65,7 +69,7 @@ class Life:
     def __init__(self, backend: Backend, seams: Seams) -> None:
         self._backend = backend
         self._seams = seams
-        self._ids = seams.ids or Uuid7Source(seams.clock)
+        self._ids = seams.ids or Uuid7Source(seams.clock, seams.chance)
         self._process = os.getpid()
         self._writer = None if backend.open_writer is None else Writer(self._open_batch, seams.fault)
         self._readers = Readers(backend.open_reader)
