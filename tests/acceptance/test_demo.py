@@ -95,7 +95,9 @@ def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Si
     for line in demo.stdout:
         if line.startswith(act):
             break
-    time.sleep(0.5 if act == "4." else 0)
+    end = time.monotonic() + 15
+    while act == "4." and len(marked(mark)) < 2:  # until the writer that it starts and kills is alive
+        assert time.monotonic() < end, "the writer of act 4 was never seen"
     demo.send_signal(number)
     _, errors = demo.communicate(timeout=15)
     assert demo.returncode == 130, errors
