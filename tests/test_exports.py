@@ -12,7 +12,7 @@ import pytest
 import ostler
 
 CALLED = "import sys; sys.argv = ['ostler', '{}']\nfrom ostler.cli import main\ntry: main()\nexcept SystemExit: pass"
-HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg")
+HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg", "prometheus_client", "ruamel")
 
 
 def offering() -> list[str]:

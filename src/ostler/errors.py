@@ -2,6 +2,7 @@
 
     OstlerError
     ├── ValidationError             the input breaks one or more rules; carries every fault
+    │   └── DefinitionError         a definition file is wrong; every fault names file and line
     ├── NotFoundError
     │   ├── AgentNotFoundError      no such definition or instance
     │   ├── TaskNotFoundError
@@ -10,6 +11,9 @@
     ├── LicenseError                the plan of the workspace does not allow this
     ├── InvalidOperationError       not possible in the present state; names both states
     ├── AgentInitializationError    the agent did not become ready
+    ├── AgentExecutionError         the agent raised while it processed a request
+    ├── AgentGoneError              the agent ended while, or before, it was asked
+    ├── AgentBusyError              as many requests wait as may wait; come back later
     ├── ConflictError               somebody else was first
     │   ├── VersionConflictError    the record changed since it was read
     │   ├── IdempotencyConflictError  the same key came with another body
@@ -49,6 +53,9 @@ class FaultLike(Protocol):
 class OstlerError(Exception):
     """Ostler could not do what was asked."""
 
+    #: Whether the audit tells of it already.
+    noted: bool = False
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
 
@@ -70,6 +77,10 @@ class ValidationError(OstlerError):
     def __init__(self, faults: Sequence[FaultLike]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(fault.message for fault in self.faults) or None)
+
+
+class DefinitionError(ValidationError):
+    """A definition file is wrong."""
 
 
 class NotFoundError(OstlerError):
@@ -95,6 +106,15 @@ class AuthorizationError(OstlerError):
 class LicenseError(OstlerError):
     """The plan of this workspace does not allow this."""
 
+    def __init__(
+        self, message: str | None = None, *, tier: str = "", current: int | None = None, maximum: int | None = None
+    ) -> None:
+        self.tier = tier
+        #: How many there are and how many the plan admits, where it is a matter of number.
+        self.current = current
+        self.maximum = maximum
+        super().__init__(message)
+
 
 class InvalidOperationError(OstlerError):
     """This cannot be done in the present state."""
@@ -107,6 +127,25 @@ class InvalidOperationError(OstlerError):
 
 class AgentInitializationError(OstlerError):
     """The agent did not become ready."""
+
+
+class AgentExecutionError(OstlerError):
+    """The agent raised an error while it processed a request."""
+
+    def __init__(
+        self, message: str | None = None, *, exception_type: str | None = None, stack_trace: str | None = None
+    ) -> None:
+        self.exception_type = exception_type
+        self.stack_trace = stack_trace
+        super().__init__(message)
+
+
+class AgentGoneError(OstlerError):
+    """The agent has ended, so this was not answered; look at why, and spawn or restart it."""
+
+
+class AgentBusyError(OstlerError):
+    """The agent has as many requests waiting as it accepts; try again when some are done."""
 
 
 class ConflictError(OstlerError):

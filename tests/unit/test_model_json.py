@@ -110,7 +110,9 @@ def test_every_event_is_found_again_by_its_type(cls: type[Any]) -> None:
 
 
 def test_an_event_of_an_unknown_type_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"event_type must be one of agent_error, .*, was 'agent_slept'"):
+    with pytest.raises(
+        ValidationError, match=r"event_type must be one of agent_attempt_started, agent_error, .*, was 'agent_slept'"
+    ):
         event_from_json("agent_slept", "{}")
 
 

@@ -13,6 +13,7 @@ from ostler.model import (
     AgentPriority,
     AgentSpawnOptions,
     AgentState,
+    Enforcement,
     GetInstancesFilter,
     HealthCheckConfig,
     HealthState,
@@ -52,7 +53,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         AgentSpawnOptions(),
         {"initialization_timeout": 30 * S, "resource_limits": None, "isolation_level": IsolationLevel.THREAD,
          "restart_policy": None, "health_check": None, "name": None, "tags": None,
-         "priority": AgentPriority.NORMAL},
+         "priority": AgentPriority.NORMAL, "min_enforcement": Enforcement.ADVISORY},
     ),
     (
         ResourceLimits(),
@@ -79,7 +80,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         INSTANCE,
         {"health": AgentHealthStatus(), "metrics": None, "terminated_at": None, "restart_count": 0,
          "error_message": None, "spawn_options": None, "tags": (), "name": None, "owner_id": None,
-         "workspace_id": None, "is_active": True},
+         "workspace_id": None, "is_active": True, "final_state": None},
     ),
     (
         TerminationOptions.default(),

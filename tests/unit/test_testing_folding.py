@@ -7,6 +7,7 @@ import pytest
 
 from ostler.model import (
     HOME_WORKSPACE_ID,
+    AgentAttemptStartedEvent,
     AgentHealthChangedEvent,
     AgentHealthStatus,
     AgentInstance,
@@ -39,16 +40,20 @@ def spawned(sequence: int, instance_id: UUID = ONE) -> Event:
     return AgentSpawnedEvent(**common(sequence, instance_id, 1), definition_id=OTHER, user_id=None)  # type: ignore[arg-type]
 
 
-def changed(sequence: int, version: int, new: AgentState, attempt: int = 1, instance_id: UUID = ONE) -> Event:
-    fields = common(sequence, instance_id, version, attempt)
-    return AgentStateChangedEvent(**fields, previous_state=AgentState.READY, new_state=new)  # type: ignore[arg-type]
+def changed(sequence: int, version: int, new: AgentState, old: AgentState = AgentState.READY) -> Event:
+    return AgentStateChangedEvent(**common(sequence, ONE, version), previous_state=old, new_state=new)  # type: ignore[arg-type]
+
+
+def back(sequence: int, version: int, attempt: int) -> Event:
+    fields = common(sequence, ONE, version, attempt)
+    return AgentStateChangedEvent(**fields, previous_state=AgentState.FAILED, new_state=AgentState.INITIALIZING)  # type: ignore[arg-type]
 
 
 LIFE: list[Event] = [
     spawned(1),
     changed(2, 2, AgentState.FAILED),
-    AgentRestartingEvent(**common(3, ONE, 3, 2), attempt_number=1, max_attempts=3),  # type: ignore[arg-type]
-    changed(4, 3, AgentState.INITIALIZING, attempt=2),
+    AgentRestartingEvent(**common(3, ONE, 2), attempt_number=7, max_attempts=9),  # type: ignore[arg-type]
+    back(4, 3, 2),
     AgentHealthChangedEvent(
         **common(5, ONE, 4, 2),  # type: ignore[arg-type]
         previous_health=HealthState.UNKNOWN,
@@ -86,6 +91,12 @@ def test_a_folded_life_is_what_the_record_says() -> None:
 def test_each_difference_between_log_and_table_is_found(wrong: dict[str, object]) -> None:
     (fault,) = instance_faults(fold(LIFE), [RECORD.evolve(**wrong)])
     assert next(iter(wrong)) in fault
+
+
+def test_a_new_start_of_a_parked_one_is_not_looked_at_yet() -> None:
+    started = AgentAttemptStartedEvent(**common(6, ONE, 5, 3))  # type: ignore[arg-type]
+    record = RECORD.evolve(health=AgentHealthStatus(), version=5, attempt=3)
+    assert instance_faults(fold([*LIFE, started]), [record]) == []
 
 
 def test_gaps_doubles_and_falling_versions_are_found() -> None:

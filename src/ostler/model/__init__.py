@@ -4,11 +4,14 @@ from ostler.model.audit import GENESIS, AuditEntry, AuditHead, AuditReport, chai
 from ostler.model.context import ContextData
 from ostler.model.events import (
     EVENT_CLASSES,
+    AgentAttemptStartedEvent,
     AgentErrorEvent,
     AgentEvent,
     AgentHealthChangedEvent,
     AgentMetricsUpdatedEvent,
+    AgentProgressEvent,
     AgentRestartingEvent,
+    AgentSignalEvent,
     AgentSpawnedEvent,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
@@ -25,6 +28,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Lease, Wait, WaitKind
 from ostler.model.limits import Enforcement, ResourceLimits
 from ostler.model.moments import Moment, from_micros, micros
+from ostler.model.observation import EventsMissed, SuspendDepth
 from ostler.model.people import HOME_WORKSPACE_ID, Definition, Permission, Principal, Role, Token, Workspace
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions, TaskFilter
 from ostler.model.record import Record
@@ -52,6 +56,7 @@ from ostler.model.task import Task
 from ostler.model.termination import TerminationOptions, TerminationResult
 from ostler.model.text import clean_text, clipped, fold_tags
 from ostler.model.validation import Fault, ValidationResult, duration_text, shown
+from ostler.model.why import Why
 
 __all__ = [
     "ACTIVE_STATES",
@@ -63,6 +68,7 @@ __all__ = [
     "HOME_WORKSPACE_ID",
     "INACTIVE_STATES",
     "TASK_TRANSITIONS",
+    "AgentAttemptStartedEvent",
     "AgentErrorEvent",
     "AgentEvent",
     "AgentHealthChangedEvent",
@@ -71,7 +77,9 @@ __all__ = [
     "AgentMetrics",
     "AgentMetricsUpdatedEvent",
     "AgentPriority",
+    "AgentProgressEvent",
     "AgentRestartingEvent",
+    "AgentSignalEvent",
     "AgentSpawnOptions",
     "AgentSpawnedEvent",
     "AgentState",
@@ -87,6 +95,7 @@ __all__ = [
     "Definition",
     "Enforcement",
     "Event",
+    "EventsMissed",
     "Fault",
     "GetInstancesFilter",
     "HealthCheckConfig",
@@ -105,6 +114,7 @@ __all__ = [
     "RestartPolicyType",
     "Role",
     "SpawnRequest",
+    "SuspendDepth",
     "Task",
     "TaskCreatedEvent",
     "TaskEvent",
@@ -120,6 +130,7 @@ __all__ = [
     "ValidationResult",
     "Wait",
     "WaitKind",
+    "Why",
     "Workspace",
     "chain_hash",
     "clean_text",

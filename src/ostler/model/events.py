@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import ValidationError
@@ -57,6 +57,15 @@ class AgentStateChangedEvent(AgentEvent):
     previous_state: AgentState
     new_state: AgentState
     reason: str | None = None
+    #: Nothing follows but a restart by hand, or nothing at all.
+    is_final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentAttemptStartedEvent(AgentEvent):
+    """A parked instance comes back; `attempt` is the new one."""
+
+    event_type: ClassVar[str] = "agent_attempt_started"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +102,28 @@ class AgentMetricsUpdatedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_metrics_updated"
 
     metrics: AgentMetrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentProgressEvent(AgentEvent):
+    """How far the agent says it is: a claim, like all that an agent says."""
+
+    event_type: ClassVar[str] = "agent_progress"
+
+    #: 0 to 1; None when it cannot tell.
+    fraction: float | None = None
+    message: str | None = None
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSignalEvent(AgentEvent):
+    """A named word of the agent to whoever listens."""
+
+    event_type: ClassVar[str] = "agent_signal"
+
+    name: str
+    payload: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +172,13 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         for cls in (
             AgentSpawnedEvent,
             AgentStateChangedEvent,
+            AgentAttemptStartedEvent,
             AgentHealthChangedEvent,
             AgentErrorEvent,
             AgentRestartingEvent,
             AgentMetricsUpdatedEvent,
+            AgentProgressEvent,
+            AgentSignalEvent,
             AgentTerminatedEvent,
             TaskCreatedEvent,
             TaskStateChangedEvent,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Annotated
 
 from annotated_types import Interval
@@ -12,10 +13,14 @@ from annotated_types import Interval
 from ostler.model.moments import Moment
 from ostler.model.record import Record
 from ostler.model.states import HealthState, ProbeType
+from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import plain_text_faults
 from ostler.model.validation import Fault, all_are, shown
 
-_NEEDS_TARGET = frozenset({ProbeType.HTTP, ProbeType.TCP, ProbeType.COMMAND})
+MAX_TARGET = 2000
+_TARGETS: Mapping[str, Callable[[str], object]] = MappingProxyType(
+    {ProbeType.HTTP: http_target, ProbeType.TCP: tcp_target, ProbeType.COMMAND: command_target}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +42,25 @@ class HealthCheckConfig(Record):
         return self.probe is not ProbeType.HEARTBEAT
 
     def rules(self) -> Iterator[Fault]:
-        if all_are(str, self.probe) and self.probe in _NEEDS_TARGET and not self.target:
-            yield Fault(field="target", bound=f"is required for a {self.probe} probe")
-        yield from plain_text_faults("target", self.target, 2000)
+        yield from self._target_faults()
         comparable = all_are(timedelta, self.interval, self.timeout)
         if comparable and self.timeout > self.interval:
             bound = f"must be at most the interval ({shown(self.interval)})"
             yield Fault(field="timeout", bound=bound, value=shown(self.timeout))
+
+    def _target_faults(self) -> Iterator[Fault]:
+        unkeepable = tuple(plain_text_faults("target", self.target, MAX_TARGET))
+        yield from unkeepable
+        taken_apart = _TARGETS.get(self.probe) if all_are(str, self.probe) else None
+        if taken_apart is None or unkeepable:
+            return
+        if not self.target:
+            yield Fault(field="target", bound=f"is required for a {self.probe} probe")
+        elif all_are(str, self.target):
+            try:
+                taken_apart(self.target)
+            except ValueError as error:
+                yield Fault(field="target", bound=str(error), value=shown(self.target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +84,5 @@ class AgentMetrics(Record):
     completed_tasks: int = 0
     failed_tasks: int = 0
     tokens_used: int = 0
+    #: The memory is that of a process which others live in too.
+    memory_is_shared: bool = False

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.model.context import json_faults
 from ostler.model.health import AgentHealthStatus, AgentMetrics
 from ostler.model.limits import Enforcement
 from ostler.model.moments import Moment
 from ostler.model.record import Record, settle
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import ACTIVE_STATES, AgentState, AgentStateTransitions
+from ostler.model.validation import Fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,14 @@ class AgentInstance(Record):
     context: Mapping[str, Any] | None = None
     #: How well each limit of this instance is held.
     enforcement: Mapping[str, Enforcement] | None = None
+    #: What it left behind when it was terminated.
+    final_state: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        settle(self, "tags", "context")
+        settle(self, "tags", "context", "final_state")
+
+    def rules(self) -> Iterator[Fault]:
+        yield from json_faults("final_state", self.final_state)
 
     @property
     def is_active(self) -> bool:

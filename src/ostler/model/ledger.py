@@ -59,6 +59,7 @@ class WaitKind(StrEnum):
     PULL_REQUEST = "pull_request"
     HUMAN = "human"
     QUOTA = "quota"
+    AGENT = "agent"  #: asked for by the agent itself
 
 
 @dataclass(frozen=True, kw_only=True)

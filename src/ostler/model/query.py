@@ -74,6 +74,8 @@ class ObservationOptions(Record):
     include_metrics: bool = False
     include_errors: bool = True
     include_restarts: bool = True
+    #: What the agent itself says: progress and signals.
+    include_reports: bool = True
     buffer_capacity: Annotated[int, Interval(ge=1, le=10_000)] = 100
 
     @classmethod

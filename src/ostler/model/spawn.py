@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from ostler.model.context import ContextData, context_faults
 from ostler.model.health import HealthCheckConfig
-from ostler.model.limits import ResourceLimits
+from ostler.model.limits import Enforcement, ResourceLimits
 from ostler.model.record import Record, settle
 from ostler.model.restart import RestartPolicy
 from ostler.model.states import AgentPriority, IsolationLevel
@@ -38,6 +38,8 @@ class AgentSpawnOptions(Record):
     name: str | None = None
     tags: tuple[str, ...] | None = None
     priority: AgentPriority = AgentPriority.NORMAL
+    #: The weakest hold on a limit that the caller accepts.
+    min_enforcement: Enforcement = Enforcement.ADVISORY
 
     def __post_init__(self) -> None:
         settle(self, "tags")

@@ -20,6 +20,8 @@ from ostler.policy.restart import (
     decide_restart,
 )
 from ostler.policy.retention import RetentionPolicy, instance_due, task_due
+from ostler.policy.stall import Liveness, StallFacts, StallVerdict, judge_stall
+from ostler.policy.why import WhyFacts, explain
 
 __all__ = [
     "CROSS_PERMISSIONS",
@@ -28,6 +30,7 @@ __all__ = [
     "ROLE_PERMISSIONS",
     "AccessDecision",
     "Chance",
+    "Liveness",
     "Plan",
     "ProbeOutcome",
     "ProbeResult",
@@ -36,12 +39,17 @@ __all__ = [
     "RestartFacts",
     "RestartReason",
     "RetentionPolicy",
+    "StallFacts",
+    "StallVerdict",
+    "WhyFacts",
     "backoff",
     "decide_access",
     "decide_restart",
+    "explain",
     "gate_refusals",
     "granted",
     "instance_due",
+    "judge_stall",
     "next_health",
     "plan",
     "require_access",

@@ -37,9 +37,12 @@ class Refusal:
     tier: Tier
     needs: Tier | None
     sentence: str
+    #: How many are active and how many may be, where that is why.
+    current: int | None = None
+    maximum: int | None = None
 
     def to_error(self) -> LicenseError:
-        return LicenseError(self.sentence)
+        return LicenseError(self.sentence, tier=self.tier, current=self.current, maximum=self.maximum)
 
 
 _THREADS = frozenset({IsolationLevel.NONE, IsolationLevel.THREAD})
@@ -119,7 +122,8 @@ def slot_refusal(tier: Tier, active: int) -> Refusal | None:
         f"the {tier} plan admits {PLANS[tier].max_concurrent} active agents and {active} are active; "
         f"terminate one, or move to {needs}"
     )
-    return Refusal(tier=tier, needs=needs, sentence=sentence)
+    maximum = PLANS[tier].max_concurrent
+    return Refusal(tier=tier, needs=needs, sentence=sentence, current=active, maximum=maximum)
 
 
 def _has_room(plan: Plan, active: int) -> bool:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """Something that will happen, unless it is called off."""
+
+    def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
@@ -30,6 +37,10 @@ class Clock(Protocol):
         """Wait so long by this clock."""
         ...
 
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Do something on the running loop after so long by this clock."""
+        ...
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -45,3 +56,6 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, action)

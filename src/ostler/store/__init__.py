@@ -4,7 +4,7 @@ from ostler.store.actor import SYSTEM, Actor
 from ostler.store.base import EventPage, Store, SweepResult
 from ostler.store.commands.instances import AgentError
 from ostler.store.engine import EngineStore
-from ostler.store.life import Backend, Seams
+from ostler.store.life import Backend, Lifelike, Seams
 from ostler.store.opening import open_store
 from ostler.store.port import Head
 from ostler.store.viewing import view_store
@@ -17,6 +17,7 @@ __all__ = [
     "EngineStore",
     "EventPage",
     "Head",
+    "Lifelike",
     "Seams",
     "Store",
     "SweepResult",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -94,6 +94,16 @@ class Store(ABC):
         but for two: `OutcomeUnknownError`, when the connection was lost at the commit or the writer died, and
         `StoreFailedError`, when the disk failed at a sync. After these it is on the disk whole or not at all, and
         only reading tells which. Cancelling the caller does not undo a command that was already accepted.
+        """
+
+    @abstractmethod
+    def subscribe(self, listener: Callable[[int], None]) -> Callable[[], None]:
+        """Be told that the log has grown: the listener gets the number of the newest event.
+
+        It is called once after each commit of this store that added events, when they are durable and before
+        those who asked for them are answered; on the thread that writes, so it must be quick and may not wait.
+        One that raises is not called again. What others write into the same place is not told; for that, read.
+        Returns what ends it. A subscription outlasts closing and opening.
         """
 
     @abstractmethod
@@ -212,9 +222,21 @@ class Store(ABC):
 
     @abstractmethod
     async def open_waits(
-        self, *, due_until: datetime | None = None, limit: int = PAGE, after: Wait | None = None
+        self,
+        *,
+        due_until: datetime | None = None,
+        limit: int = PAGE,
+        after: Wait | None = None,
+        instance_id: UUID | None = None,
     ) -> list[Wait]:
-        """Waits that have not ended, the earliest due first. For the next page pass the last one."""
+        """Waits that have not ended, of the whole store or of one instance, the earliest due first.
+
+        For the next page pass the last one.
+        """
+
+    @abstractmethod
+    async def get_wait(self, wait_id: UUID) -> Wait | None:
+        """Open or ended; None when there was none, or it ended so long ago that it is no longer kept."""
 
     # --- audit ----------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -42,10 +41,10 @@ from ostler.store.base import PAGE, EventPage, Store, SweepResult
 from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
-from ostler.store.life import Backend, Life, Seams
-from ostler.store.port import EventWindow, Head, Session
+from ostler.store.life import Backend, Life, Lifelike, Seams
+from ostler.store.listeners import Listener, Listeners
+from ostler.store.port import EventWindow, Head, Session, WaitWindow
 from ostler.store.retention import Sweeper
-from ostler.store.writer import Submission
 
 R = TypeVar("R")
 
@@ -55,11 +54,21 @@ _REFUSED = -1
 
 
 class EngineStore(Store):
-    def __init__(self, backend: Backend, seams: Seams | None = None) -> None:
+    """`new_life` says how commands are carried out between open and close: by threads, if nothing else is said."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        seams: Seams | None = None,
+        *,
+        new_life: Callable[[Backend, Seams, Listeners], Lifelike] = Life,
+    ) -> None:
         self._backend = backend
         self._seams = seams or Seams()
+        self._new_life = new_life
+        self._listeners = Listeners()
         self._door = threading.Lock()
-        self._life: Life | None = None
+        self._life: Lifelike | None = None
         self._lease: Lease | None = None
         self._epoch = _REFUSED
 
@@ -69,15 +78,12 @@ class EngineStore(Store):
         with self._door:
             if self._life is not None:
                 raise StoreError("this store is open already; close it first, or make another one for the same place")
-            life = self._life = Life(self._backend, self._seams)
+            life = self._life = self._new_life(self._backend, self._seams, self._listeners)
         try:
-            self._epoch = await asyncio.to_thread(life.start, self._epoch_to_write)
-        except BaseException as error:
+            self._epoch = await life.open(self._epoch_to_write)
+        except BaseException:
             if self._life is life:
                 self._life = None
-            if isinstance(error, asyncio.CancelledError):
-                # It may be up already, or still be coming up; nobody waits for it any more.
-                threading.Thread(target=life.close, name="ostler-closing").start()
             raise
 
     def _epoch_to_write(self, session: Session) -> int:
@@ -92,10 +98,9 @@ class EngineStore(Store):
     async def close(self) -> None:
         life, self._life = self._life, None
         if life is not None:
-            # Shielded: a caller that is cancelled in the middle leaves no thread behind.
-            await asyncio.shield(asyncio.to_thread(life.close))
+            await life.close()
 
-    def _living(self) -> Life:
+    def _living(self) -> Lifelike:
         if self._life is None:
             raise StoreClosedError
         return self._life
@@ -104,11 +109,10 @@ class EngineStore(Store):
 
     async def commit(self, command: Command[R]) -> R:
         command.validate().require()
-        writer = self._living().writer
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[R] = loop.create_future()
-        writer.submit(Submission(command, self._epoch, loop, future))
-        return await future
+        return await self._living().submit(command, self._epoch)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        return self._listeners.add(listener)
 
     async def take_lease(self, owner: str, *, ttl: timedelta, steal: bool = False) -> Lease:
         lease = await self.commit(TakeLease(owner=owner, ttl=ttl, steal=steal))
@@ -141,7 +145,7 @@ class EngineStore(Store):
     # --- reading --------------------------------------------------------------------------------
 
     async def _read(self, read: Callable[[Session], R]) -> R:
-        return await self._living().readers.run(read)
+        return await self._living().read(read)
 
     async def _load(self, kind: Kind, *key: Any) -> Any:
         return await self._read(lambda session: session.load(kind, key))
@@ -253,10 +257,19 @@ class EngineStore(Store):
         return await self._read(lambda session: session.attempts(None, most, key))
 
     async def open_waits(
-        self, *, due_until: datetime | None = None, limit: int = PAGE, after: Wait | None = None
+        self,
+        *,
+        due_until: datetime | None = None,
+        limit: int = PAGE,
+        after: Wait | None = None,
+        instance_id: UUID | None = None,
     ) -> list[Wait]:
-        most = _bounded(limit)
-        return await self._read(lambda session: session.waits(due_until, most, after))
+        window = WaitWindow(limit=_bounded(limit), due_until=due_until, after=after, instance_id=instance_id)
+        return await self._read(lambda session: session.waits(window))
+
+    async def get_wait(self, wait_id: UUID) -> Wait | None:
+        found: Wait | None = await self._load(Kind.WAIT, wait_id)
+        return found
 
     # --- audit ----------------------------------------------------------------------------------
 

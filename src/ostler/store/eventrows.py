@@ -52,6 +52,8 @@ def body(event: Any, record: AgentInstance | Task, said: dict[str, Any]) -> str:
     for name, value in said.items():
         if isinstance(value, str):
             parts.append(f'"{name}":{quoted(value)}')
+        elif value is True or value is False:
+            parts.append(f'"{name}":{"true" if value else "false"}')
         elif type(value) is int:
             parts.append(f'"{name}":{value}')
         elif value is not None or name not in _optional(event):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ostler.model import ACTIVE_STATES, GetInstancesFilter, TaskFilter, Wait
+from ostler.model import ACTIVE_STATES, GetInstancesFilter, TaskFilter
+from ostler.store.port import WaitWindow
 from ostler.store.queries import queries
 
 _STARS = re.compile(r"\*+")
@@ -159,13 +159,16 @@ def attempt_query(instance_id: UUID | None, limit: int, after: tuple[UUID, int] 
     return Found(queries()["attempts_open_after"], values)
 
 
-def wait_query(due_until: datetime | None, limit: int, after: Wait | None) -> Found:
-    values: dict[str, tuple[str, Any]] = {"limit": ("int", limit)}
+def wait_query(wanted: WaitWindow) -> Found:
+    values: dict[str, tuple[str, Any]] = {"limit": ("int", wanted.limit)}
     where = ["ended_at IS NULL"]
-    if due_until is not None:
+    if wanted.instance_id is not None:
+        where.append(queries()["filter_wait_instance"])
+        values["instance_id"] = ("uuid", wanted.instance_id)
+    if wanted.due_until is not None:
         where.append(queries()["filter_due_until"])
-        values["until"] = ("time", due_until)
-    if after is not None:
+        values["until"] = ("time", wanted.due_until)
+    if (after := wanted.after) is not None:
         undated = after.due_at is None
         where.append(queries()["filter_undated_after" if undated else "filter_dated_after"])
         values["id"] = ("uuid", after.wait_id)

@@ -119,8 +119,8 @@ class Session(ABC):
         """All of one instance, or every open one of the store, in key order from beyond that key."""
 
     @abstractmethod
-    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
-        """Open waits, the earliest due first and those without a time last; with a wait, only those behind it."""
+    def waits(self, window: WaitWindow) -> list[Wait]:
+        """Open waits, the earliest due first and those without a time last."""
 
     @abstractmethod
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
@@ -149,4 +149,14 @@ class EventWindow:
     after: int
     limit: int
     workspace_id: UUID | None = None
+    instance_id: UUID | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitWindow:
+    """Which open waits: due by then, at most so many, behind a given one, of one instance or all."""
+
+    limit: int
+    due_until: datetime | None = None
+    after: Wait | None = None
     instance_id: UUID | None = None

@@ -92,6 +92,7 @@ _INSTANCE = Shape(
         Column("tags_json", "tags", ("list", str)),
         Column("context_json", "context", "json"),
         Column("enforcement_json", "enforcement", ("map", Enforcement)),
+        Column("final_state_json", "final_state", "json"),
         *_plain("error_message:text", "restart_count:int", "lifetime_restarts:int", "attempt:int", "version:int"),
         *_plain("created_at:time", "updated_at:time", "terminated_at:time", "failing_since:time"),
     ),

@@ -25,7 +25,7 @@ from ostler.store.eventrows import EventRow, event_of
 from ostler.store.filters import Found, attempt_query, instance_query, task_query, wait_query
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.mapper import Dialect, Mapper
-from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session
+from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session, WaitWindow
 from ostler.store.queries import queries
 from ostler.store.shapes import SHAPES
 
@@ -257,8 +257,8 @@ class SqlSession(Session):
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         return self._records(Kind.ATTEMPT, *self._found(attempt_query(instance_id, limit, after)))
 
-    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
-        return self._records(Kind.WAIT, *self._found(wait_query(due_until, limit, after)))
+    def waits(self, window: WaitWindow) -> list[Wait]:
+        return self._records(Kind.WAIT, *self._found(wait_query(window)))
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
         rows = self.execute(

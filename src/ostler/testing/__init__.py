@@ -2,6 +2,7 @@
 
 from ostler.testing.clock import ManualClock
 from ostler.testing.folding import FoldedInstance, fold, invariant_faults
+from ostler.testing.inline import inline_store
 from ostler.testing.memory import MemoryTables, memory_store
 
-__all__ = ["FoldedInstance", "ManualClock", "MemoryTables", "fold", "invariant_faults", "memory_store"]
+__all__ = ["FoldedInstance", "ManualClock", "MemoryTables", "fold", "inline_store", "invariant_faults", "memory_store"]

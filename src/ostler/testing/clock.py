@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+
+from ostler.seams import Timer
 
 _START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -40,6 +43,16 @@ class ManualClock:
             self._sleepers.append((self._seconds + seconds, loop, woken))
         await woken
 
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        woken.add_done_callback(lambda done: None if done.cancelled() else action())
+        with self._lock:
+            self._sleepers.append((self._seconds + max(seconds, 0.0), loop, woken))
+        if seconds <= 0:
+            self.advance(0)
+        return _Alarm(woken)
+
     def advance(self, seconds: float) -> None:
         """Let time pass, and wake those whose time has come."""
         if seconds < 0:
@@ -48,7 +61,7 @@ class ManualClock:
             self._seconds += seconds
             self._wall += timedelta(seconds=seconds)
             due = sorted((one for one in self._sleepers if one[0] <= self._seconds), key=lambda one: one[0])
-            self._sleepers = [one for one in self._sleepers if one[0] > self._seconds]
+            self._sleepers = [one for one in self._sleepers if one[0] > self._seconds and not one[2].done()]
         for _, loop, woken in due:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, woken)
@@ -62,3 +75,11 @@ class ManualClock:
 def _wake(woken: asyncio.Future[None]) -> None:
     if not woken.done():
         woken.set_result(None)
+
+
+class _Alarm:
+    def __init__(self, woken: asyncio.Future[None]) -> None:
+        self._woken = woken
+
+    def cancel(self) -> None:
+        self._woken.cancel()

@@ -13,10 +13,10 @@ from uuid import UUID
 
 from ostler.model import (
     ACTIVE_STATES,
+    AgentAttemptStartedEvent,
     AgentEvent,
     AgentHealthChangedEvent,
     AgentInstance,
-    AgentRestartingEvent,
     AgentSpawnedEvent,
     AgentState,
     AgentStateChangedEvent,
@@ -71,10 +71,14 @@ def fold(events: Iterable[Event]) -> dict[UUID, FoldedInstance]:
 def _next(old: FoldedInstance, event: AgentEvent) -> FoldedInstance:
     new = replace(old, version=event.version, attempt=event.attempt)
     match event:
+        case AgentStateChangedEvent(previous_state=AgentState.FAILED, new_state=AgentState.INITIALIZING):
+            # A restart. Its announcement does not count: it may never come to pass.
+            again = replace(new, state=event.new_state, health_state=HealthState.UNKNOWN)
+            return replace(again, restart_count=new.restart_count + 1)
         case AgentStateChangedEvent():
             return replace(new, state=event.new_state)
-        case AgentRestartingEvent():
-            return replace(new, restart_count=event.attempt_number, health_state=HealthState.UNKNOWN)
+        case AgentAttemptStartedEvent():
+            return replace(new, health_state=HealthState.UNKNOWN)
         case AgentHealthChangedEvent():
             healed = event.new_health is HealthState.HEALTHY
             return replace(new, health_state=event.new_health, restart_count=0 if healed else new.restart_count)

@@ -29,7 +29,7 @@ from ostler.store import Backend, EngineStore, Seams
 from ostler.store.eventrows import event_of
 from ostler.store.filters import matches
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session
+from ostler.store.port import AUDIT_FIELDS, Changes, EventWindow, Head, Prune, Session, WaitWindow
 
 #: Later than any time a wait may have, so that those without one come last.
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -165,12 +165,9 @@ class MemorySession(Session):
         beyond = [one for one in wanted if after is None or (one.instance_id, one.number) > after]
         return sorted(beyond, key=lambda one: (one.instance_id, one.number))[:limit]
 
-    def waits(self, due_until: datetime | None, limit: int, after: Wait | None = None) -> list[Wait]:
-        every: list[Wait] = [one for one in self._all(Kind.WAIT) if one.ended_at is None]
-        if due_until is not None:
-            every = [one for one in every if one.due_at is not None and one.due_at <= due_until]
-        beyond = [one for one in every if after is None or _when_due(one) > _when_due(after)]
-        return sorted(beyond, key=_when_due)[:limit]
+    def waits(self, window: WaitWindow) -> list[Wait]:
+        found = [one for one in self._all(Kind.WAIT) if one.ended_at is None and _waits_in(one, window)]
+        return sorted(found, key=_when_due)[: window.limit]
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
         ended = {Kind.INSTANCE: self._ended_instances, Kind.TASK: self._ended_tasks, Kind.WAIT: self._ended_waits}
@@ -246,6 +243,14 @@ def _when_due(wait: Wait) -> tuple[datetime, UUID]:
     return wait.due_at or _NEVER, wait.wait_id
 
 
+def _waits_in(wait: Wait, window: WaitWindow) -> bool:
+    return (
+        window.instance_id in {None, wait.instance_id}
+        and (window.due_until is None or (wait.due_at is not None and wait.due_at <= window.due_until))
+        and (window.after is None or _when_due(wait) > _when_due(window.after))
+    )
+
+
 def _seen_in(event: Event, window: EventWindow) -> bool:
     if window.instance_id is not None:
         return getattr(event, "instance_id", None) == window.instance_id
@@ -263,8 +268,8 @@ def _last_before(numbered: Iterable[tuple[int, datetime]], moment: datetime) -> 
 
 def memory_store(seams: Seams | None = None, tables: MemoryTables | None = None) -> EngineStore:
     """A store that keeps nothing beyond its tables; pass the same tables to open the same content again."""
-    kept = tables or MemoryTables()
-    return EngineStore(
-        Backend(open_writer=lambda _fault: MemorySession(kept), open_reader=lambda: MemorySession(kept)),
-        seams,
-    )
+    return EngineStore(memory_backend(tables or MemoryTables()), seams)
+
+
+def memory_backend(tables: MemoryTables) -> Backend:
+    return Backend(open_writer=lambda _fault: MemorySession(tables), open_reader=lambda: MemorySession(tables))

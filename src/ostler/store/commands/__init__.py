@@ -1,15 +1,12 @@
 """What can be done to the record: each command is data, and one function that applies it to a unit of work."""
 
-from ostler.store.commands.attempts import EndAttempt, RecordIdentity
+from ostler.store.commands.attempts import AttemptEnd, EndAttempt, RecordIdentity
 from ostler.store.commands.base import Command, Idempotency
-from ostler.store.commands.instances import (
-    MoveInstance,
-    ReserveInstance,
-    RestartInstance,
-)
+from ostler.store.commands.beside import Beside, Restarting
+from ostler.store.commands.instances import MoveInstance, ReserveInstance
 from ostler.store.commands.leases import ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.records import EndWait, OpenWait, PutRecord, RecordAudit
-from ostler.store.commands.reports import ReportHealth, ReportMetrics
+from ostler.store.commands.reports import ReportError, ReportHealth, ReportMetrics, ReportProgress, ReportSignal
 from ostler.store.commands.retention import (
     PruneAudit,
     PruneEvents,
@@ -18,9 +15,12 @@ from ostler.store.commands.retention import (
     RemoveTasks,
     RemoveWaits,
 )
+from ostler.store.commands.starts import NewAttempt, RestartInstance
 from ostler.store.commands.tasks import CreateTask, MoveTask, UpdateTask
 
 __all__ = [
+    "AttemptEnd",
+    "Beside",
     "Command",
     "CreateTask",
     "EndAttempt",
@@ -28,6 +28,7 @@ __all__ = [
     "Idempotency",
     "MoveInstance",
     "MoveTask",
+    "NewAttempt",
     "OpenWait",
     "PruneAudit",
     "PruneEvents",
@@ -40,10 +41,14 @@ __all__ = [
     "RemoveTasks",
     "RemoveWaits",
     "RenewLease",
+    "ReportError",
     "ReportHealth",
     "ReportMetrics",
+    "ReportProgress",
+    "ReportSignal",
     "ReserveInstance",
     "RestartInstance",
+    "Restarting",
     "TakeLease",
     "UpdateTask",
 ]

@@ -42,7 +42,7 @@ class Command(Generic[R_co]):
     #: What the audit calls it.
     action: ClassVar[str] = ""
     #: The record that an idempotent repetition is answered with; None where repeating is not offered.
-    answer: ClassVar[type[Record] | None] = None
+    answered_with: ClassVar[type[Record] | None] = None
 
     by: Actor = SYSTEM
     idempotency: Idempotency | None = None
@@ -57,7 +57,7 @@ class Command(Generic[R_co]):
         if self.idempotency is not None:
             faults += _key_faults(self.idempotency.key)
             faults += word_faults("idempotency_fingerprint", self.idempotency.fingerprint, MAX_KEY)
-            if self.answer is None:
+            if self.answered_with is None:
                 faults.append(Fault(field="idempotency", bound=f"is not offered for {type(self).__name__}"))
         return ValidationResult(faults=tuple(faults))
 
@@ -98,7 +98,7 @@ def check_attempt(command: Command[Any], current: int, claimed: int | None) -> N
 
 def replayed(command: Command[Any], unit: Unit, workspace_id: UUID) -> Record | None:
     """The answer that was given before to the same key, if it still counts."""
-    if command.idempotency is None or command.answer is None:
+    if command.idempotency is None or command.answered_with is None:
         return None
     row: IdempotencyRow | None = unit.get(Kind.IDEMPOTENCY, (workspace_id, command.idempotency.key))
     if row is None or unit.now - row.created_at >= REPLAY_WINDOW:
@@ -109,7 +109,7 @@ def replayed(command: Command[Any], unit: Unit, workspace_id: UUID) -> Record | 
     if row.fingerprint != command.idempotency.fingerprint:
         raise conflict
     try:
-        return command.answer.from_json(row.result_json)
+        return command.answered_with.from_json(row.result_json)
     except ValidationError:
         raise conflict from None  # the same body, but to a request of another kind
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from ostler.model import Fault, shown
+from ostler.model.context import json_faults
 from ostler.model.text import plain_text_faults
 
 #: Room for a sentence; what is longer belongs into a record.
 MAX_WORDS = 2000
 #: No count of ours comes near it, and every store can hold it.
 MAX_COUNT = 2**53
+#: Nobody waits longer for a restart, and every reader can bear it.
+MAX_DELAY = timedelta(days=3650)
 
 _NAMES: dict[type, str] = {UUID: "must be a UUID", int: "must be a whole number", str: "must be text"}
 
@@ -51,11 +56,32 @@ def said_faults(field: str, value: Any) -> Iterator[Fault]:
         yield from optional_faults(field, value, str)
 
 
+def mapping_faults(field: str, value: Any) -> Iterator[Fault]:
+    """That data can be kept as JSON."""
+    if isinstance(value, Mapping):
+        yield from json_faults(field, value)
+    else:
+        yield Fault(field=field, bound="must be a mapping", value=shown(value))
+
+
+def as_kept(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Data as every store will give it back, and out of the reach of whoever made it."""
+    kept: dict[str, Any] = json.loads(json.dumps(dict(data)))
+    return kept
+
+
 def count_faults(field: str, value: Any) -> Iterator[Fault]:
     if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= MAX_COUNT:
         yield Fault(field=field, bound=f"must be 0 to {MAX_COUNT}", value=shown(value))
     else:
         yield from kind_faults(field, value, int)
+
+
+def delay_faults(field: str, value: Any) -> Iterator[Fault]:
+    if isinstance(value, timedelta) and not timedelta(0) <= value <= MAX_DELAY:
+        yield Fault(field=field, bound="must be 0 s to 3650 days", value=shown(value))
+    else:
+        yield from kind_faults(field, value, timedelta)
 
 
 def flag_faults(field: str, value: Any) -> Iterator[Fault]:

@@ -1,11 +1,10 @@
-"""Commands about one life: reserve it, move it, say how it is."""
+"""Commands about one life: reserve it, and move it from state to state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
@@ -14,15 +13,12 @@ from ostler.model import (
     HOME_WORKSPACE_ID,
     INACTIVE_STATES,
     AgentErrorEvent,
-    AgentHealthStatus,
     AgentInstance,
-    AgentRestartingEvent,
     AgentSpawnedEvent,
     AgentState,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
     Attempt,
-    AttemptOutcome,
     Enforcement,
     Fault,
     Record,
@@ -35,14 +31,23 @@ from ostler.model.text import name_faults
 from ostler.policy import slot_refusal
 from ostler.store.actor import Actor
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
-from ostler.store.commands.checking import count_faults, flag_faults, kind_faults, optional_faults, said_faults
+from ostler.store.commands.beside import Beside
+from ostler.store.commands.checking import (
+    as_kept,
+    count_faults,
+    flag_faults,
+    kind_faults,
+    optional_faults,
+    said_faults,
+    word_faults,
+)
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
 #: Agents tell of their errors at any length; so much of it is kept.
 MAX_ERROR = 10_000
 MAX_TRACE = 50_000
-_NOTHING_MORE = (None,) * 5
+_NOTHING_MORE = (None,) * 7
 #: What a move between two living states changes.
 _LIVING = frozenset({"state", "version", "updated_at"})
 
@@ -52,7 +57,7 @@ class ReserveInstance(Command[AgentInstance]):
     """Intent first: the record, its first attempt and its place in the quota, before anything is started."""
 
     action: ClassVar[str] = "spawn"
-    answer: ClassVar[type[Record] | None] = AgentInstance
+    answered_with: ClassVar[type[Record] | None] = AgentInstance
 
     request: SpawnRequest
     workspace_id: UUID = HOME_WORKSPACE_ID
@@ -155,9 +160,13 @@ class MoveInstance(OnInstance):
     error: AgentError | None = None
     was_graceful: bool = False
     enforcement: Mapping[str, Enforcement] | None = None
+    #: What is written together with it.
+    beside: Beside | None = None
+    #: What the audit calls it, where the move is part of something with a name.
+    act: str | None = None
 
     def faults(self) -> Iterator[Fault]:
-        more = (self.expected_version, self.attempt, self.reason, self.error, self.enforcement)
+        more = (self.expected_version, self.attempt, self.reason, self.error, self.enforcement, self.beside, self.act)
         if more == _NOTHING_MORE and not self.freezing and not self.was_graceful and type(self.to) is AgentState:
             return kind_faults("instance_id", self.instance_id, UUID)  # by far the most common
         return self._all_faults()
@@ -166,6 +175,7 @@ class MoveInstance(OnInstance):
         yield from super().faults()
         yield from kind_faults("to", self.to, AgentState)
         yield from said_faults("reason", self.reason)
+        yield from word_faults("act", self.act or "")
         yield from flag_faults("freezing", self.freezing)
         yield from flag_faults("was_graceful", self.was_graceful)
         if isinstance(self.error, AgentError):
@@ -174,12 +184,16 @@ class MoveInstance(OnInstance):
             yield from kind_faults("error", self.error, AgentError)
         for name, level in (self.enforcement or {}).items():
             yield from kind_faults(f"enforcement.{name}", level, Enforcement)
+        if isinstance(self.beside, Beside):
+            yield from self.beside.faults(self.instance_id, self.to)
+        elif self.beside is not None:
+            yield from kind_faults("beside", self.beside, Beside)
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
         to, now = self.to, unit.now
         if to not in AGENT_TRANSITIONS[old.state]:
-            _require_move(old, to, freezing=self.freezing)
+            require_move(old, to, freezing=self.freezing)
         if to is AgentState.INITIALIZING:
             raise InvalidOperationError(
                 "a failed instance comes back by a restart, which takes a new attempt", current=old.state, wanted=to
@@ -191,12 +205,15 @@ class MoveInstance(OnInstance):
             new = old.evolve(state=to, version=old.version + 1, updated_at=now)
             unit.put(Kind.INSTANCE, new, _LIVING)
         self._emit(unit, old, new)
-        unit.audit(self.by, self.action, self.subject, detail=f"{old.state.value} to {to.value}")
+        unit.audit(self.by, self.act or self.action, self.subject, detail=f"{old.state.value} to {to.value}")
+        if self.beside is not None:
+            self.beside.write(unit, self.by, new)
         return new
 
     def _with_more(self, old: AgentInstance, unit: Unit) -> AgentInstance:
         """More changes than the state: it ended, or erred, or its limits became known."""
         ends, fails = self.to in INACTIVE_STATES, self.to is AgentState.FAILED
+        left = self.beside.final_state if self.beside is not None else None
         return old.evolve(
             state=self.to,
             version=old.version + 1,
@@ -205,13 +222,20 @@ class MoveInstance(OnInstance):
             failing_since=(old.failing_since or unit.now) if fails else old.failing_since,
             error_message=clipped(self.error.message, MAX_ERROR) if self.error else old.error_message,
             enforcement=self.enforcement or old.enforcement,
+            final_state=as_kept(left) if left is not None else old.final_state,
         )
 
     def _emit(self, unit: Unit, old: AgentInstance, new: AgentInstance) -> None:
         reason = clean_text(self.reason) if self.reason else None
         if self.error is not None:
             self.error.emit(unit, self.by, new)
-        unit.emit(AgentStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason)
+        told: dict[str, Any] = {"previous_state": old.state, "new_state": new.state, "reason": reason}
+        restarting = self.beside.restarting if self.beside is not None else None
+        if new.state in INACTIVE_STATES and restarting is None:
+            told["is_final"] = True
+        unit.emit(AgentStateChangedEvent, self.by, new, **told)
+        if restarting is not None:
+            restarting.emit(unit, self.by, new)
         if new.state is AgentState.TERMINATED:
             unit.emit(
                 AgentTerminatedEvent,
@@ -251,82 +275,8 @@ class AgentError:
         )
 
 
-def _require_move(old: AgentInstance, to: AgentState, *, freezing: bool = False) -> None:
+def require_move(old: AgentInstance, to: AgentState, *, freezing: bool = False) -> None:
     if not old.can_transition_to(to, freezing=freezing):
         raise InvalidOperationError(
             f"instance {old.instance_id} is {old.state} and cannot become {to}", current=old.state, wanted=to
         )
-
-
-@dataclass(kw_only=True, eq=False)
-class RestartInstance(OnInstance):
-    """From failed back to initializing: a new attempt, counted, and with a place in the quota taken anew."""
-
-    action: ClassVar[str] = "restart"
-
-    max_attempts: int
-    delay: timedelta | None = None
-    reason: str | None = None
-    #: The task that this start is a try at.
-    task_id: UUID | None = None
-
-    def faults(self) -> Iterator[Fault]:
-        yield from super().faults()
-        yield from count_faults("max_attempts", self.max_attempts)
-        yield from optional_faults("delay", self.delay, timedelta)
-        yield from optional_faults("task_id", self.task_id, UUID)
-        yield from said_faults("reason", self.reason)
-
-    def apply(self, unit: Unit) -> AgentInstance:
-        old = self._current(unit)
-        _require_move(old, AgentState.INITIALIZING)
-        workspace = unit.workspace(old.workspace_id or HOME_WORKSPACE_ID)
-        refusal = slot_refusal(workspace.tier, unit.ledger(workspace.workspace_id).active)
-        if refusal is not None:
-            raise refusal.to_error()
-        new = old.evolve(
-            state=AgentState.INITIALIZING,
-            version=old.version + 1,
-            attempt=old.attempt + 1,
-            restart_count=old.restart_count + 1,
-            lifetime_restarts=old.lifetime_restarts + 1,
-            updated_at=unit.now,
-            terminated_at=None,
-            error_message=None,
-            health=AgentHealthStatus(),
-        )
-        unit.put(Kind.INSTANCE, new)
-        _close_start(unit, old)
-        if self.task_id is not None:
-            unit.task(self.task_id)
-        start = Attempt(instance_id=new.instance_id, number=new.attempt, intended_at=unit.now, task_id=self.task_id)
-        unit.put(Kind.ATTEMPT, start)
-        reason = clean_text(self.reason) if self.reason else None
-        unit.emit(
-            AgentRestartingEvent,
-            self.by,
-            new,
-            attempt_number=new.restart_count,
-            max_attempts=self.max_attempts,
-            delay_before_retry=self.delay,
-            reason=reason,
-        )
-        unit.emit(AgentStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason)
-        unit.audit(self.by, self.action, self.subject, detail=f"attempt {new.attempt}")
-        return new
-
-
-def _close_start(unit: Unit, record: AgentInstance) -> None:
-    """At most one live attempt: one that was really started must be known to have ended before the next."""
-    last: Attempt | None = unit.get(Kind.ATTEMPT, (record.instance_id, record.attempt))
-    if last is None or not last.is_open:
-        return
-    if last.identity is not None:
-        raise InvalidOperationError(
-            f"attempt {last.number} of instance {record.instance_id} was started and has not ended; "
-            "end it first, or its process may live on beside the new one"
-        )
-    unit.put(
-        Kind.ATTEMPT,
-        last.evolve(ended_at=unit.now, outcome=AttemptOutcome.UNKNOWN, detail="nothing was seen to start"),
-    )

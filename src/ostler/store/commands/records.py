@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
-from ostler.errors import InvalidOperationError
+from ostler.errors import InvalidOperationError, ValidationError
 from ostler.model import (
     HOME_WORKSPACE_ID,
+    AgentInstance,
     Definition,
     Fault,
     Principal,
     Record,
+    Task,
     Token,
     Wait,
     Workspace,
     shown,
 )
+from ostler.model.context import json_faults
+from ostler.store.actor import Actor
 from ostler.store.commands.base import Command
-from ostler.store.commands.checking import kind_faults, word_faults
+from ostler.store.commands.checking import as_kept, kind_faults, mapping_faults, word_faults
 from ostler.store.kinds import Kind, key_of
 from ostler.store.unit import Unit
 
@@ -106,16 +110,24 @@ class OpenWait(Command[Wait]):
         return f"wait:{self.wait.wait_id}"
 
     def apply(self, unit: Unit) -> Wait:
-        unit.workspace(self.wait.workspace_id)
-        if self.wait.instance_id is not None:
-            unit.instance(self.wait.instance_id)
-        if self.wait.task_id is not None:
-            unit.task(self.wait.task_id)
-        if unit.get(Kind.WAIT, (self.wait.wait_id,)) is not None:
-            raise InvalidOperationError(f"the wait {self.wait.wait_id} exists already")
-        unit.put(Kind.WAIT, self.wait)
-        unit.audit(self.by, self.action, self.subject, detail=self.wait.kind)
-        return self.wait
+        return put_wait(unit, self.by, self.wait)
+
+
+def put_wait(unit: Unit, by: Actor, wait: Wait) -> Wait:
+    """Write a wait that must not be there yet, in the workspace of what it is about."""
+    unit.workspace(wait.workspace_id)
+    about: list[AgentInstance | Task] = []
+    if wait.instance_id is not None:
+        about.append(unit.instance(wait.instance_id))
+    if wait.task_id is not None:
+        about.append(unit.task(wait.task_id))
+    if any(one.workspace_id != wait.workspace_id for one in about):
+        raise InvalidOperationError(f"the wait {wait.wait_id} is about something in another workspace")
+    if unit.get(Kind.WAIT, (wait.wait_id,)) is not None:
+        raise InvalidOperationError(f"the wait {wait.wait_id} exists already")
+    unit.put(Kind.WAIT, wait)
+    unit.audit(by, OpenWait.action, f"wait:{wait.wait_id}", detail=wait.kind)
+    return wait
 
 
 @dataclass(kw_only=True, eq=False)
@@ -126,23 +138,51 @@ class EndWait(Command[Wait]):
 
     wait_id: UUID
     outcome: str
+    #: What came of it; kept as "answer" in the wait's detail.
+    answer: Mapping[str, Any] | None = None
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("wait_id", self.wait_id, UUID)
         yield from word_faults("outcome", self.outcome)
+        if self.answer is not None:
+            yield from mapping_faults("answer", self.answer)
 
     @property
     def subject(self) -> str:
         return f"wait:{self.wait_id}"
 
     def apply(self, unit: Unit) -> Wait:
-        old: Wait | None = unit.get(Kind.WAIT, (self.wait_id,))
-        if old is None:
-            raise InvalidOperationError(f"there is no wait {self.wait_id}")
-        unit.workspace_id = old.workspace_id
-        if old.ended_at is not None:
-            raise InvalidOperationError(f"the wait {self.wait_id} has ended already ({old.outcome})")
-        new = old.evolve(ended_at=unit.now, outcome=self.outcome)
-        unit.put(Kind.WAIT, new)
-        unit.audit(self.by, self.action, self.subject, detail=self.outcome)
-        return new
+        return close_wait(unit, self.by, self.wait_id, self.outcome, answer=self.answer)
+
+
+def close_wait(
+    unit: Unit,
+    by: Actor,
+    wait_id: UUID,
+    outcome: str,
+    *,
+    of: UUID | None = None,
+    answer: Mapping[str, Any] | None = None,
+) -> Wait:
+    """End a wait that has not ended; with `of`, only one that holds this instance."""
+    old: Wait | None = unit.get(Kind.WAIT, (wait_id,))
+    if old is None:
+        raise InvalidOperationError(f"there is no wait {wait_id}")
+    if of is not None and old.instance_id != of:
+        raise InvalidOperationError(f"the wait {wait_id} is not about instance {of}")
+    unit.workspace_id = old.workspace_id
+    if old.ended_at is not None:
+        raise InvalidOperationError(f"the wait {wait_id} has ended already ({old.outcome})")
+    detail = old.detail if answer is None else _answered(old, answer)
+    new = old.evolve(ended_at=unit.now, outcome=outcome, detail=detail)
+    unit.put(Kind.WAIT, new)
+    unit.audit(by, EndWait.action, f"wait:{wait_id}", detail=outcome)
+    return new
+
+
+def _answered(wait: Wait, answer: Mapping[str, Any]) -> dict[str, Any]:
+    detail = {**(wait.detail or {}), "answer": as_kept(answer)}
+    faults = tuple(json_faults("detail", detail))  # each may fit, and both together not
+    if faults:
+        raise ValidationError(faults)
+    return detail

@@ -1,10 +1,10 @@
-"""What is observed of an instance: its health, and what it uses."""
+"""What is observed of an instance, and what it says of itself: its health, what it uses, how far it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ostler.errors import InvalidOperationError
 from ostler.model import (
@@ -13,13 +13,23 @@ from ostler.model import (
     AgentInstance,
     AgentMetrics,
     AgentMetricsUpdatedEvent,
+    AgentProgressEvent,
+    AgentSignalEvent,
     Fault,
     HealthState,
     clipped,
+    shown,
 )
-from ostler.store.commands.instances import MAX_ERROR, OnInstance
+from ostler.model.text import name_faults
+from ostler.store.commands.checking import kind_faults, mapping_faults, optional_faults
+from ostler.store.commands.instances import MAX_ERROR, AgentError, OnInstance
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
+
+#: So much of what an agent says about its progress is kept.
+MAX_MESSAGE = 2000
+#: What a word of the agent changes on its record.
+_SPOKEN = frozenset({"version", "updated_at"})
 
 
 @dataclass(kw_only=True, eq=False)
@@ -92,4 +102,103 @@ class ReportMetrics(OnInstance):
         new = old.evolve(metrics=self.metrics, version=old.version + 1, updated_at=unit.now)
         unit.put(Kind.INSTANCE, new)
         unit.emit(AgentMetricsUpdatedEvent, self.by, new, metrics=self.metrics)
+        return new
+
+
+@dataclass(kw_only=True, eq=False)
+class _Spoken(OnInstance):
+    """A word of the agent itself, which only the log keeps. Not audited: it is a claim, not an act."""
+
+    def _heard(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        if not old.is_active:
+            raise InvalidOperationError(f"{self.subject} is {old.state}; it has no more to say", current=old.state)
+        new = old.evolve(version=old.version + 1, updated_at=unit.now)
+        unit.put(Kind.INSTANCE, new, _SPOKEN)
+        return new
+
+
+@dataclass(kw_only=True, eq=False)
+class ReportProgress(_Spoken):
+    """How far the agent says it is."""
+
+    action: ClassVar[str] = "progress"
+
+    #: 0 to 1.
+    fraction: float | None = None
+    message: str | None = None
+    details: Mapping[str, Any] | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.fraction is not None:
+            yield from _fraction_faults("fraction", self.fraction)
+        yield from optional_faults("message", self.message, str)
+        if self.details is not None:
+            yield from mapping_faults("details", self.details)
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        new = self._heard(unit)
+        unit.emit(
+            AgentProgressEvent,
+            self.by,
+            new,
+            fraction=None if self.fraction is None else float(self.fraction),
+            message=clipped(self.message, MAX_MESSAGE) if self.message else None,
+            details=self.details,
+        )
+        return new
+
+
+@dataclass(kw_only=True, eq=False)
+class ReportSignal(_Spoken):
+    """A named word of the agent to whoever listens."""
+
+    action: ClassVar[str] = "signal"
+
+    name: str
+    payload: Mapping[str, Any] | None = None
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from kind_faults("name", self.name, str)
+        yield from name_faults("name", self.name)
+        if self.payload is not None:
+            yield from mapping_faults("payload", self.payload)
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        new = self._heard(unit)
+        unit.emit(AgentSignalEvent, self.by, new, name=self.name, payload=self.payload)
+        return new
+
+
+def _fraction_faults(field: str, value: Any) -> Iterator[Fault]:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1  # as no NaN is
+    if not fits:
+        yield Fault(field=field, bound="must be a number from 0 to 1", value=shown(value))
+
+
+@dataclass(kw_only=True, eq=False)
+class ReportError(OnInstance):
+    """Something went wrong inside the agent, and it lives on."""
+
+    action: ClassVar[str] = "error"
+
+    error: AgentError
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        yield from kind_faults("error", self.error, AgentError)
+        if isinstance(self.error, AgentError):
+            yield from self.error.faults()
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        old = self._current(unit)
+        if not old.is_active:
+            raise InvalidOperationError(
+                f"{self.subject} is {old.state}; its errors are of no account", current=old.state
+            )
+        new = old.evolve(version=old.version + 1, updated_at=unit.now)
+        unit.put(Kind.INSTANCE, new)
+        self.error.emit(unit, self.by, new)
         return new

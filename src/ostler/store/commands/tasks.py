@@ -45,7 +45,7 @@ MUTABLE = frozenset({
 @dataclass(kw_only=True, eq=False)
 class CreateTask(Command[Task]):
     action: ClassVar[str] = "task.create"
-    answer: ClassVar[type[Record] | None] = Task
+    answered_with: ClassVar[type[Record] | None] = Task
 
     task: str
     workspace_id: UUID = HOME_WORKSPACE_ID

@@ -168,6 +168,9 @@ i.created_at >= :created_from
 -- name: filter_created_until
 i.created_at < :created_until
 
+-- name: filter_wait_instance
+instance_id = :instance_id
+
 -- name: filter_due_until
 due_at <= :until
 

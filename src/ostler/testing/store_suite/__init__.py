@@ -10,6 +10,7 @@ anyio for its plugin; it is the only part of `ostler.testing` that does.
 """
 
 from ostler.testing.store_suite.asking import AskingContract
+from ostler.testing.store_suite.beside import BesideContract
 from ostler.testing.store_suite.crashing import CrashingContract
 from ostler.testing.store_suite.ground import OpenStore
 from ostler.testing.store_suite.guarding import GuardingContract
@@ -21,6 +22,7 @@ from ostler.testing.store_suite.refusing import RefusingContract
 from ostler.testing.store_suite.retention import RetentionContract
 from ostler.testing.store_suite.rows import RowsContract
 from ostler.testing.store_suite.sharing import SharingContract
+from ostler.testing.store_suite.speaking import SpeakingContract
 from ostler.testing.store_suite.tasks import TasksContract
 
 __all__ = ["OpenStore", "StoreContract"]
@@ -28,6 +30,8 @@ __all__ = ["OpenStore", "StoreContract"]
 
 class StoreContract(
     LivesContract,
+    BesideContract,
+    SpeakingContract,
     OwningContract,
     QuotaContract,
     AskingContract,

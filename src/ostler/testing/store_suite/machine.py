@@ -8,100 +8,61 @@ It needs Hypothesis. A backend gives `home`; `run_state_machine_as_test(MyMachin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Container
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
 from ostler.errors import (
     AgentNotFoundError,
     InvalidOperationError,
     LicenseError,
-    OstlerError,
     OutcomeUnknownError,
     StaleWriterError,
     VersionConflictError,
 )
-from ostler.model import AgentHealthStatus, AgentInstance, AgentState, HealthState, TaskState, Tier, Wait, WaitKind
-from ostler.policy import plan
-from ostler.seams import FaultPlan
-from ostler.store import Seams, Store
+from ostler.model import (
+    AGENT_TRANSITIONS,
+    AgentHealthStatus,
+    AgentInstance,
+    AgentState,
+    AttemptOutcome,
+    HealthState,
+    TaskState,
+    Wait,
+)
+from ostler.store import Seams
 from ostler.store.commands import (
-    Command,
+    AttemptEnd,
+    Beside,
     CreateTask,
     EndWait,
     Idempotency,
     MoveInstance,
     MoveTask,
+    NewAttempt,
     OpenWait,
     ReportHealth,
+    ReportProgress,
+    Restarting,
     RestartInstance,
 )
-from ostler.testing.clock import ManualClock
-from ostler.testing.folding import invariant_faults
 from ostler.testing.store_suite.crashing import KEPT, LOST
-from ostler.testing.store_suite.ground import OpenStore, new_workspace, reservation
-from ostler.testing.store_suite.model import Model, ModelInstance, ModelTask
+from ostler.testing.store_suite.driving import StoreDriver
+from ostler.testing.store_suite.ground import reservation
+from ostler.testing.store_suite.model import ModelInstance, ModelTask
 
-R = TypeVar("R")
-
-TIER = Tier.WRITER_PRO
 _NOBODY = UUID(int=404)
 _LONG_TTL = timedelta(hours=24)
-#: Every so many steps the whole store is looked through.
-_FULL_LOOK = 10
+#: What a move may bring with it.
+EXTRAS = ("open", "end", "identity", "ended")
 
 
-class StoreMachine(RuleBasedStateMachine):
-    """Two handles on the same content, a clock, and chance."""
-
-    #: Given by the subclass: opens the same content each time, anew for each machine.
-    home: OpenStore
-
-    @initialize()
-    def begin(self) -> None:
-        self.runner = asyncio.Runner()
-        self.clock = ManualClock()
-        self.handles: list[Store] = []
-        self.model = Model(cap=plan(TIER).max_concurrent or 0)
-        self.steps, self.waits_made = 0, 0
-        self.owned_until = self.clock.wall()
-        self.reopen()
-        self.space = self.run(new_workspace(self.handles[0], TIER))
-
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        return self.runner.run(work)
-
-    def reopen(self) -> None:
-        for handle in self.handles:
-            self.run(handle.close())
-        self.plan = FaultPlan()  # armed by a crash, once
-        self.handles = [self.home(Seams(clock=self.clock, fault=fault)) for fault in (self.plan, FaultPlan())]
-        for handle in self.handles:
-            self.run(handle.open())
-            if self.clock.wall() < self.owned_until:  # a newcomer may not write before it says for whom
-                assert handle.epoch == -1
-                handle.adopt_epoch(self.model.epoch)
-            assert handle.epoch == self.model.epoch
-
-    def do(self, command: Command[R], by: int, wrong: type[OstlerError] | None = None) -> R | None:
-        """Commit through one of the handles; the outcome must be what the model says."""
-        try:
-            answer = self.run(self.handles[by].commit(command))
-        except OstlerError as error:
-            if type(error) is not wrong:
-                raise AssertionError(f"{error!r} instead of {wrong}") from error
-            return None
-        assert wrong is None, f"should have been refused with {wrong}"
-        return answer
-
-    def pick(self, data: st.DataObject, known: Iterable[UUID]) -> UUID:
-        """By place, in the order in which they were made: the ids themselves differ from run to run."""
-        choices = list(known)
-        return choices[data.draw(st.integers(0, len(choices) - 1))]
+class StoreMachine(StoreDriver):
+    """What may happen, each with what must come of it."""
 
     # --- instances ------------------------------------------------------------------------------
 
@@ -153,12 +114,90 @@ class StoreMachine(RuleBasedStateMachine):
         self.do(MoveInstance(instance_id=_NOBODY, to=AgentState.READY), by, AgentNotFoundError)
 
     @precondition(lambda self: self.model.instances)
-    @rule(data=st.data(), by=st.integers(0, 1))
-    def restart(self, data: st.DataObject, by: int) -> None:
+    @rule(data=st.data(), by=st.integers(0, 1), extras=st.sets(st.sampled_from(EXTRAS)))
+    def move_with_more(self, data: st.DataObject, by: int, extras: set[str]) -> None:
+        """A move and what stands beside it: all of it happens, or none."""
         one = self.pick(data, self.model.instances)
+        old = self.model.instances[one]
+        to = data.draw(st.sampled_from([*sorted(AGENT_TRANSITIONS[old.state]), *AgentState]))
+        self.move_beside(one, to, by, extras, self.pick_wait(data) if "end" in extras else None)
+
+    def move_beside(
+        self, one: UUID, to: AgentState, by: int, extras: Container[str], ending: UUID | None
+    ) -> Wait | None:
+        """Returns the wait that was opened with it."""
+        old = self.model.instances[one]
+        wrong = self.model.move_error(one, to, freezing=False)
+        wait = self.new_wait(one) if "open" in extras else None
+        if ending is not None:
+            wrong = wrong or self.model.end_wait_error(ending, one)
+        if "identity" in extras and (old.started or old.over):
+            wrong = wrong or InvalidOperationError
+        coming_back = wait is not None and to is AgentState.FAILED
+        beside = Beside(
+            open_wait=wait,
+            end_wait=ending,
+            identity={"start": old.version} if "identity" in extras else None,
+            ended=AttemptEnd(outcome=AttemptOutcome.STOPPED) if "ended" in extras else None,
+            restarting=Restarting(attempt_number=1, max_attempts=9) if coming_back else None,
+            final_state={"at": old.version} if to is AgentState.TERMINATED else None,
+        )
+        if self.do(MoveInstance(instance_id=one, to=to, beside=beside), by, wrong) is None:
+            return None
+        self.model.move(one, to, self.clock.wall())
+        old.started, old.over = old.started or "identity" in extras, old.over or "ended" in extras
+        if ending is not None:
+            self.model.end_wait(ending)
+        if wait is not None:
+            self.model.waits[wait.wait_id] = one
+        return wait
+
+    @precondition(lambda self: self.model.instances)
+    @rule(data=st.data(), by=st.integers(0, 1))
+    def fail_and_claim(self, data: st.DataObject, by: int) -> None:
+        """Both handles want to bring it back; the claim is for one."""
+        one = self.pick(data, self.model.instances)
+        wait = self.move_beside(one, AgentState.FAILED, by, ("open", "ended"), None)
+        if wait is not None:
+            self.claim(one, 1 - by, wait.wait_id)
+            self.claim(one, by, wait.wait_id)
+
+    def claim(self, one: UUID, by: int, ending: UUID | None) -> None:
         wrong = self.model.restart_error(one)
-        if self.do(RestartInstance(instance_id=one, max_attempts=9), by, wrong) is not None:
+        if ending is not None:
+            wrong = wrong or self.model.end_wait_error(ending, one)
+        if self.do(RestartInstance(instance_id=one, max_attempts=9, end_wait=ending), by, wrong) is not None:
             self.model.restart(one)
+            if ending is not None:
+                self.model.end_wait(ending)
+
+    @precondition(lambda self: self.model.instances)
+    @rule(data=st.data(), by=st.integers(0, 1))
+    def park_and_come_back(self, data: st.DataObject, by: int) -> None:
+        one = self.pick(data, self.model.instances)
+        wait = self.move_beside(one, AgentState.SUSPENDED, by, ("open", "ended"), None)
+        self.new_attempt(one, 1 - by)
+        if wait is not None:
+            self.move_beside(one, AgentState.READY, by, ("identity",), wait.wait_id)
+            self.new_attempt(one, by)
+
+    def new_attempt(self, one: UUID, by: int) -> None:
+        if self.do(NewAttempt(instance_id=one), by, self.model.start_error(one)) is not None:
+            self.model.park(one)
+
+    @precondition(lambda self: self.model.instances)
+    @rule(data=st.data(), by=st.integers(0, 1), claim=st.booleans())
+    def restart(self, data: st.DataObject, by: int, claim: bool) -> None:
+        one = self.pick(data, self.model.instances)
+        self.claim(one, by, self.pick_wait(data) if claim else None)
+
+    @precondition(lambda self: self.model.instances)
+    @rule(data=st.data(), by=st.integers(0, 1))
+    def progress(self, data: st.DataObject, by: int) -> None:
+        one = self.pick(data, self.model.instances)
+        wrong = None if self.model.instances[one].active else InvalidOperationError
+        if self.do(ReportProgress(instance_id=one, fraction=0.5), by, wrong) is not None:
+            self.model.instances[one].version += 1
 
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1), state=st.sampled_from(HealthState))
@@ -202,26 +241,19 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1))
     def open_wait(self, data: st.DataObject, by: int) -> None:
-        self.waits_made += 1
-        wait = Wait(
-            wait_id=UUID(int=self.waits_made),
-            workspace_id=self.space,
-            kind=WaitKind.BACKOFF,
-            instance_id=self.pick(data, self.model.instances),
-            created_at=self.clock.wall(),
-        )
+        one = self.pick(data, self.model.instances)
+        wait = self.new_wait(one)
         assert self.do(OpenWait(wait=wait), by) == wait
-        assert wait.instance_id is not None
-        self.model.waits[wait.wait_id] = wait.instance_id
+        self.model.waits[wait.wait_id] = one
 
     @precondition(lambda self: self.model.waits or self.model.ended_waits)
     @rule(data=st.data(), by=st.integers(0, 1))
     def end_wait(self, data: st.DataObject, by: int) -> None:
-        one = self.pick(data, sorted(set(self.model.waits) | self.model.ended_waits))
+        one = self.pick_wait(data)
+        assert one is not None
         wrong = None if one in self.model.waits else InvalidOperationError
         self.do(EndWait(wait_id=one, outcome="done"), by, wrong)
-        self.model.waits.pop(one, None)
-        self.model.ended_waits.add(one)
+        self.model.end_wait(one)
 
     # --- owners, time, crashes ------------------------------------------------------------------
 
@@ -267,37 +299,3 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def close_and_reopen(self) -> None:
         self.reopen()
-
-    # --- what must hold -------------------------------------------------------------------------
-
-    @invariant()
-    def the_store_is_as_the_model_says(self) -> None:
-        self.steps += 1
-        if self.steps % _FULL_LOOK == 0:
-            self.look_through_everything()
-
-    def look_through_everything(self) -> None:
-        store = self.handles[self.steps % 2]
-        for instance_id, one in self.model.instances.items():
-            found = self.run(store.get_instance(instance_id))
-            assert found is not None, f"instance {instance_id} is lost"
-            held = (found.state, found.health.state, found.version, found.attempt, found.restart_count)
-            assert (*held, found.terminated_at) == one.seen()
-        for task_id, task in self.model.tasks.items():
-            kept = self.run(store.get_task(task_id))
-            assert kept is not None
-            assert (kept.state, kept.version) == (task.state, task.version)
-        assert {wait.wait_id for wait in self.run(store.open_waits())} == set(self.model.waits)
-        told = self.run(store.statistics(self.space))
-        assert (told.active_instances, told.total_spawned) == (self.model.active, self.model.spawned)
-        assert sum(told.by_state.values()) == len(self.model.instances)
-        assert self.run(invariant_faults(store, self.clock.wall())) == []
-
-    def teardown(self) -> None:
-        try:
-            if self.handles:
-                self.look_through_everything()
-        finally:
-            for handle in self.handles:
-                self.run(handle.close())
-            self.runner.close()

@@ -31,6 +31,13 @@ class ModelInstance:
     attempt: int = 1
     restarts: int = 0
     ended: datetime | None = None
+    #: Of the current attempt: whether it is known what was started, and whether that has ended.
+    started: bool = False
+    over: bool = False
+
+    @property
+    def may_live(self) -> bool:
+        return self.started and not self.over
 
     @property
     def active(self) -> bool:
@@ -84,12 +91,38 @@ class Model:
         one.ended = None if one.active else one.ended or now
 
     def restart_error(self, instance_id: UUID) -> type[OstlerError] | None:
-        return self.room() if self.instances[instance_id].state is AgentState.FAILED else InvalidOperationError
+        one = self.instances[instance_id]
+        if one.state is not AgentState.FAILED:
+            return InvalidOperationError
+        return self.room() or (InvalidOperationError if one.may_live else None)
 
     def restart(self, instance_id: UUID) -> None:
         one = self.instances[instance_id]
         one.state, one.health, one.ended = AgentState.INITIALIZING, HealthState.UNKNOWN, None
-        one.version, one.attempt, one.restarts = one.version + 1, one.attempt + 1, one.restarts + 1
+        one.restarts += 1
+        self.start(instance_id)
+
+    def start(self, instance_id: UUID) -> None:
+        """A new attempt, of which nothing is known yet."""
+        one = self.instances[instance_id]
+        one.version, one.attempt, one.started, one.over = one.version + 1, one.attempt + 1, False, False
+
+    def start_error(self, instance_id: UUID) -> type[OstlerError] | None:
+        one = self.instances[instance_id]
+        return None if one.state is AgentState.SUSPENDED and one.over else InvalidOperationError
+
+    def park(self, instance_id: UUID) -> None:
+        one = self.instances[instance_id]
+        one.health = HealthState.UNKNOWN
+        self.start(instance_id)
+
+    def end_wait_error(self, wait_id: UUID, instance_id: UUID) -> type[OstlerError] | None:
+        """None where the wait is open and holds this instance."""
+        return None if self.waits.get(wait_id) == instance_id else InvalidOperationError
+
+    def end_wait(self, wait_id: UUID) -> None:
+        self.waits.pop(wait_id, None)
+        self.ended_waits.add(wait_id)
 
     def report(self, instance_id: UUID, health: HealthState) -> None:
         one = self.instances[instance_id]
@@ -103,7 +136,7 @@ class Model:
     def sweep(self, now: datetime) -> None:
         held = set(self.waits.values())
         for instance_id, one in list(self.instances.items()):
-            if one.ended is not None and one.ended <= now - DAY and instance_id not in held:
+            if one.ended is not None and one.ended <= now - DAY and instance_id not in held and not one.may_live:
                 del self.instances[instance_id]
         for task_id, task in list(self.tasks.items()):
             over = task.state in {TaskState.ACCEPTED, TaskState.REJECTED}

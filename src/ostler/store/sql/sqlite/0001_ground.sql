@@ -76,6 +76,7 @@ CREATE TABLE agent_instances (
     tags_json           TEXT NOT NULL,
     context_json        TEXT,
     enforcement_json    TEXT,
+    final_state_json    TEXT,
     error_message       TEXT,
     restart_count       INTEGER NOT NULL DEFAULT 0,
     lifetime_restarts   INTEGER NOT NULL DEFAULT 0,
@@ -205,7 +206,7 @@ CREATE TABLE waits (
 );
 CREATE INDEX idx_waits_due ON waits (due_at, id) WHERE ended_at IS NULL;
 CREATE INDEX idx_waits_ended ON waits (ended_at, id) WHERE ended_at IS NOT NULL;
-CREATE INDEX idx_waits_instance ON waits (instance_id) WHERE instance_id IS NOT NULL;
+CREATE INDEX idx_waits_instance ON waits (instance_id, due_at, id) WHERE ended_at IS NULL AND instance_id IS NOT NULL;
 CREATE INDEX idx_waits_task ON waits (task_id) WHERE task_id IS NOT NULL;
 
 -- No foreign key, and the primary key is the chain.

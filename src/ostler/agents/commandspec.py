@@ -1,0 +1,165 @@
+"""An agent that is a program: what to run, with which words, walls and meanings of its exit codes."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from annotated_types import Interval
+
+from ostler.errors import ValidationError
+from ostler.model import Fault, Record, shown
+from ostler.model.record import settle
+from ostler.model.text import unkeepable_faults
+
+PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workspace", "instance_id", "attempt", "name"})
+CONTEXT = "context."
+#: The value of `cwd` that stands for the instance's own directory.
+WORKSPACE = "workspace"
+
+KIB = 1024
+MIB = 1024 * KIB
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXIT_CODE = re.compile(r"0|[1-9][0-9]{0,2}")
+#: Variables that say who the agent is; only Ostler says that.
+_OURS = "OSTLER_"
+
+
+class PromptBy(StrEnum):
+    """How the program gets its prompt. Placeholders of `argv` are filled in any case."""
+
+    FILE = "file"  #: in a file that only its owner may read: `{prompt_file}`, and $OSTLER_PROMPT_FILE
+    STDIN = "stdin"  #: on its standard input, which then ends
+    ARGUMENT = "argument"  #: where `{prompt}` stands, or as one more argument
+
+
+class ExitMeaning(StrEnum):
+    """What an exit code says about the work."""
+
+    DONE = "done"
+    FAILED = "failed"
+    RETRY = "retry"  #: come again with the same request
+    BLOCKED = "blocked"  #: cannot go on without somebody's help
+
+
+_PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSpec(Record):
+    #: The program and its arguments; never a shell. `{prompt}`, `{prompt_file}`, `{workspace}`, `{instance_id}`,
+    #: `{attempt}`, `{name}` and `{context.KEY}` are filled in; `{{` and `}}` stand for themselves.
+    argv: tuple[str, ...]
+    #: Names of variables that are passed on from the manager's environment. Others are not.
+    env: tuple[str, ...] = ()
+    set_env: Mapping[str, str] | None = None
+    prompt_by: PromptBy = PromptBy.FILE
+    #: By exit code; one that is not named is done when 0, and failed otherwise.
+    exit_codes: Mapping[str, ExitMeaning] | None = None
+    #: Whether the program sees a terminal.
+    pty: bool = False
+    #: "workspace", or an absolute path.
+    cwd: str = WORKSPACE
+    #: How much of the output is kept, half of it from the beginning; the rest is counted.
+    max_output_bytes: Annotated[int, Interval(ge=KIB, le=64 * MIB)] = MIB
+
+    def __post_init__(self) -> None:
+        settle(self, "argv", "env", "set_env", "exit_codes")
+
+    def rules(self) -> Iterator[Fault]:
+        yield from _argv_faults(self.argv)
+        yield from _variable_faults(self.env, self.set_env)
+        for code in self.exit_codes if isinstance(self.exit_codes, Mapping) else ():
+            if not _EXIT_CODE.fullmatch(str(code)) or int(code) > 255:
+                yield Fault(field="exit_codes", bound="must have exit codes of 0 to 255 as keys", value=shown(code))
+        if isinstance(self.cwd, str):
+            yield from unkeepable_faults("cwd", self.cwd)
+            if self.cwd != WORKSPACE and not PurePath(self.cwd).is_absolute():
+                yield Fault(field="cwd", bound=f"must be {WORKSPACE} or an absolute path", value=shown(self.cwd))
+
+    def meaning(self, code: int) -> ExitMeaning:
+        return (self.exit_codes or {}).get(str(code)) or _PLAIN_MEANINGS.get(str(code), ExitMeaning.FAILED)
+
+    def uses(self, placeholder: str) -> bool:
+        return any(name == placeholder for argument in self.argv for _, name in _parts(argument))
+
+    def fill(self, values: Mapping[str, str], context: Mapping[str, Any]) -> tuple[str, ...]:
+        """The arguments with every placeholder filled in. What is filled in is never read as a template."""
+        faults: list[Fault] = []
+        filled = tuple(
+            "".join(text + _value(name, values, context, faults) for text, name in _parts(argument))
+            for argument in self.argv
+        )
+        if faults:
+            raise ValidationError(faults)
+        return filled
+
+
+def _parts(argument: str) -> Iterator[tuple[str, str | None]]:
+    """Literal text and the placeholder after it; a format or a conversion makes it an unknown one."""
+    for text, name, form, conversion in string.Formatter().parse(argument):
+        odd = (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        yield text, None if name is None else name + odd
+
+
+def _value(name: str | None, values: Mapping[str, str], context: Mapping[str, Any], faults: list[Fault]) -> str:
+    if name is None:
+        return ""
+    if name in values:
+        return values[name]
+    key = name.removeprefix(CONTEXT)
+    if key == name or key not in context:
+        faults.append(Fault(field=f"{{{name}}}", bound="is used by the command, but the spawn gave no such context"))
+        return ""
+    value = context[key]
+    if value is None or isinstance(value, list | tuple | dict):
+        faults.append(Fault(field=f"{{{name}}}", bound="must be text, a number or a truth value", value=shown(value)))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _argv_faults(argv: Any) -> Iterator[Fault]:
+    if not isinstance(argv, tuple):
+        return
+    if not argv or argv[0] == "":
+        yield Fault(field="argv", bound="must begin with a program")
+    for index, argument in enumerate(argv):
+        if isinstance(argument, str):
+            yield from unkeepable_faults(f"argv.{index}", argument)
+            yield from _template_faults(f"argv.{index}", argument)
+
+
+def _template_faults(field: str, argument: str) -> Iterator[Fault]:
+    try:
+        names = [name for _, name in _parts(argument) if name is not None]
+    except ValueError:
+        bound = "must have its braces in pairs; write {{ or }} for the character itself"
+        yield Fault(field=field, bound=bound, value=shown(argument))
+        return
+    for name in names:
+        if name not in PLACEHOLDERS and not (name.startswith(CONTEXT) and len(name) > len(CONTEXT)):
+            known = ", ".join(f"{{{one}}}" for one in sorted(PLACEHOLDERS))
+            bound = f"must use only {known} and {{context.KEY}}; write {{{{ for a brace"
+            yield Fault(field=field, bound=bound, value=shown(f"{{{name}}}"))
+
+
+def _variable_faults(env: Any, set_env: Any) -> Iterator[Fault]:
+    names = [("env", name) for name in (env if isinstance(env, tuple) else ())]
+    given = set_env if isinstance(set_env, Mapping) else {}
+    names += [("set_env", name) for name in given]
+    for field, name in names:
+        if not isinstance(name, str):
+            continue
+        if not _VARIABLE.fullmatch(name):
+            yield Fault(field=field, bound="must name variables by letters, digits and _", value=shown(name))
+        elif name.startswith(_OURS):
+            yield Fault(field=field, bound=f"must not name variables that begin with {_OURS}", value=shown(name))
+    for name, value in given.items():
+        if isinstance(value, str):
+            yield from unkeepable_faults(f"set_env.{shown(name)}", value)

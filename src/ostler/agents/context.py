@@ -1,0 +1,262 @@
+"""What an agent knows about itself, and its way to speak to its manager."""
+
+from __future__ import annotations
+
+import json
+import logging
+from asyncio import CancelledError, Task
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import isfinite
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed, Voice, WaitAnswer, WaitAsked
+from ostler.errors import ValidationError
+from ostler.model import ContextData, Fault, ResourceLimits, clipped, shown
+from ostler.model.context import json_faults
+from ostler.model.record import MAX_COUNT
+from ostler.model.text import MAX_NAME, name_faults
+from ostler.seams import Clock
+
+MAX_MESSAGE = 2000
+MAX_HOOKS = 1000
+
+
+class CallToken:
+    """Whether one call was cancelled; readable from the worker threads of that call."""
+
+    __slots__ = ("_before", "_task", "given_up")
+
+    def __init__(self, task: Task[Any] | None) -> None:
+        self._task = task
+        self._before = task.cancelling() if task else 0
+        #: Set by the runner. The task's own count can fall again, when a time-out takes its cancelling back.
+        self.given_up = False
+
+    @property
+    def cancelled(self) -> bool:
+        return self.given_up or (self._task is not None and self._task.cancelling() > self._before)
+
+
+#: The call in which the code that reads it runs. It is copied into worker threads with the other context variables.
+CURRENT_CALL: ContextVar[CallToken | None] = ContextVar("ostler_current_call", default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanupHook:
+    call: Callable[[], Any]
+    name: str
+    timeout: timedelta
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class AgentContext:
+    """Handed to `Agent.initialize`; keep it. One start of one instance has one, and a restart gets another.
+
+    What it refuses it refuses at the call, with a `ValidationError`, so that the mistake shows where it was made.
+    """
+
+    instance_id: UUID
+    attempt: int
+    definition_id: UUID
+    name: str
+    #: Read it with keys in any case. What is given as a plain mapping is taken over.
+    data: ContextData = field(default_factory=ContextData, repr=False)
+    limits: ResourceLimits = field(repr=False)
+    #: Time as Ostler counts it; an agent that waits by it can be tested without waiting.
+    clock: Clock = field(repr=False)
+    voice: Voice = field(repr=False)
+    #: Where the workspace is, or would be; `workspace` makes it.
+    directory: Path | None = field(default=None, repr=False)
+    _has_directory: bool = field(default=False, init=False, repr=False)
+    _stopping: bool = field(default=False, init=False, repr=False)
+    _hooks: list[CleanupHook] | None = field(default=None, init=False, repr=False)
+    _logger: AgentLog | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, ContextData):
+            self.data = ContextData(self.data)
+
+    @property
+    def workspace(self) -> Path | None:
+        """The private directory of this instance, made when it is first asked for; None where there is none."""
+        if self.directory is not None and not self._has_directory:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._has_directory = True
+        return self.directory
+
+    @property
+    def logger(self) -> AgentLog:
+        if self._logger is None:
+            who = {"instance_id": str(self.instance_id), "attempt": self.attempt}
+            self._logger = AgentLog(logging.getLogger("ostler.agent"), who)
+        return self._logger
+
+    # --- speaking ------------------------------------------------------------------------------------
+
+    def report(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
+        """Say how far the work is. From any thread; returns at once."""
+        _require(_progress_faults(fraction, message, details))
+        text = None if message is None else clipped(message, MAX_MESSAGE)
+        self.voice.say(
+            Progress(fraction=None if fraction is None else float(fraction), message=text, details=_own(details))
+        )
+
+    def signal(self, name: str, payload: Mapping[str, Any] | None = None) -> None:
+        """Send a named message to whoever supervises this agent. From any thread; returns at once."""
+        _require(_name_faults("name", name), _mapping_faults("payload", payload))
+        self.voice.say(Signal(name=name, payload=_own(payload)))
+
+    def report_tokens(self, count: int, model: str | None = None) -> None:
+        """Say that so many more tokens were used."""
+        _require(_count_faults("count", count), () if model is None else _name_faults("model", model))
+        self.voice.say(TokensUsed(count=count, model=model))
+
+    def report_metric(self, name: str, value: float) -> None:
+        _require(_name_faults("name", name), _number_faults("value", value))
+        self.voice.say(MetricReported(name=name, value=float(value)))
+
+    async def wait_for(
+        self,
+        kind: str,
+        *,
+        reason: str | None = None,
+        timeout: timedelta | None = None,  # noqa: ASYNC109 - kept by the manager, so that it outlives this process
+        detail: Mapping[str, Any] | None = None,
+    ) -> WaitAnswer:
+        """Stop here until somebody outside says how it goes on, or the time is over.
+
+        Only from async code, for the wait is awaited on the agent's own loop.
+        """
+        _require(
+            _name_faults("kind", kind),
+            _text_faults("reason", reason),
+            () if timeout is None else _duration_faults("timeout", timeout),
+            _mapping_faults("detail", detail),
+        )
+        text = None if reason is None else clipped(reason, MAX_MESSAGE)
+        return await self.voice.ask(WaitAsked(kind=str(kind), reason=text, timeout=timeout, detail=_own(detail)))
+
+    # --- ending --------------------------------------------------------------------------------------
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the present call was cancelled, or the whole agent is being stopped. From any thread."""
+        call = CURRENT_CALL.get()
+        return self._stopping or (call is not None and call.cancelled)
+
+    def raise_if_cancelled(self) -> None:
+        """For a plain method that works for long: call it now and then, and it ends when it should."""
+        if self.cancelled:
+            raise CancelledError
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def mark_stopping(self) -> None:
+        """Called by the isolation level when it stops the agent, not by the agent."""
+        self._stopping = True
+
+    def add_cleanup(
+        self, hook: Callable[[], Any], *, name: str | None = None, timeout: timedelta = timedelta(seconds=5)
+    ) -> None:
+        """Run this on an orderly stop, before `shutdown`. The last one added runs first; plain or async."""
+        name = _hook_name(hook) if name is None else name
+        _require(_hook_faults(hook, self._hooks), _name_faults("name", name), _duration_faults("timeout", timeout))
+        self._hooks = self._hooks or []
+        self._hooks.append(CleanupHook(call=hook, name=name, timeout=timeout))
+
+    def next_cleanup(self) -> CleanupHook | None:
+        """Take out the hook that is due next; each is given out once."""
+        return self._hooks.pop() if self._hooks else None
+
+
+class AgentLog(logging.LoggerAdapter[logging.Logger]):
+    """Adds who speaks to what an agent logs, and leaves what the agent adds itself."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
+
+
+def _own(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A copy that the agent cannot change any more; None for nothing."""
+    return json.loads(json.dumps(dict(data))) if data else None
+
+
+def _hook_name(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)[:MAX_NAME]
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def _require(*groups: Iterable[Fault]) -> None:
+    faults = tuple(fault for group in groups for fault in group)
+    if faults:
+        raise ValidationError(faults)
+
+
+def _progress_faults(fraction: Any, message: Any, details: Mapping[str, Any]) -> Iterator[Fault]:
+    if fraction is None and message is None and not details:
+        yield Fault(field="report", bound="must say something: a fraction, a message or details")
+    if fraction is not None:
+        wrong = tuple(_number_faults("fraction", fraction))
+        yield from wrong
+        if not wrong and not 0 <= fraction <= 1:
+            yield Fault(field="fraction", bound="must be 0 to 1", value=shown(fraction))
+    yield from _text_faults("message", message)
+    yield from _mapping_faults("details", details)
+
+
+def _number_faults(name: str, value: Any) -> Iterator[Fault]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        yield Fault(field=name, bound="must be a number", value=shown(value))
+        return
+    try:
+        finite = isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        yield Fault(field=name, bound="must be a finite number", value=shown(value))
+
+
+def _count_faults(name: str, value: Any) -> Iterator[Fault]:
+    if isinstance(value, bool) or not isinstance(value, int):
+        yield Fault(field=name, bound="must be a whole number", value=shown(value))
+    elif not 0 <= value <= MAX_COUNT:
+        yield Fault(field=name, bound=f"must be 0 to {MAX_COUNT}", value=shown(value))
+
+
+def _name_faults(field_name: str, value: Any) -> Iterator[Fault]:
+    if not isinstance(value, str):
+        yield Fault(field=field_name, bound="must be text", value=shown(value))
+    yield from name_faults(field_name, value)
+
+
+def _text_faults(name: str, value: Any) -> Iterator[Fault]:
+    if value is not None and not isinstance(value, str):
+        yield Fault(field=name, bound="must be text", value=shown(value))
+
+
+def _duration_faults(name: str, value: Any) -> Iterator[Fault]:
+    if not (isinstance(value, timedelta) and value > timedelta(0)):
+        yield Fault(field=name, bound="must be a duration above zero", value=shown(value))
+
+
+def _mapping_faults(name: str, value: Any) -> Iterator[Fault]:
+    if value is not None and not isinstance(value, Mapping):
+        yield Fault(field=name, bound="must be a mapping", value=shown(value))
+    yield from json_faults(name, value)
+
+
+def _hook_faults(hook: Any, hooks: list[CleanupHook] | None) -> Iterator[Fault]:
+    if not callable(hook):
+        yield Fault(field="hook", bound="must be something that can be called", value=shown(hook))
+    if hooks is not None and len(hooks) >= MAX_HOOKS:
+        yield Fault(field="hook", bound=f"must be one of at most {MAX_HOOKS}")

@@ -1,0 +1,76 @@
+"""What an agent says while it works. Plain data, so that it can cross a thread, a pipe or a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far it is: a fraction from 0 to 1, words, or both."""
+
+    fraction: float | None = None
+    message: str | None = None
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """A named message to whoever supervises it."""
+
+    name: str
+    payload: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokensUsed:
+    count: int
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricReported:
+    """A number that the agent itself counts, by its own name."""
+
+    name: str
+    value: float
+
+
+Message = Progress | Signal | TokensUsed | MetricReported
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitAsked:
+    """It cannot go on without something from outside."""
+
+    kind: str
+    reason: str | None = None
+    timeout: timedelta | None = None
+    detail: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitAnswer:
+    """How a wait ended: `outcome` is the word of whoever ended it, or "timeout"."""
+
+    outcome: str
+    answer: Mapping[str, Any] | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        return self.outcome == "timeout"
+
+
+class Voice(Protocol):
+    """The way from an agent to its manager. What an isolation level hands to the context; it says who speaks."""
+
+    def say(self, message: Message) -> None:
+        """Returns at once, from any thread; the manager hears it in order."""
+        ...
+
+    async def ask(self, wait: WaitAsked) -> WaitAnswer:
+        """Awaited on the agent's own loop."""
+        ...

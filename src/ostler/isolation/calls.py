@@ -1,0 +1,77 @@
+"""One question to an agent inside our own program, and how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ostler.agents.failures import execution_error
+from ostler.isolation.base import Exit, Verb
+from ostler.model import AttemptOutcome
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How one call went, as it is seen where the agent lives."""
+
+    answer: Any = None
+    error: Exception | None = None
+    crash: Exit | None = None
+    cancelled: bool = False
+
+
+CANCELLED = Outcome(cancelled=True)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One question to the agent, from asking until its work has stopped."""
+
+    verb: Verb
+    payload: Any
+    waiter: asyncio.Future[None]
+    task: asyncio.Task[Outcome] | None = None
+    outcome: Outcome | None = None
+    #: Whoever asked has gone.
+    withdrawn: bool = False
+    #: It was told to stop and did not.
+    given_up: bool = False
+
+    def release(self, outcome: Outcome) -> None:
+        """On the manager's loop: whoever waits need not wait any longer. The first outcome counts."""
+        if self.outcome is None:
+            self.outcome = outcome
+        wake(self.waiter)
+
+    def cancel(self) -> None:
+        """On the loop on which the agent lives."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def exit_by(error: BaseException) -> Exit:
+    told = execution_error(error, ours=__file__)
+    return Exit(
+        outcome=AttemptOutcome.ERROR,
+        detail=str(told),
+        exception_type=told.exception_type,
+        stack_trace=told.stack_trace,
+    )
+
+
+def program_memory() -> int:
+    """Bytes of real memory that the whole program holds; 0 where the machine does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

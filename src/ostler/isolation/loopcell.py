@@ -1,0 +1,281 @@
+"""What the two levels inside our own program share: calls as tasks of a loop, and how they are ended.
+
+Two loops appear here. *Home* is the manager's; all state of a cell is touched only on it. *Place* is where the agent
+lives: the same loop at level none, one of its own at level thread. `_post` goes from home to place, `_tell` back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+from ostler.agents import AgentContext, AgentRunner
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
+from ostler.isolation.calls import CANCELLED, Call, Outcome, exit_by, wake
+from ostler.isolation.mailbox import Mailbox
+from ostler.model import ContextData, IsolationLevel
+from ostler.seams import Clock, Timer
+
+_log = logging.getLogger("ostler.isolation")
+
+
+class LoopCell(Cell):
+    """A cell inside our own program. What is left to the levels is how to reach the place, and how to end it."""
+
+    level: ClassVar[IsolationLevel]
+    #: How long a cancelled call may go on before it is given up.
+    GIVE_UP: ClassVar[timedelta] = timedelta(seconds=5)
+    #: Forcing takes at most this long, in so many pushes.
+    FORCE: ClassVar[timedelta] = timedelta(seconds=1)
+    PUSHES: ClassVar[int] = 10
+    LEFT_BEHIND: ClassVar[str]
+
+    def __init__(self, clock: Clock, plan: StartPlan, listener: Listener, workers: Executor | None) -> None:
+        self._clock = clock
+        self._home = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._home, listener, plan.attempt)
+        self._context = AgentContext(
+            instance_id=plan.instance_id,
+            attempt=plan.attempt,
+            definition_id=plan.manifest.id,
+            name=plan.name,
+            data=ContextData(plan.context),
+            limits=plan.limits,
+            clock=clock,
+            voice=self._mailbox,
+            directory=plan.workspace,
+        )
+        self._runner = AgentRunner(plan.maker, self._context, workers=workers)
+        #: Every call whose work has not stopped, also those that nobody waits for any more.
+        self._running: set[Call] = set()
+        #: It was told to end, or has ended: no new calls, and what happens now surprises nobody.
+        self._closing = False
+        self._how: Exit | None = None
+        self._stopping: asyncio.Task[StopReport] | None = None
+        self._grace_over: asyncio.Future[None] | None = None
+        self._graces: tuple[Timer, ...] = ()
+        self._gone: asyncio.Future[None] | None = None
+
+    # --- what a level adds ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _post(self, action: Callable[..., object], *args: Any) -> None:
+        """Do something where the agent lives."""
+
+    @abstractmethod
+    def _tell(self, action: Callable[..., object], *args: Any) -> None:
+        """Do something at home."""
+
+    @abstractmethod
+    def _create_task(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]: ...
+
+    @property
+    @abstractmethod
+    def _is_gone(self) -> bool:
+        """Nothing of it runs any more."""
+
+    @abstractmethod
+    def _wind_up(self) -> None:
+        """Ask everything in it to end. Called once."""
+
+    @abstractmethod
+    def _push(self) -> None:
+        """Make it end by force; called a few times."""
+
+    # --- the contract --------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Mapping[str, Any]:
+        who = self._context
+        return {"level": self.level.value, "instance_id": str(who.instance_id), "attempt": who.attempt}
+
+    @property
+    def is_stuck(self) -> bool:
+        return any(call.given_up for call in self._running)
+
+    @property
+    def ended(self) -> Exit | None:
+        return self._how
+
+    @property
+    def dropped_messages(self) -> int:
+        return self._mailbox.dropped
+
+    async def call(self, verb: Verb, payload: Any = None) -> Any:
+        if self._closing:
+            raise AgentGoneError
+        call = Call(verb, payload, self._home.create_future())
+        self._running.add(call)
+        self._post(self._begin, call)
+        try:
+            await call.waiter
+        except asyncio.CancelledError:
+            await self._withdraw(call)
+            raise
+        # What it said before it answered is heard before the answer.
+        self._mailbox.flush()
+        return self._answer(call)
+
+    async def freeze(self) -> None:
+        raise InvalidOperationError(f"level {self.level} cannot freeze an agent; use process or container")
+
+    async def thaw(self) -> None:
+        raise InvalidOperationError(f"level {self.level} cannot freeze an agent, so there is nothing to thaw")
+
+    async def stop(self, grace: timedelta) -> StopReport:
+        if self._stopping is None:
+            self._grace_over = self._home.create_future()
+            self._stopping = self._home.create_task(self._stop(self._grace_over))
+        if not self._stopping.done() and self._grace_over is not None:
+            # A later caller may have less patience than the first.
+            seconds = grace.total_seconds()
+            if seconds <= 0 or any(call.given_up for call in self._running):
+                wake(self._grace_over)
+            else:
+                self._graces += (self._clock.call_later(seconds, partial(wake, self._grace_over)),)
+        return await asyncio.shield(self._stopping)
+
+    async def destroy(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.stop(timedelta(0))
+
+    # --- one call ------------------------------------------------------------------------------------
+
+    def _make(self) -> Outcome:
+        """Where the agent lives."""
+        try:
+            self._runner.make()
+        except Exception as error:  # noqa: BLE001 - it is raised where the start is awaited
+            return Outcome(error=error)
+        except BaseException as error:  # noqa: BLE001 - an agent that wants to exit must not take the program along
+            return Outcome(crash=exit_by(error))
+        return Outcome()
+
+    @staticmethod
+    def _check_made(outcome: Outcome) -> None:
+        if outcome.error is not None:
+            raise outcome.error
+        if (how := outcome.crash) is not None:
+            raise AgentExecutionError(how.detail, exception_type=how.exception_type, stack_trace=how.stack_trace)
+
+    def _begin(self, call: Call) -> None:
+        if call.withdrawn:
+            self._tell(self._settle, call, CANCELLED)
+            return
+        call.task = self._create_task(self._work(call))
+        call.task.add_done_callback(partial(self._finished, call))
+
+    async def _work(self, call: Call) -> Outcome:
+        try:
+            return Outcome(answer=await self._runner.run(call.verb.value, call.payload))
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited
+            return Outcome(error=error)
+        except BaseException as error:  # noqa: BLE001 - let out of a task it would end the whole loop
+            return Outcome(crash=exit_by(error))
+
+    def _finished(self, call: Call, task: asyncio.Task[Outcome]) -> None:
+        self._tell(self._settle, call, CANCELLED if task.cancelled() else task.result())
+
+    def _settle(self, call: Call, outcome: Outcome) -> None:
+        self._running.discard(call)
+        call.release(outcome)
+        if outcome.crash is not None:
+            self._crashed(outcome.crash)
+        self._look()
+
+    def _answer(self, call: Call) -> Any:
+        outcome = call.outcome or CANCELLED
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.crash is not None:
+            raise AgentGoneError(f"the agent ended before it answered: {outcome.crash.detail}")
+        if not outcome.cancelled:
+            return outcome.answer
+        if self._closing:
+            raise AgentGoneError
+        raise AgentExecutionError(
+            "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
+        )
+
+    async def _withdraw(self, call: Call) -> None:
+        """Stop the work of a caller who has gone, and wait for that. More cancelling does not shorten the wait."""
+        call.withdrawn = True
+        if call not in self._running or call.outcome is not None:
+            return
+        stopped = call.waiter = self._home.create_future()
+        self._post(call.cancel)
+        timer = self._clock.call_later(self.GIVE_UP.total_seconds(), partial(wake, stopped))
+        try:
+            while not stopped.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((stopped,))
+        finally:
+            timer.cancel()
+        call.given_up = call in self._running
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def _crashed(self, how: Exit) -> None:
+        """It ended, and nobody had asked for it."""
+        if self._closing:
+            return
+        self._closing, self._how = True, how
+        self._context.mark_stopping()
+        self._mailbox.tell_exit(how)
+        self._let_go(Outcome(crash=how))
+        self._wind_up()
+
+    def _let_go(self, outcome: Outcome) -> None:
+        """Nobody waits for it any longer."""
+        for call in self._running:
+            call.release(outcome)
+
+    async def _stop(self, grace_over: asyncio.Future[None]) -> StopReport:
+        if not self._closing:
+            self._closing = True
+            self._context.mark_stopping()
+            self._wind_up()
+        graceful = gone = await self._gone_before(grace_over)
+        if not gone:
+            gone = await self._force()
+        for timer in self._graces:
+            timer.cancel()
+        self._mailbox.flush()
+        self._mailbox.close()
+        self._let_go(CANCELLED)
+        return StopReport(graceful=graceful, left_behind=None if gone else self.LEFT_BEHIND)
+
+    async def _force(self) -> bool:
+        pause = self.FORCE.total_seconds() / self.PUSHES
+        for _ in range(self.PUSHES):
+            self._push()
+            pause_over = self._home.create_future()
+            timer = self._clock.call_later(pause, partial(wake, pause_over))
+            gone = await self._gone_before(pause_over)
+            timer.cancel()
+            if gone:
+                return True
+        _log.warning("an agent could not be ended: %s", self.LEFT_BEHIND)
+        return False
+
+    async def _gone_before(self, over: asyncio.Future[None]) -> bool:
+        if self._is_gone:
+            return True
+        gone = self._gone = self._home.create_future()
+        await asyncio.wait((gone, over), return_when=asyncio.FIRST_COMPLETED)
+        return self._is_gone
+
+    def _look(self) -> None:
+        """Something has ended; perhaps it was the last."""
+        if self._gone is not None and self._is_gone:
+            wake(self._gone)

@@ -1,0 +1,175 @@
+"""The way from an agent to its manager, inside one program: any thread may speak, one loop hears."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+from ostler.agents import Message, MetricReported, Progress, WaitAnswer, WaitAsked
+from ostler.errors import AgentBusyError, AgentGoneError
+from ostler.isolation.base import Exit, Listener
+
+#: So many may wait for the manager; beyond it the oldest news of no consequence make room.
+MAX_WAITING = 1000
+#: So much that counts may wait. It is never dropped, so who says still more is refused.
+MAX_WEIGHTY = 100_000
+#: So many are delivered in one turn, so that a chatterbox does not keep the manager's loop from others; of a
+#: larger crowd a quarter, so that it shrinks.
+_PER_TURN = 250
+_CLOSED = "the manager has let go of this agent and hears nothing more from it"
+
+_log = logging.getLogger("ostler.isolation")
+
+
+class Backlog:
+    """What was said and is not heard yet, in order. News can make room without a search, however much else waits."""
+
+    __slots__ = ("_count", "_news", "_weighty")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._news: deque[tuple[int, Message]] = deque()
+        self._weighty: deque[tuple[int, Message]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._news) + len(self._weighty)
+
+    def add(self, message: Message) -> int:
+        """How many had to make room for it."""
+        self._count += 1
+        if isinstance(message, Progress | MetricReported):
+            self._news.append((self._count, message))
+        elif len(self._weighty) < MAX_WEIGHTY:
+            self._weighty.append((self._count, message))
+        else:
+            raise AgentBusyError("the agent says more than its manager can hear; say less, or wait in between")
+        if len(self) > MAX_WAITING and self._news:
+            self._news.popleft()
+            return 1
+        return 0
+
+    def take(self, most: int) -> list[Message]:
+        return [self._next().popleft()[1] for _ in range(min(most, len(self)))]
+
+    def _next(self) -> deque[tuple[int, Message]]:
+        if self._news and self._weighty:
+            return min(self._news, self._weighty, key=lambda one: one[0][0])
+        return self._news or self._weighty
+
+
+class Mailbox:
+    """A `Voice` for one start. It knows who speaks; once closed it delivers nothing any more."""
+
+    __slots__ = ("_asking", "_closed", "_home", "_listener", "_lock", "_next_said", "_waiting", "attempt", "dropped")
+
+    def __init__(self, home: asyncio.AbstractEventLoop, listener: Listener, attempt: int) -> None:
+        self.attempt = attempt
+        #: How many messages had to make room.
+        self.dropped = 0
+        self._next_said = 1
+        self._home = home
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._closed = False
+        # Both are made when first needed: most agents are silent most of the time, and there are many of them.
+        self._waiting: Backlog | None = None
+        self._asking: set[asyncio.Task[Any] | None] | None = None
+
+    def say(self, message: Message) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            idle = self._waiting is None
+            if self._waiting is None:
+                self._waiting = Backlog()
+            self.dropped += self._waiting.add(message)
+        if idle:
+            # The manager's loop may have closed: then nobody listens, and that is no fault of the agent.
+            with contextlib.suppress(RuntimeError):
+                self._home.call_soon_threadsafe(self._turn)
+
+    async def ask(self, wait: WaitAsked) -> WaitAnswer:
+        if self._closed or self._home.is_closed():
+            raise AgentGoneError(_CLOSED)
+        question = self._put(wait)
+        if asyncio.get_running_loop() is self._home:
+            return await question
+        try:
+            answer = asyncio.run_coroutine_threadsafe(question, self._home)
+        except RuntimeError:  # it closed in this very moment
+            question.close()
+            raise AgentGoneError(_CLOSED) from None
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is not None and own.cancelling():
+                raise
+            # Cancelled from the other side: the manager let go while the agent waited.
+            raise AgentGoneError(_CLOSED) from None
+
+    def flush(self) -> None:
+        """On the manager's loop: deliver all that was said until now."""
+        self._deliver(len(self._waiting or ()))
+
+    def close(self) -> None:
+        """On the manager's loop: from here on silence. Who waits for an answer is told."""
+        with self._lock:
+            self._closed = True
+            self._waiting = None
+        for task in tuple(self._asking or ()):
+            if task is not None:
+                task.cancel()
+
+    def tell_exit(self, how: Exit) -> None:
+        """On the manager's loop: what it said before, then how it ended, then silence."""
+        self.flush()
+        self.close()
+        try:
+            self._listener.exited(self.attempt, how)
+        except Exception:  # noqa: BLE001 - logged; the agent has ended all the same
+            _log.exception("the manager failed to take note that an agent ended")
+
+    async def _put(self, wait: WaitAsked) -> WaitAnswer:
+        """On the manager's loop: what was said before the question is heard before it."""
+        self.flush()
+        if self._closed:
+            raise AgentGoneError(_CLOSED)
+        task = asyncio.current_task()
+        asking = self._asking = self._asking or set()
+        asking.add(task)
+        try:
+            return await self._listener.asked(self.attempt, wait)
+        finally:
+            asking.discard(task)
+
+    def _turn(self) -> None:
+        self._deliver(max(_PER_TURN, len(self._waiting or ()) // 4))
+        with self._lock:
+            more = self._waiting is not None
+        if more:
+            self._home.call_soon(self._turn)
+
+    def _deliver(self, most: int) -> None:
+        for message in self._take(most):
+            try:
+                self._listener.heard(self.attempt, message)
+            except Exception:  # noqa: BLE001 - logged; the next message may fare better
+                _log.exception("the manager failed to hear a message of an agent")
+        if self.dropped >= self._next_said:
+            _log.warning("an agent says more than can be heard: %d messages were dropped so far", self.dropped)
+            self._next_said = self.dropped * 10
+
+    def _take(self, most: int) -> list[Message]:
+        with self._lock:
+            waiting = self._waiting
+            if waiting is None:
+                return []
+            taken = waiting.take(most)
+            if not waiting:
+                self._waiting = None
+            return taken

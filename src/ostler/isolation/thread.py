@@ -1,0 +1,224 @@
+"""Level thread: each agent has a thread and a loop of its own, so that one that blocks blocks only itself.
+
+It shares memory and fate with the program: nothing here can hold its memory, or end code that does not return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from ostler.errors import AgentGoneError, AgentInitializationError
+from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
+from ostler.isolation.calls import CANCELLED, Outcome, exit_by, program_memory, wake
+from ostler.isolation.loopcell import LoopCell
+from ostler.isolation.workers import Census, Cutoff, Workers
+from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
+from ostler.seams import Clock
+
+_LIMITS: Mapping[str, Enforcement] = MappingProxyType(
+    {
+        "execution_timeout": Enforcement.APPROXIMATED,  # cancelling asks; blocking code hears it when it returns
+        "max_concurrent_tasks": Enforcement.ENFORCED,
+        "max_worker_threads": Enforcement.APPROXIMATED,  # an agent can still start threads by itself
+        "max_memory_mb": Enforcement.ADVISORY,
+        "max_cpu_percent": Enforcement.ADVISORY,
+        "max_tokens_per_minute": Enforcement.APPROXIMATED,
+    }
+)
+_CAPABILITIES = Capabilities(limits=_LIMITS)
+#: Of an id made from the time only the tail tells neighbours apart.
+_SHORT = 8
+_JOIN_SECONDS = 1.0
+
+
+class ThreadIsolation(Isolation):
+    level: ClassVar[IsolationLevel] = IsolationLevel.THREAD
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return _CAPABILITIES
+
+    async def start(self, plan: StartPlan, listener: Listener) -> Cell:
+        name = f"ostler-agent-{plan.instance_id.hex[-_SHORT:]}"
+        try:
+            cell = ThreadCell(self._clock, plan, listener, name)
+        except OSError as error:
+            raise AgentInitializationError(f"no loop could be made for the agent: {error}") from error
+        try:
+            await cell.open()
+        except BaseException:
+            await cell.destroy()
+            raise
+        return cell
+
+
+class AgentLoop(asyncio.SelectorEventLoop):
+    """Whatever the agent hands to the loop's own executor goes to the workers of its cell, and so is bounded."""
+
+    def __init__(self, workers: Executor) -> None:
+        self.workers = workers
+        super().__init__()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        return super().run_in_executor(executor or self.workers, func, *args)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Being cut off is our doing, and no error to report."""
+        if not isinstance(context.get("exception"), Cutoff):
+            super().call_exception_handler(context)
+
+    def leave(self) -> None:
+        """It may have been cut off so hard that it still thinks it runs."""
+        self._thread_id = None
+        asyncio._set_running_loop(None)  # noqa: SLF001 - meant for those who make loops
+
+
+class ThreadCell(LoopCell):
+    level = IsolationLevel.THREAD
+    LEFT_BEHIND = "its thread does not end; it is cut off and ends with the program"
+
+    def __init__(self, clock: Clock, plan: StartPlan, listener: Listener, name: str) -> None:
+        self._name = name
+        self._census = Census(self._emptied)
+        self._workers = Workers(plan.limits.max_worker_threads, name, self._census)
+        super().__init__(clock, plan, listener, self._workers)
+        self._place = AgentLoop(self._workers)
+        self._thread: threading.Thread | None = None
+        #: Every thread of it has ended.
+        self._over = False
+        self._pong: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        made: asyncio.Future[Outcome] = self._home.create_future()
+        self._place.call_soon(self._make_and_tell, made)
+        try:
+            self._thread = self._census.start(self._name, self._live)
+        except RuntimeError as error:
+            self._place.close()
+            self._over = True
+            raise AgentInitializationError(f"no thread could be started for the agent: {error}") from error
+        self._check_made(await made)
+
+    async def ping(self) -> None:
+        if not self._closing:
+            # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
+            if self._pong is None or self._pong.done():
+                self._pong = self._home.create_future()
+                self._post(self._tell, wake, self._pong)
+            await asyncio.wait((self._pong,))
+        if self._closing:
+            raise AgentGoneError
+
+    async def usage(self) -> Usage:
+        return Usage(
+            cpu_seconds=self._census.cpu_seconds(),
+            memory_bytes=program_memory(),
+            memory_is_shared=True,
+            thread_count=len(self._census),
+        )
+
+    async def destroy(self) -> None:
+        await super().destroy()
+        if self._over and self._thread is not None:
+            # It has said that it is leaving; this waits for its last few steps.
+            self._thread.join(_JOIN_SECONDS)
+
+    # --- at home -------------------------------------------------------------------------------------
+
+    def _post(self, action: Callable[..., object], *args: Any) -> None:
+        # A closed loop means that its thread has ended, which arrives here by itself.
+        with contextlib.suppress(RuntimeError):
+            self._place.call_soon_threadsafe(action, *args)
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._over
+
+    def _wind_up(self) -> None:
+        self._post(self._place.stop)
+
+    def _push(self) -> None:
+        self._census.interrupt()
+        self._post(_nothing)  # a thread that waits for events must wake up to be interrupted
+
+    def _let_go(self, outcome: Outcome) -> None:
+        super()._let_go(outcome)
+        if self._pong is not None:
+            wake(self._pong)
+
+    def _ended(self) -> None:
+        self._over = True
+        self._crashed(Exit(outcome=AttemptOutcome.ERROR, detail="the thread of the agent ended"))
+        self._let_go(CANCELLED)
+        self._running.clear()
+        self._look()
+
+    # --- in its own thread ---------------------------------------------------------------------------
+
+    def _tell(self, action: Callable[..., object], *args: Any) -> None:
+        # The manager's loop may have closed long ago: then nobody wants to know.
+        with contextlib.suppress(RuntimeError):
+            self._home.call_soon_threadsafe(action, *args)
+
+    def _create_task(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
+        return self._place.create_task(work)
+
+    def _make_and_tell(self, made: asyncio.Future[Outcome]) -> None:
+        self._tell(_resolve, made, self._make())
+
+    def _emptied(self) -> None:
+        self._tell(self._ended)
+
+    def _live(self) -> None:
+        asyncio.set_event_loop(self._place)
+        _, death = self._census.exposed(self._place.run_forever)
+        # Unless somebody asked for it, that was the end: a task of the agent's own wanted to end the program.
+        why = "the agent stopped the loop on which it lives"
+        self._tell(self._crashed, exit_by(death) if death else Exit(outcome=AttemptOutcome.ERROR, detail=why))
+        del death
+        for step in (self._end_tasks, self._drop_tasks):
+            self._place.leave()
+            self._census.exposed(step)
+        self._workers.shutdown()
+        self._place.leave()
+        self._place.close()
+        asyncio.set_event_loop(None)
+
+    def _end_tasks(self) -> None:
+        while tasks := asyncio.all_tasks(self._place):
+            for task in tasks:
+                task.cancel()
+            # One that wants to end the program instead is done with that; the others have their turn again.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._place.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._place.run_until_complete(self._place.shutdown_asyncgens())
+
+    def _drop_tasks(self) -> None:
+        for task in asyncio.all_tasks(self._place):
+            _drop(task)
+
+
+def _drop(task: asyncio.Task[Any]) -> None:
+    """A task that would not end, on a loop that will not turn again: close its code, and say nothing about it."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public way
+    coroutine = task.get_coro()
+    if isinstance(coroutine, Coroutine):
+        with contextlib.suppress(Exception):
+            coroutine.close()
+
+
+def _resolve(made: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not made.done():
+        made.set_result(outcome)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,205 @@
+"""The threads of one cell: who they are, what they spent, and the few that run its plain methods."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+#: A worker that has had nothing to do for so many seconds ends, so that an idle agent has one thread.
+LINGER_SECONDS = 1.0
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Work = tuple[Future[Any], Callable[[], Any]]
+
+_set_async = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_log = logging.getLogger("ostler.isolation")
+
+
+class Cutoff(BaseException):
+    """Raised by force inside the code of an agent that does not end. Not an error of Ostler: nobody should catch it."""
+
+
+class Census:
+    """The living threads of one cell, and the only way to interrupt them.
+
+    A thread's number is used again after its end, and asking for the time of an ended one may crash the program.
+    So each enters and leaves by itself, and whoever uses the numbers holds the lock meanwhile. A cut-off may be
+    raised between any two steps of a thread; so only foreign code is exposed to it, never our own book-keeping.
+    """
+
+    __slots__ = ("_coming", "_emptied", "_exposed", "_living", "_lock", "_spent")
+
+    def __init__(self, emptied: Callable[[], None]) -> None:
+        self._emptied = emptied
+        self._lock = threading.Lock()
+        self._living: set[int] = set()
+        self._exposed: set[int] = set()
+        self._coming = 0
+        self._spent = 0.0
+
+    def start(self, name: str, life: Callable[[], None]) -> threading.Thread:
+        """A counted thread, for as long as `life` takes. When the last has left, `emptied` is called in it."""
+        thread = threading.Thread(target=self._live, args=(life,), name=name, daemon=True)
+        with self._lock:
+            self._coming += 1
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                self._coming -= 1
+            raise
+        return thread
+
+    def exposed(self, action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:
+        """Run foreign code, which may be cut off: what it answered, or what it raised."""
+        own = threading.get_ident()
+        answer: _T | None = None
+        error: BaseException | None = None
+        # Cut-offs come one by one with pauses between. One that hits just outside of the inner block is caught by
+        # the outer; one that was sent and has not hit yet is taken back.
+        try:
+            try:
+                self._expose(own)
+                answer = action()
+            except BaseException as raised:  # noqa: BLE001 - told to whoever asked for it
+                error = raised
+            self._cover(own)
+        except Cutoff as cut:
+            self._cover(own)
+            error = error or cut
+        try:
+            return answer, error
+        finally:
+            # The frame would hold the error, and the error the frame.
+            del error
+
+    def interrupt(self) -> None:
+        """Raise `Cutoff` in all foreign code, as soon as it runs Python again."""
+        with self._lock:
+            for one in self._exposed:
+                _set_async(ctypes.c_ulong(one), ctypes.py_object(Cutoff))
+
+    def cpu_seconds(self) -> float:
+        with self._lock:
+            living = sum(time.clock_gettime(time.pthread_getcpuclockid(one)) for one in self._living)
+            return self._spent + living
+
+    def __len__(self) -> int:
+        return len(self._living) + self._coming
+
+    def _live(self, life: Callable[[], None]) -> None:
+        own = threading.get_ident()
+        with self._lock:
+            self._coming -= 1
+            self._living.add(own)
+        try:
+            life()
+        except BaseException:  # noqa: BLE001 - logged; whatever it was, the thread has to be counted out
+            _log.exception("a thread of an agent ended by an error")
+        with self._lock:
+            self._spent += time.thread_time()
+            self._living.remove(own)
+            empty = not self._living and not self._coming
+        if empty:
+            self._emptied()
+
+    def _expose(self, own: int) -> None:
+        with self._lock:
+            self._exposed.add(own)
+
+    def _cover(self, own: int) -> None:
+        with self._lock:
+            self._exposed.discard(own)
+            _set_async(ctypes.c_ulong(own), None)
+
+
+class Workers(Executor):
+    """A few threads that come when there is work and go when there is none.
+
+    The pool of the standard library joins its threads when the program ends, so one stuck agent would keep the
+    whole program from ending. These are daemons, and they are abandoned where they do not come back.
+    """
+
+    def __init__(self, most: int, name: str, census: Census) -> None:
+        self._most = most
+        self._name = name
+        self._census = census
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._threads = 0
+        #: Idle threads, less the work that waits for one.
+        self._free = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the agent is ending and starts no more work")
+            self._queue.put((future, lambda: fn(*args, **kwargs)))
+            self._free -= 1
+            if self._free < 0 and self._threads < self._most:
+                self._hire()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - never waits
+        """What runs may finish, what waits does not begin, nothing new is taken. Returns at once."""
+        with self._lock:
+            self._closed = True
+            while not self._queue.empty():
+                if work := self._queue.get_nowait():
+                    work[0].cancel()
+            for _ in range(self._threads):
+                self._queue.put(None)
+
+    def _hire(self) -> None:
+        try:
+            self._census.start(f"{self._name}-worker", self._serve)
+        except RuntimeError:
+            # No more threads on this machine. Those at work will get to it; without any, say so.
+            if self._threads == 0:
+                self._free += 1
+                self._queue.get_nowait()
+                raise
+            return
+        self._threads += 1
+        self._free += 1
+
+    def _serve(self) -> None:
+        while (work := self._next()) is not None:
+            future, action = work
+            if future.set_running_or_notify_cancel():
+                answer, error = self._census.exposed(action)
+                # Free before the answer is out, so that whoever asks next because of it finds this one.
+                self._mark_free()
+                if error is None:
+                    future.set_result(answer)
+                else:
+                    future.set_exception(error)
+            else:
+                self._mark_free()
+            # Nothing of it is held while the thread waits for the next.
+            work = future = action = answer = error = None  # type: ignore[assignment]
+
+    def _mark_free(self) -> None:
+        with self._lock:
+            self._free += 1
+
+    def _next(self) -> _Work | None:
+        while True:
+            try:
+                return self._queue.get(timeout=LINGER_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if not self._queue.empty():
+                        continue
+                    self._threads -= 1
+                    self._free -= 1
+                    return None

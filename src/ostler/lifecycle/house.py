@@ -1,0 +1,176 @@
+"""What all verbs share: the store, the levels, the clock, and the lives that are under this roof."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from ostler.agents import AgentRegistry
+from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, StoreClosedError, StoreError
+from ostler.isolation import IsolationLevels
+from ostler.lifecycle.life import Life
+from ostler.lifecycle.settings import LifecycleSettings
+from ostler.lifecycle.timers import Timers
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, Wait, WaitKind, Workspace
+from ostler.seams import Clock, FaultPoint, IdSource
+from ostler.store import SYSTEM, Actor, Store
+from ostler.store.commands import Beside, Command, MoveInstance
+from ostler.telemetry import LifecycleLog, LifecycleMetrics
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 1.0
+#: How long a workspace's plan is believed without looking again.
+_PLAN_SECONDS = 1.0
+
+
+@dataclass(kw_only=True, eq=False)
+class House:
+    store: Store
+    registry: AgentRegistry
+    levels: IsolationLevels
+    clock: Clock
+    chance: random.Random
+    ids: IdSource
+    fault: FaultPoint
+    log: LifecycleLog
+    metrics: LifecycleMetrics
+    settings: LifecycleSettings
+    timers: Timers
+    #: Where the private directories of instances are made.
+    workroom: Path | None
+    lives: dict[UUID, Life] = field(default_factory=dict)
+    #: Restarts that wait for their definition to be registered, by definition.
+    strangers: dict[UUID, dict[UUID, Wait]] = field(default_factory=dict)
+    #: Definitions that are in the store as they are registered here.
+    told_definitions: set[UUID] = field(default_factory=set)
+    #: Failed instances whose restart is written down.
+    returning: set[UUID] = field(default_factory=set)
+    #: Why nothing new is taken on; None while the door is open.
+    shut: OstlerError | None = None
+    restarting: asyncio.Semaphore = field(init=False)
+    #: In the order of their making.
+    _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    _plans: dict[UUID, tuple[float, Workspace]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.restarting = asyncio.Semaphore(self.settings.restarts_at_once)
+
+    # --- background work ------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Let something go on by itself; it is waited for when the house closes."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OstlerError):
+            self.log.emit("background_error", task=task.get_name(), error=repr(error))
+
+    async def settle_down(self) -> None:
+        """Wait for all that goes on by itself, then for what that started."""
+        current = asyncio.current_task()
+        while others := [task for task in self._tasks if task is not current]:
+            await asyncio.wait(others)
+
+    async def firm(self, work: Coroutine[Any, Any, T]) -> T:
+        """See it through, even when the caller is cancelled meanwhile; the cancellation comes after."""
+        task = self.run(work, "ostler-firm")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            raise
+
+    async def insist(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What has happened must be written down. A store that cannot now is asked again, until the house closes."""
+        while True:
+            try:
+                return await work()
+            except (StoreClosedError, StaleWriterError):
+                raise
+            except StoreError as error:
+                if self.shut is not None:
+                    raise
+                self.log.emit("death_unwritten", instance_id="", error=str(error))
+                await self.clock.sleep(_RETRY_SECONDS)
+
+    # --- the record -----------------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        if self.shut is not None:
+            raise self.shut
+
+    async def workspace(self, workspace_id: UUID) -> Workspace | None:
+        known = self._plans.get(workspace_id)
+        now = self.clock.mono()
+        if known is not None and now - known[0] < _PLAN_SECONDS:
+            return known[1]
+        found = await self.store.get_workspace(workspace_id)
+        if found is not None:
+            self._plans[workspace_id] = (now, found)
+        return found
+
+    async def move(
+        self, life: Life, to: AgentState, *, by: Actor = SYSTEM, beside: Beside | None = None, **said: Any
+    ) -> AgentInstance:
+        """One step of one life, durable when this returns. Hold `life.lock`."""
+        before = life.record.state
+        command = MoveInstance(by=by, instance_id=life.instance_id, attempt=life.attempt, to=to, beside=beside, **said)
+        await self.commit(life, command)
+        self.log.emit("state_changed", instance_id=life.instance_id, from_state=before, to_state=to)
+        return life.record
+
+    async def commit(self, life: Life, command: Command[AgentInstance]) -> AgentInstance:
+        """A command about one life. What it answers is the life's record, also when nobody waits for it any more."""
+
+        async def write() -> AgentInstance:
+            life.record = await self.store.commit(command)
+            return life.record
+
+        return await self.firm(write())
+
+    def new_wait(self, record: AgentInstance, kind: WaitKind, **said: Any) -> Wait:
+        return Wait(
+            wait_id=self.ids.new(),
+            workspace_id=record.workspace_id or HOME_WORKSPACE_ID,
+            instance_id=record.instance_id,
+            kind=kind,
+            created_at=self.clock.wall(),
+            **said,
+        )
+
+    def living(self) -> Iterator[Life]:
+        """A copy, for lives come and go while one looks at them."""
+        return iter(list(self.lives.values()))
+
+    def life(self, record: AgentInstance) -> Life:
+        """The life behind a record that says it is active."""
+        found = self.lives.get(record.instance_id)
+        if found is None:
+            raise InvalidOperationError(
+                f"instance {record.instance_id} is {record.state} and not under this manager", current=record.state
+            )
+        return found
+
+    def will_return(self, instance_id: UUID) -> bool:
+        return instance_id in self.returning
+
+    def drop(self, life: Life) -> None:
+        self.lives.pop(life.instance_id, None)
+
+    def forget_stranger(self, wait: Wait) -> None:
+        """It no longer waits for its definition."""
+        for waiting in self.strangers.values():
+            waiting.pop(wait.wait_id, None)

@@ -1,0 +1,60 @@
+"""When an agent goes, by itself or by force: what must not stay behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+from ostler.errors import AgentGoneError
+from ostler.isolation.base import StopReport
+from ostler.lifecycle.house import House
+from ostler.lifecycle.life import Life
+
+NO_GRACE = timedelta(0)
+
+
+async def leave_cell(house: House, life: Life, why: str) -> str | None:
+    """Cancel what it works on, end the cell by force, and say what could not be ended."""
+    cancel_calls(life)
+    turn_away(life, why)
+    report = await stop_cell(life, NO_GRACE)
+    if report.left_behind is not None:
+        house.log.emit("left_behind", instance_id=life.instance_id, what=report.left_behind)
+    return report.left_behind
+
+
+async def stop_cell(life: Life, grace: timedelta) -> StopReport:
+    """Stop it and let go of it. The cell stays with the life until it is proven gone."""
+    cell = life.cell
+    if cell is None:
+        return StopReport(graceful=True)
+    report = await cell.stop(grace)
+    await cell.destroy()
+    if life.cell is cell:
+        life.cell = None
+    return report
+
+
+def cancel_calls(life: Life) -> None:
+    """Outstanding operations end; their callers are told why by `process`."""
+    current = asyncio.current_task()
+    for task in list(life.calls):
+        if task is not current:
+            task.cancel()
+    for future in (life.waits or {}).values():
+        if not future.done():
+            future.set_exception(AgentGoneError("the agent ended while it waited"))
+            future.exception()  # looked at, lest nobody does
+
+
+def turn_away(life: Life, why: str) -> None:
+    life.slots.turn_away(AgentGoneError(why))
+
+
+def sweep_up(life: Life) -> None:
+    """Remove the private directory if nothing is in it; what an agent has written stays until it is retired."""
+    workspace = life.plan.workspace if life.plan else None
+    if workspace is not None:
+        with contextlib.suppress(OSError):
+            workspace.rmdir()

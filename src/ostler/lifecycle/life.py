@@ -1,0 +1,134 @@
+"""What the manager holds in memory of one living instance. The record is the truth; this is how it is acted on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from ostler.agents import AgentManifest
+from ostler.isolation.base import Cell, Isolation, StartPlan
+from ostler.lifecycle.slots import Slots
+from ostler.model import (
+    AgentHealthStatus,
+    AgentInstance,
+    AgentMetrics,
+    AgentSpawnOptions,
+    AgentState,
+    HealthCheckConfig,
+    ResourceLimits,
+    SuspendDepth,
+    TerminationResult,
+)
+from ostler.seams import Timer
+
+
+@dataclass(slots=True, kw_only=True)
+class Pulse:
+    """Signs of life, by the monotonic clock. What the watch and `why` go by."""
+
+    health: AgentHealthStatus = field(default_factory=AgentHealthStatus)
+    started: float = 0.0
+    heartbeat: float = 0.0
+    output: float = 0.0
+    cpu_change: float = 0.0
+    cpu_seconds: float = 0.0
+    sampled: float = 0.0
+    next_probe: float = 0.0
+    #: A look that is still under way; the next waits for it.
+    looking: bool = False
+    progress_told: float = float("-inf")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What it has done since its last start."""
+
+    completed: int = 0
+    failed: int = 0
+    tokens: int = 0
+    #: Tokens by the second they were told in; no more than a minute of them.
+    recent_tokens: list[tuple[float, int]] | None = None
+    last_metrics: AgentMetrics | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """One request that is being worked on, and the time it has left; a freeze stops its clock."""
+
+    since: float
+    left: float
+    #: When its clock was last set going.
+    armed: float = 0.0
+    timer: Timer | None = None
+    expired: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Life:
+    record: AgentInstance
+    manifest: AgentManifest
+    options: AgentSpawnOptions
+    limits: ResourceLimits
+    slots: Slots
+    isolation: Isolation
+    plan: StartPlan | None = None
+    cell: Cell | None = None
+    #: Held while the state is moved, so that one move follows the other.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Requests that the agent works on now.
+    calls: dict[asyncio.Task[object], Run] = field(default_factory=dict)
+    #: How many of them wait for something outside.
+    waiting_calls: int = 0
+    #: Open waits that the agent asked for, with the future that ends each.
+    waits: dict[UUID, asyncio.Future[object]] | None = None
+    #: The start that is under way.
+    starting: asyncio.Task[None] | None = None
+    #: The termination that is under way; all who ask share it.
+    ending: asyncio.Task[TerminationResult] | None = None
+    #: The start whose death is being dealt with; whoever announces it again is late.
+    mourned: int = 0
+    #: Set while it finishes its turn and takes no more.
+    holding: bool = False
+    suspension: UUID | None = None
+    depth: SuspendDepth | None = None
+    backoff: UUID | None = None
+    #: Set when nothing is worked on any more; made for whoever waits for it.
+    quiet: asyncio.Event | None = None
+    #: Set when a suspension ends; made for answers that came meanwhile.
+    resumed: asyncio.Event | None = None
+    #: Numbers that the agent counts itself, by its own names.
+    own_metrics: dict[str, float] | None = None
+    #: A move that the store refused for now; the watch tries again.
+    unsettled: bool = False
+    pulse: Pulse = field(default_factory=Pulse)
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def instance_id(self) -> UUID:
+        return self.record.instance_id
+
+    @property
+    def state(self) -> AgentState:
+        return self.record.state
+
+    @property
+    def attempt(self) -> int:
+        return self.record.attempt
+
+    @property
+    def check(self) -> HealthCheckConfig:
+        return self.options.health_check or HealthCheckConfig()
+
+    @property
+    def working(self) -> int:
+        """Requests that are worked on and do not wait."""
+        return len(self.calls) - self.waiting_calls
+
+    def note_quiet(self) -> None:
+        if self.quiet is not None:
+            self.quiet.set()
+
+    @property
+    def oldest_call(self) -> float | None:
+        return min((run.since for run in self.calls.values()), default=None)

@@ -1,0 +1,169 @@
+"""Look at an agent as it lives: from now on, or from a place in its history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from ostler.errors import ValidationError
+from ostler.lifecycle.doors import Asker, enter, reach
+from ostler.lifecycle.fanout import Buffer, Fanout, Wanted
+from ostler.lifecycle.house import House
+from ostler.model import (
+    INACTIVE_STATES,
+    AgentErrorEvent,
+    AgentEvent,
+    AgentHealthChangedEvent,
+    AgentMetricsUpdatedEvent,
+    AgentProgressEvent,
+    AgentRestartingEvent,
+    AgentSignalEvent,
+    AgentState,
+    Event,
+    EventsMissed,
+    Fault,
+    ObservationOptions,
+    Permission,
+)
+
+Seen = AgentEvent | EventsMissed
+
+
+class Observation(AsyncIterator[Seen]):
+    """A stream of events of one instance, or of all in the workspace. Ends when the instance does.
+
+    It listens from the moment it is made. Use it with `async for`; leave early with `aclose` or `async with`.
+    """
+
+    def __init__(
+        self,
+        house: House,
+        fanout: Fanout,
+        asker: Asker,
+        instance_id: UUID | None,
+        options: ObservationOptions | None = None,
+        after: int | None = None,
+    ) -> None:
+        self._house = house
+        self._fanout = fanout
+        self._asker = asker
+        self._instance_id = instance_id
+        self._options = options or ObservationOptions.default()
+        self._options.validate().require()
+        if after is not None and after < 0:
+            raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
+        self._seen = fanout.cursor if after is None else after
+        self._wanted = wanted_by(self._options)
+        self._buffer = Buffer(instance_id, self._options.buffer_capacity)
+        self._live = after is None
+        self._admitted = False
+        self._page: list[Event] = []
+        self._closed = False
+        if self._live:
+            self._attach()
+
+    def _attach(self) -> None:
+        self._fanout.attach(self._buffer, self._asker.workspace_id, self._wanted)
+
+    async def __anext__(self) -> Seen:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if not self._admitted:
+                await self._admit()
+            found = await self._next()
+        except BaseException:
+            self._leave()
+            raise
+        if found is None:
+            self._leave()
+            raise StopAsyncIteration
+        return found
+
+    async def _admit(self) -> None:
+        """Asked on the first step, for asking takes time and listening had to begin at once."""
+        self._admitted = True
+        if self._instance_id is None:
+            await enter(self._house, self._asker, Permission.AGENTS_READ, "events")
+            return
+        record = await reach(self._house, self._asker, self._instance_id, Permission.AGENTS_READ)
+        if self._live and self._is_over(record.state):
+            self._buffer.close()
+
+    def _is_over(self, state: AgentState) -> bool:
+        pending = self._instance_id is not None and self._house.will_return(self._instance_id)
+        return state in INACTIVE_STATES and not pending
+
+    async def _next(self) -> Seen | None:
+        while not self._live:
+            while self._page:
+                event = self._page.pop(0)
+                if isinstance(event, AgentEvent) and self._wanted(event):
+                    return event
+            await self._read_on()
+        while True:
+            found = await self._buffer.get()
+            if found is None or isinstance(found, EventsMissed):
+                return found
+            if found.sequence > self._seen and isinstance(found, AgentEvent):
+                return found
+
+    async def _read_on(self) -> None:
+        """History page by page, until it has caught up with the present; then listen."""
+        page = await self._house.store.read_page(
+            self._seen, workspace_id=self._asker.workspace_id, instance_id=self._instance_id
+        )
+        self._seen = page.cursor
+        self._page = list(page.events)
+        if self._page or self._seen < self._fanout.cursor:
+            return
+        self._live = True
+        self._attach()
+        if self._instance_id is None:
+            return
+        record = await self._house.store.get_instance(self._instance_id)
+        if record is not None and self._is_over(record.state):
+            last = await self._house.store.read_page(self._seen, instance_id=self._instance_id, limit=1)
+            if not last.events:  # else its end is on the way through the fan-out
+                self._buffer.close()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._fanout.detach(self._buffer)
+
+    async def aclose(self) -> None:
+        self._leave()
+        self._buffer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def wanted_by(options: ObservationOptions) -> Wanted:
+    """Which events these options ask for. Knows the options only, so that an observer can be let go of."""
+
+    def wanted(event: Event) -> bool:
+        match event:
+            case AgentMetricsUpdatedEvent():
+                return options.include_metrics
+            case AgentHealthChangedEvent():
+                return options.include_health_checks
+            case AgentErrorEvent():
+                return options.include_errors
+            case AgentRestartingEvent():
+                return options.include_restarts
+            case AgentProgressEvent() | AgentSignalEvent():
+                return options.include_reports
+            case AgentEvent():
+                return options.include_state_changes
+            case _:
+                return False
+
+    return wanted

@@ -1,0 +1,199 @@
+"""From a directory or a database address to a manager, and back to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from ostler.agents import AgentManifest, AgentRegistry
+from ostler.agents.files import read_lifecycle
+from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
+from ostler.isolation import IsolationLevels
+from ostler.lifecycle.fanout import Fanout
+from ostler.lifecycle.house import House
+from ostler.lifecycle.leaving import NO_GRACE, cancel_calls, stop_cell, turn_away
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.lifecycle.ownership import HomeLock, Ownership
+from ostler.lifecycle.recover import recover
+from ostler.lifecycle.restart import restart_due
+from ostler.lifecycle.resume import resume_due
+from ostler.lifecycle.settings import LifecycleSettings
+from ostler.lifecycle.suspend import park
+from ostler.lifecycle.terminate import end
+from ostler.lifecycle.timers import Timers
+from ostler.lifecycle.waits import time_out
+from ostler.lifecycle.watch import Watch
+from ostler.model import AgentState, TerminationOptions, Wait, WaitKind
+from ostler.seams import Uuid7Source
+from ostler.store import Seams, Store, open_store
+from ostler.telemetry import LifecycleLog, LifecycleMetrics
+
+WORKROOM = "work"
+_CLOSING = "the manager is closing and takes nothing on; open it again"
+
+
+@asynccontextmanager
+async def open_manager(
+    where: str | Path | Store,
+    *,
+    settings: LifecycleSettings | None = None,
+    registry: AgentRegistry | None = None,
+    levels: IsolationLevels | None = None,
+    seams: Seams | None = None,
+) -> AsyncIterator[AgentLifecycleManager]:
+    """A manager over a home directory, a `postgresql://` address or a store.
+
+    Nothing else may manage it meanwhile. Whatever an earlier manager left is recovered first; on leaving, the
+    agents end in order, and those that are suspended stay so.
+    """
+    chosen = settings or LifecycleSettings()
+    chosen.validate().require()
+    outside = seams or Seams()
+    async with AsyncExitStack() as stack:
+        home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
+        if home is not None:
+            lock = HomeLock(home)
+            await asyncio.to_thread(lock.take)
+            stack.callback(lock.release)
+        store = await stack.enter_async_context(where if isinstance(where, Store) else open_store(where, outside))
+        house = _build(store, chosen, outside, home, (registry, levels))
+        stack.push_async_callback(house.levels.close)
+        ownership = Ownership(store, house.clock, chosen)
+        await ownership.take(certain=home is not None)
+        stack.push_async_callback(ownership.release)
+        keeping = Keeping(house, ownership)
+        await keeping.open()
+        try:
+            yield AgentLifecycleManager(house, keeping.fanout)
+        finally:
+            await _uninterrupted(keeping.close())
+
+
+def _home(where: str | Path) -> Path:
+    return Path(where).expanduser()
+
+
+def _build(
+    store: Store,
+    settings: LifecycleSettings,
+    seams: Seams,
+    home: Path | None,
+    parts: tuple[AgentRegistry | None, IsolationLevels | None],
+) -> House:
+    registry, levels = parts
+    chance = seams.chance or random.Random(os.urandom(32))  # noqa: S311 - jitter and spreading, no secrets
+    clock = seams.clock
+    return House(
+        store=store,
+        registry=registry or AgentRegistry(read_lifecycle=read_lifecycle),
+        levels=levels or IsolationLevels(clock),
+        clock=clock,
+        chance=chance,
+        ids=seams.ids or Uuid7Source(clock, chance),
+        fault=seams.fault,
+        log=LifecycleLog(),
+        metrics=LifecycleMetrics(),
+        settings=settings,
+        timers=Timers(clock),
+        workroom=home.absolute() / WORKROOM if home is not None else None,
+    )
+
+
+async def _uninterrupted(work: object) -> None:
+    """Closing is finished even when whoever closes is cancelled meanwhile; the cancellation comes after."""
+    task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done():
+                break
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+class Keeping:
+    """What goes on for as long as a manager is open."""
+
+    def __init__(self, house: House, ownership: Ownership) -> None:
+        self._house = house
+        self._ownership = ownership
+        self._watch = Watch(house)
+        self.fanout = Fanout(house.store, lambda: house.metrics.count("lifecycle.observers.dropped"))
+
+    async def open(self) -> None:
+        house = self._house
+        await self.fanout.start()
+        await recover(house)
+        house.timers.start(self._due)
+        house.registry.on_change(self._registered)
+        self._watch.start()
+        self._ownership.keep(self._lost)
+
+    def _due(self, wait: Wait) -> None:
+        house = self._house
+        match wait.kind:
+            case WaitKind.BACKOFF:
+                house.run(restart_due(house, wait), "ostler-restart")
+            case WaitKind.RESUME:
+                house.run(resume_due(house, wait), "ostler-resume")
+            case _:
+                house.run(time_out(house, wait), "ostler-wait")
+
+    def _registered(self, manifest: AgentManifest) -> None:
+        """Some may have waited for just this definition."""
+        self._house.told_definitions.discard(manifest.id)
+        for wait in self._house.strangers.pop(manifest.id, {}).values():
+            self._due(wait)
+
+    def _lost(self, error: StaleWriterError) -> None:
+        """Somebody else owns the store now, and takes our agents for lost. They must not live on beside it."""
+        house = self._house
+        house.shut = error
+        house.log.emit("ownership_lost", error=str(error))
+        for life in house.living():
+            cancel_calls(life)
+            turn_away(life, str(error))
+            house.run(stop_cell(life, NO_GRACE), "ostler-disowned")
+
+    async def close(self) -> None:
+        house = self._house
+        owned = house.shut is None
+        house.shut = house.shut or InvalidOperationError(_CLOSING)
+        await self._watch.close()
+        house.timers.close()
+        if owned:
+            await self._retire_all()
+        await house.settle_down()
+        for life in house.living():  # what could not be ended in order must not outlive us either
+            with contextlib.suppress(OstlerError):
+                await stop_cell(life, NO_GRACE)
+        await self.fanout.close()
+
+    async def _retire_all(self) -> None:
+        """Agents that live in this program end with it; a pause is kept, without a process."""
+        house = self._house
+        options = TerminationOptions(
+            graceful_timeout=_grace(house.settings.close_grace), reason="the manager was closed"
+        )
+        ends = []
+        for life in house.living():
+            if life.state is AgentState.SUSPENDED and life.starting is None:
+                ends.append(house.run(park(house, life), "ostler-park"))
+            elif life.record.is_active:
+                ends.append(end(house, life, options))
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _grace(wanted: timedelta) -> timedelta:
+    """Less than a second is no grace by the rules of a termination, so it is none."""
+    return wanted if wanted >= timedelta(seconds=1) else timedelta(0)

@@ -1,0 +1,218 @@
+"""One request to one agent: admitted, bounded in number and time, answered or told why not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import (
+    AgentExecutionError,
+    AgentGoneError,
+    ExecutionTimeoutError,
+    InvalidOperationError,
+    OstlerError,
+)
+from ostler.isolation.base import Cell, Exit, Verb
+from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.ear import tokens_wait
+from ostler.lifecycle.fail import died
+from ostler.lifecycle.house import House
+from ostler.lifecycle.life import Life, Run
+from ostler.lifecycle.settle import settle
+from ostler.model import AgentInstance, AgentState, AttemptOutcome, Permission
+from ostler.store import Actor, AgentError
+from ostler.store.commands import RecordAudit, ReportError
+
+_OPEN = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
+_ADVICE = {
+    AgentState.INITIALIZING: "wait until it is ready",
+    AgentState.SUSPENDED: "resume it first",
+    AgentState.TERMINATING: "spawn another",
+    AgentState.TERMINATED: "spawn another",
+    AgentState.FAILED: "restart it, or look at why",
+}
+
+
+async def process(house: House, asker: Asker, instance_id: UUID, request: Any, *, wait: bool = True) -> Any:
+    """Answer the agent's result. With `wait=False` a full agent is an error at once, not a place in the queue."""
+    record = await reach(house, asker, instance_id, Permission.AGENTS_PROCESS)
+    life = house.lives.get(instance_id)
+    if life is None:
+        raise closed(record)
+    require_open(life)
+    await life.slots.acquire(wait=wait)
+    run = Run(since=house.clock.mono(), left=life.limits.execution_timeout.total_seconds())
+    work = _work(house, life, request, asker.actor, run)
+    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name="ostler-process")
+    life.calls[task] = run
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        with contextlib.suppress(BaseException):
+            task.result()  # looked at; the caller has gone
+        raise
+    if task.cancelled():
+        raise AgentGoneError(f"instance {instance_id} ended before it had answered")
+    return task.result()
+
+
+def require_open(life: Life) -> None:
+    if life.holding or life.state not in _OPEN or life.cell is None:
+        raise closed(life.record, holding=life.holding)
+
+
+def closed(record: AgentInstance, *, holding: bool = False) -> InvalidOperationError:
+    state = record.state
+    advice = _ADVICE.get(state, "try again")
+    if holding:
+        advice = "it is being suspended; resume it first"
+    return InvalidOperationError(
+        f"instance {record.instance_id} is {state} and takes no request; {advice}",
+        current=state,
+        wanted=AgentState.PROCESSING,
+    )
+
+
+async def _work(house: House, life: Life, request: Any, by: Actor, run: Run) -> Any:
+    """All that belongs to one request, in a task of its own, so that its end is tidy whoever gives up on it."""
+    task = asyncio.current_task()
+    began = house.clock.mono()
+    try:
+        cell = await _enter(house, life, by)
+        house.metrics.count("lifecycle.process.count")
+        return await _bounded(house, life, cell, request, run)
+    finally:
+        if task is not None:
+            life.calls.pop(task, None)
+        life.slots.release()
+        life.note_quiet()
+        await settle(house, life)
+        house.metrics.observe("lifecycle.process.duration", house.clock.mono() - began)
+
+
+async def _enter(house: House, life: Life, by: Actor) -> Cell:
+    """Written down before it begins: a disk that takes no record takes no work either."""
+    pause = tokens_wait(life, house.clock.mono())
+    if pause:
+        await house.clock.sleep(pause.total_seconds())
+    async with life.lock:
+        require_open(life)
+        if life.state is AgentState.PROCESSING:
+            # The state says it already; that it was asked for once more is for the audit.
+            space = life.record.workspace_id
+            audit = RecordAudit(by=by, what="process", about=f"instance:{life.instance_id}")
+            await house.store.commit(audit if space is None else _in(audit, space))
+        else:
+            await house.move(life, AgentState.PROCESSING, by=by, act="process")
+        cell = life.cell
+    if cell is None:
+        raise AgentGoneError(f"instance {life.instance_id} ended before it could be asked")
+    return cell
+
+
+def _in(audit: RecordAudit, workspace_id: UUID) -> RecordAudit:
+    audit.workspace_id = workspace_id
+    return audit
+
+
+async def _bounded(house: House, life: Life, cell: Cell, request: Any, run: Run) -> Any:
+    attempt = life.attempt
+    arm(house, run, asyncio.current_task())
+    try:
+        answer = await cell.call(Verb.PROCESS, request)
+    except asyncio.CancelledError:
+        if not run.expired:
+            raise
+        raise await _timed_out(house, life, cell, attempt) from None
+    except AgentGoneError as error:
+        how = cell.ended or Exit(outcome=AttemptOutcome.LOST, detail=str(error))
+        house.run(died(house, life, attempt, how), "ostler-died")
+        raise
+    except AgentExecutionError as error:
+        await _erred(house, life, attempt, error)
+        raise
+    finally:
+        disarm(run)
+    if run.expired:  # it finished all the same, but nobody counts on a late answer
+        raise await _timed_out(house, life, cell, attempt)
+    life.tally.completed += 1
+    life.pulse.output = house.clock.mono()
+    return answer
+
+
+def arm(house: House, run: Run, task: asyncio.Task[Any] | None) -> None:
+    """Let its clock run; after a thaw, on from where it stood."""
+
+    def expire() -> None:
+        run.expired = True
+        if task is not None:
+            task.cancel()
+
+    run.armed = house.clock.mono()
+    run.timer = house.clock.call_later(run.left, expire)
+
+
+def stop_clocks(house: House, life: Life) -> None:
+    """Time does not count while it is frozen."""
+    for run in life.calls.values():
+        if run.timer is not None:
+            run.left = max(run.left - (house.clock.mono() - run.armed), 0.0)
+            run.timer.cancel()
+
+
+def run_clocks(house: House, life: Life) -> None:
+    """It goes on; and what it did not say while it was frozen is no silence."""
+    for task, run in life.calls.items():
+        if run.timer is not None:
+            arm(house, run, task)
+    life.pulse.heartbeat = life.pulse.output = life.pulse.cpu_change = house.clock.mono()
+
+
+def disarm(run: Run) -> None:
+    if run.timer is not None:
+        run.timer.cancel()
+
+
+async def _timed_out(house: House, life: Life, cell: Cell, attempt: int) -> ExecutionTimeoutError:
+    """It was cancelled. If it does not heed that, it is ended."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        task.uncancel()
+    limit = f"{life.limits.execution_timeout.total_seconds():g} s"
+    house.metrics.count("lifecycle.process.timeouts")
+    house.log.emit("execution_timeout", instance_id=life.instance_id, limit=limit)
+    life.tally.failed += 1
+    if cell.is_stuck:
+        detail = f"a request ran longer than {limit} and did not heed its cancellation"
+        # Not awaited: dealing with the death waits for this very request to leave.
+        house.run(died(house, life, attempt, Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)), "ostler-died")
+        return ExecutionTimeoutError(f"{detail}; the agent was ended")
+    return ExecutionTimeoutError(f"the request ran longer than {limit} and was cancelled")
+
+
+async def _erred(house: House, life: Life, attempt: int, error: AgentExecutionError) -> None:
+    life.tally.failed += 1
+    house.metrics.count("lifecycle.process.failures")
+    if life.manifest.fail_on_error:
+        how = Exit(
+            outcome=AttemptOutcome.ERROR,
+            detail=str(error),
+            exception_type=error.exception_type,
+            stack_trace=error.stack_trace,
+        )
+        house.run(died(house, life, attempt, how), "ostler-died")
+        return
+    told = AgentError(
+        message=str(error),
+        exception_type=error.exception_type,
+        stack_trace=error.stack_trace,
+        is_recoverable=True,
+    )
+    try:
+        await house.store.commit(ReportError(instance_id=life.instance_id, attempt=attempt, error=told))
+    except OstlerError as failure:
+        house.log.emit("report_lost", instance_id=life.instance_id, error=str(failure))

@@ -1,0 +1,142 @@
+"""How an instance comes to life: isolate, initialise, ready. For a spawn, a restart and a return from parking."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import timedelta
+
+from ostler.errors import (
+    AgentExecutionError,
+    AgentGoneError,
+    AgentInitializationError,
+    InitializationTimeoutError,
+    OstlerError,
+)
+from ostler.isolation.base import Cell, StartPlan, Verb
+from ostler.lifecycle.ear import Ear
+from ostler.lifecycle.house import House
+from ostler.lifecycle.life import Life, Pulse, Tally
+from ostler.model import AgentState, Enforcement, ResourceLimits
+from ostler.seams import Deadline
+from ostler.store import SYSTEM, Actor
+from ostler.store.commands import Beside, RecordIdentity
+
+LIMITS = tuple(field.name for field in fields(ResourceLimits))
+NO_GRACE = timedelta(0)
+
+
+async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside | None = None) -> None:
+    """Bring it to ready. Raises a typed error after leaving nothing behind; the record is then still as it was."""
+    life.starting = asyncio.create_task(_start(house, life, by, beside or Beside()), name="ostler-start")
+    try:
+        await asyncio.shield(life.starting)
+    except asyncio.CancelledError:
+        if life.starting.cancelled():
+            raise AgentInitializationError("it was terminated while it was starting") from None
+        life.starting.cancel()
+        await asyncio.wait([life.starting])
+        raise
+    finally:
+        life.starting = None
+
+
+async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
+    plan = life.plan = _plan(house, life)
+    life.pulse = _pulse(house, life)
+    life.tally = Tally()
+    cell: Cell | None = None
+    try:
+        cell = life.cell = await _isolated(house, life, plan)
+        await _identified(house, life, cell)
+        await _initialized(house, life, cell)
+        house.fault("spawn.ready.before")
+        enforcement = enforced(life)
+        said = {"enforcement": enforcement, "reason": "it is initialised"}
+        # What cannot outlive this program is written down with the first good news of it, in one commit.
+        known = beside if life.isolation.capabilities.outlives_manager else replace(beside, identity=cell.handle)
+        async with life.lock:
+            await house.move(life, AgentState.READY, by=by, beside=known, **said)
+        house.fault("spawn.ready.after")
+    except BaseException:
+        await asyncio.shield(house.run(_undo(life, plan, cell), "ostler-undo-start"))
+        raise
+
+
+async def _isolated(house: House, life: Life, plan: StartPlan) -> Cell:
+    house.fault("spawn.start.before")
+    try:
+        await life.isolation.prepare(plan)
+        cell = await life.isolation.start(plan, Ear(house, life))
+    except OstlerError:
+        raise
+    except Exception as error:
+        raise AgentInitializationError(f"it could not be started: {type(error).__name__}: {error}") from error
+    house.fault("spawn.start.after")
+    return cell
+
+
+async def _identified(house: House, life: Life, cell: Cell) -> None:
+    """What can outlive this program is written down before it is asked anything."""
+    if life.isolation.capabilities.outlives_manager:
+        await house.store.commit(
+            RecordIdentity(instance_id=life.instance_id, attempt=life.attempt, identity=cell.handle)
+        )
+        house.fault("spawn.identity.after")
+
+
+async def _initialized(house: House, life: Life, cell: Cell) -> None:
+    limit = life.options.initialization_timeout
+    try:
+        async with Deadline(house.clock, limit):
+            await cell.call(Verb.INITIALIZE)
+    except TimeoutError as error:
+        raise InitializationTimeoutError(
+            f"it was not ready within {limit.total_seconds():g} s; raise initialization_timeout if it needs longer"
+        ) from error
+    except AgentExecutionError as error:
+        raise AgentInitializationError(f"its initialisation failed: {error}") from error
+    except AgentGoneError as error:
+        raise AgentInitializationError(f"it ended while it was initialising: {error}") from error
+
+
+async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:
+    """Leave no process, socket or directory of this start, and touch no other."""
+    if cell is not None:
+        await cell.stop(NO_GRACE)
+        await cell.destroy()
+        if life.cell is cell:
+            life.cell = None
+    await life.isolation.discard(plan)
+    if life.state is AgentState.INITIALIZING and life.attempt == 1 and plan.workspace is not None:
+        shutil.rmtree(plan.workspace, ignore_errors=True)  # it never was ready, so nothing in it is work
+
+
+def _plan(house: House, life: Life) -> StartPlan:
+    record = life.record
+    return StartPlan(
+        instance_id=record.instance_id,
+        attempt=record.attempt,
+        name=record.name or str(record.instance_id),
+        manifest=life.manifest,
+        maker=house.registry.maker(record.definition_id),
+        limits=life.limits,
+        context=record.context or {},
+        workspace=house.workroom / str(record.instance_id) if house.workroom else None,
+    )
+
+
+def _pulse(house: House, life: Life) -> Pulse:
+    now = house.clock.mono()
+    interval = life.check.interval.total_seconds()
+    # Spread over the interval, so that agents started together are not all looked at together.
+    first = now + interval * house.chance.random()
+    return Pulse(started=now, heartbeat=now, output=now, cpu_change=now, sampled=now, next_probe=first)
+
+
+def enforced(life: Life) -> Mapping[str, Enforcement]:
+    """How well each limit of this life is held, as it is recorded."""
+    capabilities = life.isolation.capabilities
+    return {name: capabilities.holds(name) for name in LIMITS}

@@ -1,0 +1,234 @@
+"""The end of a life: ask, clean up, wait, force, and write down what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.isolation.base import Cell, Verb
+from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.house import House
+from ostler.lifecycle.leaving import NO_GRACE, cancel_calls, stop_cell, sweep_up, turn_away
+from ostler.lifecycle.life import Life
+from ostler.model import (
+    AgentInstance,
+    AgentState,
+    AttemptOutcome,
+    Permission,
+    TerminationOptions,
+    TerminationResult,
+    Wait,
+    WaitKind,
+)
+from ostler.seams import Deadline
+from ostler.store import SYSTEM, Actor
+from ostler.store.commands import AttemptEnd, Beside, MoveInstance
+
+#: What the audit calls it.
+_ACT = "terminate"
+
+
+@dataclass(slots=True, kw_only=True)
+class Farewell:
+    """How the agent took it."""
+
+    #: It went through all of it within its grace.
+    complete: bool = False
+    faults: list[str] = field(default_factory=list)
+    final_state: Mapping[str, Any] | None = None
+    left_behind: str | None = None
+
+    @property
+    def graceful(self) -> bool:
+        return self.complete and not self.faults and self.left_behind is None
+
+
+async def terminate(
+    house: House, asker: Asker, instance_id: UUID, options: TerminationOptions | None = None
+) -> TerminationResult:
+    """Safe to ask twice, at once from several, and of one that is still starting: they share one end."""
+    chosen = options or TerminationOptions.default()
+    chosen.validate().require()
+    record = await reach(house, asker, instance_id, Permission.AGENTS_TERMINATE)
+    life = house.lives.get(instance_id)
+    if life is not None and life.ending is not None:
+        return await asyncio.shield(life.ending)
+    if record.state is AgentState.TERMINATED:
+        raise InvalidOperationError(
+            f"instance {instance_id} is terminated already",
+            current=AgentState.TERMINATED,
+            wanted=AgentState.TERMINATING,
+        )
+    if life is None:
+        return await _bury(house, asker.actor, record, chosen)
+    return await asyncio.shield(end(house, life, chosen, asker.actor))
+
+
+def end(house: House, life: Life, options: TerminationOptions, by: Actor = SYSTEM) -> asyncio.Task[TerminationResult]:
+    """Begin the end, or join it. It goes on whoever stops waiting for it."""
+    if life.ending is None:
+        life.ending = house.run(_end(house, life, options, by), "ostler-terminate")
+    return life.ending
+
+
+async def _end(house: House, life: Life, options: TerminationOptions, by: Actor) -> TerminationResult:
+    began = house.clock.mono()
+    try:
+        house.fault("stop.intent.before")
+        async with life.lock:
+            if life.state is AgentState.FAILED:
+                return await _end_failed(house, life, options, by)
+            if life.state is not AgentState.TERMINATING:
+                beside = Beside(end_wait=life.suspension, wait_outcome="terminated") if life.suspension else None
+                await house.move(life, AgentState.TERMINATING, by=by, reason=options.reason, beside=beside, act=_ACT)
+                _forget_suspension(house, life)
+        house.fault("stop.intent.after")
+        await _call_off(life)
+        farewell = await _take_leave(house, life, options)
+        if not farewell.complete and not options.force_if_timeout:
+            limit = options.graceful_timeout.total_seconds()
+            life.ending = None
+            return TerminationResult.failed(
+                f"it did not end within {limit:g} s and is left terminating; terminate it again to force it"
+            ).evolve(final_instance=life.record)
+        return await _final(house, life, options, by, (farewell, began))
+    except BaseException:
+        life.ending = None
+        raise
+
+
+async def _call_off(life: Life) -> None:
+    """Cancel what is outstanding: its start, if it is at that, and every request."""
+    if life.starting is not None:
+        life.starting.cancel()
+        await asyncio.wait([life.starting])
+    cancel_calls(life)
+    turn_away(life, f"instance {life.instance_id} is being terminated")
+
+
+async def _take_leave(house: House, life: Life, options: TerminationOptions) -> Farewell:
+    """Hooks, last words, shutdown, and the end of the cell; all within one grace, or by force."""
+    farewell, cell = Farewell(), life.cell
+    if cell is None:
+        farewell.complete = True
+        return farewell
+    grace = options.graceful_timeout
+    limit = house.clock.mono() + grace.total_seconds()
+    if grace and not cell.is_stuck:
+        try:
+            async with Deadline(house.clock, grace):
+                await say_goodbye(cell, farewell, keep=options.persist_final_state)
+                farewell.complete = True
+        except TimeoutError:
+            farewell.faults.append(f"it did not shut down within {grace.total_seconds():g} s")
+    if not farewell.complete:
+        if not options.force_if_timeout:
+            return farewell
+        if grace:
+            house.log.emit("shutdown_timeout", instance_id=life.instance_id)
+    house.fault("stop.kill.before")
+    left = max(limit - house.clock.mono(), 0.0) if farewell.complete else 0.0
+    report = await stop_cell(life, grace * (left / grace.total_seconds()) if grace else NO_GRACE)
+    house.fault("stop.kill.after")
+    farewell.left_behind = report.left_behind
+    farewell.complete = farewell.complete and report.graceful
+    return farewell
+
+
+async def say_goodbye(cell: Cell, farewell: Farewell, *, keep: bool) -> None:
+    """In the seed's order: hooks, then what is to be kept, then shutdown. One that fails does not stop the others."""
+    try:
+        farewell.faults += [str(fault) for fault in await cell.call(Verb.CLEANUP) or ()]
+        if keep:
+            farewell.final_state = await _asked(cell, Verb.FINAL_STATE, farewell)
+        await _asked(cell, Verb.SHUTDOWN, farewell)
+    except AgentGoneError as error:
+        farewell.faults.append(str(error))
+
+
+async def _asked(cell: Cell, verb: Verb, farewell: Farewell) -> Any:
+    try:
+        return await cell.call(verb)
+    except AgentExecutionError as error:
+        farewell.faults.append(f"{verb} failed: {error}")
+        return None
+
+
+async def _final(
+    house: House, life: Life, options: TerminationOptions, by: Actor, ended: tuple[Farewell, float]
+) -> TerminationResult:
+    farewell, began = ended
+    if farewell.left_behind is not None:
+        house.log.emit("left_behind", instance_id=life.instance_id, what=farewell.left_behind)
+    sweep_up(life)
+    detail = "; ".join([*farewell.faults, *([farewell.left_behind] if farewell.left_behind else [])]) or None
+    beside = Beside(ended=AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=detail), final_state=farewell.final_state)
+    house.fault("stop.final.before")
+    said: dict[str, Any] = {"reason": options.reason, "was_graceful": farewell.graceful, "act": _ACT}
+    async with life.lock:
+        await house.insist(lambda: house.move(life, AgentState.TERMINATED, by=by, beside=beside, **said))
+    house.drop(life)
+    house.fault("stop.final.after")
+    duration = house.clock.mono() - began
+    house.metrics.count("lifecycle.terminate.count")
+    house.metrics.observe("lifecycle.terminate.duration", duration)
+    if not farewell.graceful:
+        house.metrics.count("lifecycle.terminate.forced")
+    house.log.emit(
+        "terminated",
+        instance_id=life.instance_id,
+        was_graceful=farewell.graceful,
+        uptime=life.record.uptime(house.clock.wall()),
+    )
+    result = TerminationResult.successful(life.record, farewell.graceful, timedelta(seconds=duration))
+    return result.evolve(error_message=detail)
+
+
+async def _end_failed(house: House, life: Life, options: TerminationOptions, by: Actor) -> TerminationResult:
+    """It is dead already; only its return is called off. Hold the lock."""
+    beside = Beside(end_wait=life.backoff, wait_outcome="terminated") if life.backoff else None
+    await house.move(life, AgentState.TERMINATED, by=by, reason=options.reason, beside=beside, act=_ACT)
+    if life.backoff is not None:
+        house.timers.drop(life.backoff)
+    house.returning.discard(life.instance_id)
+    sweep_up(life)
+    house.drop(life)
+    house.metrics.count("lifecycle.terminate.count")
+    return TerminationResult.successful(life.record, was_graceful=False, duration=timedelta(seconds=0))
+
+
+async def _bury(house: House, by: Actor, record: AgentInstance, options: TerminationOptions) -> TerminationResult:
+    """One without a life here: failed for good, or parked by an earlier manager. No cell, so nothing to stop."""
+    wait = await _open_wait(house, record)
+    beside = Beside(end_wait=wait.wait_id, wait_outcome="terminated") if wait else None
+    if wait is not None:
+        house.timers.drop(wait.wait_id)
+        house.forget_stranger(wait)
+        house.returning.discard(record.instance_id)
+    said: dict[str, Any] = {"by": by, "instance_id": record.instance_id, "reason": options.reason, "act": _ACT}
+    if record.state is not AgentState.FAILED:
+        record = await house.store.commit(MoveInstance(**said, to=AgentState.TERMINATING, beside=beside))
+        beside = None
+    graceful = record.state is AgentState.TERMINATING
+    final = await house.store.commit(
+        MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside)
+    )
+    house.metrics.count("lifecycle.terminate.count")
+    return TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0))
+
+
+async def _open_wait(house: House, record: AgentInstance) -> Wait | None:
+    waits = await house.store.open_waits(instance_id=record.instance_id)
+    return next((one for one in waits if one.kind in {WaitKind.BACKOFF, WaitKind.RESUME}), None)
+
+
+def _forget_suspension(house: House, life: Life) -> None:
+    if life.suspension is not None:
+        house.timers.drop(life.suspension)
+    life.suspension = life.depth = None
+    life.holding = False

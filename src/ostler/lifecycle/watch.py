@@ -1,0 +1,206 @@
+"""The one who looks after all: heartbeats, probes, samples, and what the store could not take at first.
+
+One task for a whole house, not one per agent: ten thousand idle agents cost a walk over a dictionary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+
+from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
+from ostler.isolation.base import Cell, Exit, Usage, Verb
+from ostler.isolation.probes import probe
+from ostler.lifecycle.fail import died
+from ostler.lifecycle.house import House
+from ostler.lifecycle.life import Life
+from ostler.lifecycle.settle import settle
+from ostler.model import (
+    AgentMetrics,
+    AgentState,
+    AttemptOutcome,
+    HealthState,
+    ProbeType,
+    RestartPolicyType,
+)
+from ostler.policy import ProbeOutcome, ProbeResult, next_health
+from ostler.seams import Deadline
+from ostler.store.commands import ReportHealth, ReportMetrics
+
+_WATCHED = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
+#: CPU below this is noise.
+_SOME_CPU = 0.05
+
+
+class Watch:
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._task: asyncio.Task[None] | None = None
+        self._swept = house.clock.mono()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="ostler-watch")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        house = self._house
+        while True:
+            await house.clock.sleep(house.settings.tick.total_seconds())
+            self.look()
+            if house.clock.mono() - self._swept >= house.settings.sweep_interval.total_seconds():
+                self._swept = house.clock.mono()
+                house.run(self._sweep(), "ostler-sweep")
+
+    def look(self) -> None:
+        """Begin a look at everyone who is due; none waits for another."""
+        house, now = self._house, self._house.clock.mono()
+        states = dict.fromkeys(AgentState, 0)
+        for life in house.living():
+            states[life.state] += 1
+            if life.unsettled:
+                house.run(settle(house, life), "ostler-settle")
+            if life.state not in _WATCHED or life.cell is None or life.pulse.looking:
+                continue
+            if now >= life.pulse.next_probe:
+                life.pulse.next_probe = now + life.check.interval.total_seconds()
+                life.pulse.looking = True
+                house.run(self._look_at(life, life.cell), "ostler-look")
+        house.metrics.set("lifecycle.instances.active", sum(states.values()))
+        for state, count in states.items():
+            house.metrics.set("lifecycle.instances.by_state", count, state=state.value)
+
+    async def _look_at(self, life: Life, cell: Cell) -> None:
+        try:
+            result = await self._probe(life, cell)
+            if result is not None and life.cell is cell:
+                await self._judge(life, result)
+            if life.cell is cell:
+                await sample(self._house, life, cell)
+        except OstlerError as error:
+            self._house.log.emit("look_failed", instance_id=life.instance_id, error=str(error))
+        finally:
+            life.pulse.looking = False
+
+    async def _probe(self, life: Life, cell: Cell) -> ProbeResult | None:
+        """The heartbeat always; it is the cheapest sign of life. A probe of another kind on top of it."""
+        house, check, attempt = self._house, life.check, life.attempt
+        try:
+            async with Deadline(house.clock, check.timeout):
+                await cell.ping()
+                life.pulse.heartbeat = house.clock.mono()
+                if check.probe is ProbeType.CUSTOM:
+                    complaint = await cell.call(Verb.HEALTH)
+                    return _passed() if complaint is None else _failed(str(complaint))
+        except TimeoutError:
+            return _failed(f"no answer within {check.timeout.total_seconds():g} s")
+        except AgentExecutionError as error:
+            return _failed(str(error))
+        except AgentGoneError as error:
+            # The notice of its end was lost, or is on its way: this one is as good.
+            how = cell.ended or Exit(outcome=AttemptOutcome.LOST, detail=str(error))
+            await died(house, life, attempt, how)
+            return None
+        if check.probe is ProbeType.HEARTBEAT:
+            return _passed()
+        return await probe(check, house.clock)
+
+    async def _judge(self, life: Life, result: ProbeResult) -> None:
+        house, before = self._house, life.pulse.health.state
+        started = house.clock.wall() - _since(house, life.pulse.started)
+        after = next_health(life.pulse.health, result, life.check, house.clock.wall(), started)
+        life.pulse.health = after
+        if after.state is before and life.record.health.state is before:
+            return
+        report = ReportHealth(instance_id=life.instance_id, attempt=life.attempt, health=after)
+        async with life.lock:
+            if not life.record.is_active:
+                return
+            await house.commit(life, report)
+        house.metrics.count("lifecycle.health.changes", state=after.state.value)
+        house.log.emit(
+            "health_changed",
+            instance_id=life.instance_id,
+            from_health=before,
+            to_health=after.state,
+            details=after.details,
+        )
+        if after.state is HealthState.UNHEALTHY and _restarts(life):
+            detail = f"unhealthy: {after.details or 'its probes failed'}"
+            how = Exit(outcome=AttemptOutcome.STOPPED, detail=detail)
+            await died(house, life, life.attempt, how)
+
+    async def _sweep(self) -> None:
+        """Remove what has been kept long enough, in bounded batches."""
+        with contextlib.suppress(OstlerError):
+            more = True
+            while more:
+                more = (await self._house.store.sweep(self._house.settings.retention)).more
+
+
+def _since(house: House, mono: float) -> timedelta:
+    return timedelta(seconds=house.clock.mono() - mono)
+
+
+def _passed() -> ProbeResult:
+    return ProbeResult(outcome=ProbeOutcome.PASSED)
+
+
+def _failed(details: str) -> ProbeResult:
+    return ProbeResult(outcome=ProbeOutcome.FAILED, details=details)
+
+
+def _restarts(life: Life) -> bool:
+    policy = life.options.restart_policy
+    return policy is not None and policy.type is not RestartPolicyType.NONE
+
+
+async def sample(house: House, life: Life, cell: Cell) -> None:
+    """One measurement; written down when it says something new, for an idle agent has nothing to tell."""
+    now = house.clock.mono()
+    passed = now - life.pulse.sampled
+    if passed < house.settings.metrics_interval.total_seconds():
+        return
+    usage = await cell.usage()
+    spent = max(usage.cpu_seconds - life.pulse.cpu_seconds, 0.0)
+    percent = round(100 * spent / passed, 2) if passed else 0.0
+    life.pulse.sampled = now
+    if spent > 0:
+        life.pulse.cpu_seconds = usage.cpu_seconds
+        life.pulse.cpu_change = now
+    metrics = _metrics(house, life, usage, percent)
+    last = life.tally.last_metrics
+    if last is not None and not _differs(last, metrics):
+        return
+    life.tally.last_metrics = metrics
+    command = ReportMetrics(instance_id=life.instance_id, attempt=life.attempt, metrics=metrics)
+    async with life.lock:
+        if life.record.is_active:
+            await house.commit(life, command)
+
+
+def _metrics(house: House, life: Life, usage: Usage, percent: float) -> AgentMetrics:
+    return AgentMetrics(
+        sampled_at=house.clock.wall(),
+        cpu_percent=percent if percent >= _SOME_CPU else 0.0,
+        memory_bytes=usage.memory_bytes,
+        memory_is_shared=usage.memory_is_shared,
+        thread_count=usage.thread_count,
+        open_tasks=len(life.calls),
+        completed_tasks=life.tally.completed,
+        failed_tasks=life.tally.failed,
+        tokens_used=life.tally.tokens,
+    )
+
+
+def _differs(old: AgentMetrics, new: AgentMetrics) -> bool:
+    """Memory that is shared with others says nothing about this one."""
+    ignored = {"sampled_at": old.sampled_at, "thread_count": old.thread_count}
+    if new.memory_is_shared:
+        ignored["memory_bytes"] = old.memory_bytes
+    return new.evolve(**ignored) != old

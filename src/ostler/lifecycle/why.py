@@ -1,0 +1,82 @@
+"""Why an instance is as it is. The facts are gathered here; what they mean is decided in `policy`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.house import House
+from ostler.lifecycle.life import Life
+from ostler.model import (
+    AgentInstance,
+    AgentState,
+    Attempt,
+    AttemptOutcome,
+    Permission,
+    SuspendDepth,
+    Wait,
+    WaitKind,
+    Why,
+)
+from ostler.policy import StallFacts, StallVerdict, WhyFacts, explain, judge_stall
+
+
+async def why(house: House, asker: Asker, instance_id: UUID) -> Why:
+    record = await reach(house, asker, instance_id, Permission.AGENTS_READ)
+    life = house.lives.get(instance_id)
+    waits = tuple(await house.store.open_waits(instance_id=instance_id))
+    attempts = await house.store.list_attempts(instance_id, after=max(record.attempt - 1, 0))
+    return explain(_facts(house, record, life, (waits, attempts[-1] if attempts else None)))
+
+
+def _facts(
+    house: House, record: AgentInstance, life: Life | None, found: tuple[tuple[Wait, ...], Attempt | None]
+) -> WhyFacts:
+    waits, last = found
+    now = house.clock.wall()
+    pause = next((wait for wait in waits if wait.kind is WaitKind.RESUME), None)
+    depth = SuspendDepth((pause.detail or {}).get("depth", SuspendDepth.HOLD)) if pause else None
+    ended = last is not None and record.state is AgentState.TERMINATED
+    return WhyFacts(
+        instance=record,
+        now=now,
+        state_since=record.updated_at,
+        in_flight=len(life.calls) if life else 0,
+        in_flight_since=_moment(house, life.oldest_call) if life else None,
+        queued=life.slots.queued if life else 0,
+        waits=waits,
+        depth=depth,
+        restart_sentence=next((wait.reason for wait in waits if wait.kind is WaitKind.BACKOFF), None),
+        was_graceful=_graceful(last) if ended else None,
+        reason=last.detail if last is not None else None,
+        stall=judge(house, life) if life else None,
+    )
+
+
+def _graceful(last: Attempt | None) -> bool:
+    return last is not None and last.outcome is AttemptOutcome.STOPPED and last.detail is None
+
+
+def judge(house: House, life: Life) -> StallVerdict:
+    """Whether it stands still although it owes work."""
+    pulse = life.pulse
+    return judge_stall(
+        StallFacts(
+            state=life.state,
+            now=house.clock.wall(),
+            last_heartbeat=_moment(house, pulse.heartbeat),
+            last_output=_moment(house, pulse.output),
+            last_cpu_change=_moment(house, pulse.cpu_change),
+            in_flight_since=_moment(house, life.oldest_call),
+            frozen=life.depth is SuspendDepth.FREEZE,
+            held=life.holding,
+            waits=bool(life.waits) and not life.working,
+            stall_after=house.settings.stall_after,
+        )
+    )
+
+
+def _moment(house: House, mono: float | None) -> datetime | None:
+    """A time of the monotonic clock, laid onto the wall clock as it is now."""
+    return None if mono is None else house.clock.wall() - timedelta(seconds=house.clock.mono() - mono)

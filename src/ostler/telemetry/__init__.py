@@ -1,0 +1,18 @@
+"""What is seen: counted in metrics, told in a log. Nothing here decides, and nothing here may stop the work."""
+
+from ostler.telemetry.log import LOG_EVENTS, LOGGER_NAME, JsonLines, LifecycleLog, LogEvent, one_line
+from ostler.telemetry.metrics import METRICS, LifecycleMetrics, MetricKind, MetricSpec, prometheus_name
+
+__all__ = [
+    "LOGGER_NAME",
+    "LOG_EVENTS",
+    "METRICS",
+    "JsonLines",
+    "LifecycleLog",
+    "LifecycleMetrics",
+    "LogEvent",
+    "MetricKind",
+    "MetricSpec",
+    "one_line",
+    "prometheus_name",
+]

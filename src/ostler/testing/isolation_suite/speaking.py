@@ -1,0 +1,98 @@
+"""What an agent says and asks while it lives."""
+
+# ruff: noqa: S101 - a suite speaks by assert
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+
+from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
+from ostler.errors import AgentGoneError
+from ostler.isolation import Verb
+from ostler.testing.clock import ManualClock
+from ostler.testing.isolation_suite.ground import ATTEMPT, Ear, IsolationGround, Start, do, passing, until
+
+
+class SpeakingContract(IsolationGround):
+    async def test_all_is_heard_in_order_before_the_answer(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        await cell.call(Verb.PROCESS, do("chat", count=500))
+        fractions = [one.fraction for one in ear.messages if isinstance(one, Progress)]
+        assert fractions == [number / 500 for number in range(500)]
+        assert [one.count for one in ear.messages if isinstance(one, TokensUsed)] == [0, 100, 200, 300, 400]
+
+    async def test_the_listener_is_called_where_the_start_was(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        await cell.call(Verb.PROCESS, do("chat", count=10))
+        assert ear.threads == {threading.get_ident()}
+        assert ear.attempts == {ATTEMPT}
+
+    async def test_what_counts_is_heard_however_much_is_said(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        await cell.call(Verb.PROCESS, do("chat", count=10_000))
+        hundreds = [one.payload for one in ear.messages if isinstance(one, Signal)]
+        assert hundreds == [{"number": number} for number in range(0, 10_000, 100)]
+        assert sum(isinstance(one, TokensUsed) for one in ear.messages) == 100
+        fractions = [one.fraction or 0.0 for one in ear.messages if isinstance(one, Progress)]
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 0.9999, "the newest news are the ones to keep"
+
+    async def test_a_listener_that_fails_harms_nobody(
+        self, start: Start, ear: Ear, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        cell = await start()
+        ear.deaf = True
+        await cell.call(Verb.PROCESS, do("chat", count=3))
+        assert len(ear.messages) == 5
+        with pytest.raises(AgentGoneError):
+            await cell.call(Verb.PROCESS, do("exit"))
+        await until(lambda: len(ear.exits) == 1)
+        assert "failed" in caplog.text
+
+    async def test_a_question_is_answered(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("ask", detail={"from": ["red", "blue"]})))
+        await until(lambda: bool(ear.questions))
+        assert ear.signals == ["began"], "what was said before is heard before"
+        (question,) = ear.questions
+        assert (question.kind, question.reason) == ("human", "which colour?")
+        assert question.detail == {"from": ["red", "blue"]}
+        ear.answer.set_result(WaitAnswer(outcome="answered", answer={"colour": "red"}))
+        outcome, answer = await call
+        assert (outcome, answer) == ("answered", {"colour": "red"})
+
+    async def test_a_question_is_called_off_with_its_call(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("ask")))
+        await until(lambda: bool(ear.questions))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: ear.called_off == 1)
+        assert await cell.call(Verb.PROCESS, do("echo", value="alive")) == "alive"
+
+    async def test_a_question_is_called_off_by_a_stop(self, start: Start, ear: Ear) -> None:
+        cell = await start()
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("ask")))
+        await until(lambda: bool(ear.questions))
+        assert (await cell.stop(timedelta(seconds=30))).graceful
+        with pytest.raises(AgentGoneError):
+            await call
+        await until(lambda: ear.called_off == 1)
+
+    async def test_after_the_end_nothing_is_heard(self, start: Start, ear: Ear, clock: ManualClock) -> None:
+        cell = await start()
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("stubborn")))
+        await ear.signal("began")
+        report = await passing(clock, cell.stop(timedelta(seconds=1)), 3)
+        assert not report.graceful
+        with pytest.raises(AgentGoneError):
+            await call
+        heard = len(ear.messages)
+        await cell.destroy()
+        await asyncio.sleep(0.05)
+        assert len(ear.messages) == heard

@@ -1,0 +1,87 @@
+"""What must hold after every rehearsal, of the record and of the made-up machine together."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from ostler.lifecycle.observe import wanted_by
+from ostler.model import AgentInstance, AgentState, EventsMissed, ObservationOptions, SuspendDepth, WaitKind
+from ostler.store import Store
+from ostler.testing.folding import all_instances, invariant_faults
+from ostler.testing.simulated.isolation import World
+
+_WITH_CELL = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
+_WITHOUT = frozenset({AgentState.TERMINATED, AgentState.FAILED})
+
+
+async def final_faults(store: Store, world: World, workspace_id: UUID, now: datetime) -> list[str]:
+    """The log, the table, the totals, the chain; and whether what is said to live lives."""
+    faults = await invariant_faults(store, now)
+    for record in await all_instances(store, workspace_id):
+        faults += [f"instance {record.instance_id}: {fault}" for fault in await _life_faults(store, world, record)]
+    return faults
+
+
+async def _life_faults(store: Store, world: World, record: AgentInstance) -> list[str]:
+    cells = world.alive.get(record.instance_id, [])
+    waits = await store.open_waits(instance_id=record.instance_id)
+    kinds = {wait.kind for wait in waits}
+    faults = []
+    if record.state in _WITH_CELL and [cell.plan.attempt for cell in cells] != [record.attempt]:
+        living = ", ".join(str(cell.plan.attempt) for cell in cells) or "none"
+        faults.append(f"is {record.state} at attempt {record.attempt}, but of its attempts {living} lives")
+    if record.state in _WITHOUT and cells:
+        faults.append(f"is {record.state} and lives")
+    if record.state is AgentState.INITIALIZING:
+        faults.append("is still initializing")
+    if record.state is AgentState.PROCESSING:
+        faults.append("is still processing, and nothing is asked of it any more")
+    if record.state is AgentState.SUSPENDED:
+        depths = [(wait.detail or {}).get("depth") for wait in waits if wait.kind is WaitKind.RESUME]
+        if len(depths) != 1:
+            faults.append(f"is suspended with {len(depths)} pauses written down")
+        elif depths[0] == SuspendDepth.PARK and cells:
+            faults.append("is parked and lives")
+    elif WaitKind.RESUME in kinds:
+        faults.append(f"is {record.state} and has a pause written down")
+    if WaitKind.AGENT in kinds and record.state not in _WITH_CELL:
+        faults.append(f"is {record.state} and still waits for an answer")
+    if WaitKind.BACKOFF in kinds and record.state is not AgentState.FAILED:
+        faults.append(f"is {record.state} and has a restart written down")
+    faults += await _attempt_faults(store, record)
+    return faults
+
+
+async def _attempt_faults(store: Store, record: AgentInstance) -> list[str]:
+    attempts = await store.list_attempts(record.instance_id)
+    open_ones = [attempt.number for attempt in attempts if attempt.is_open]
+    if record.state in _WITHOUT and open_ones:
+        return [f"is {record.state} with the attempts {open_ones} open"]
+    if [attempt.number for attempt in attempts] != list(range(1, record.attempt + 1)):
+        return [f"is at attempt {record.attempt}, its rows are {[attempt.number for attempt in attempts]}"]
+    if any(number != record.attempt for number in open_ones):
+        return [f"is at attempt {record.attempt} while {open_ones} are open"]
+    return []
+
+
+async def observer_faults(store: Store, instance_id: UUID, seen: list[Any]) -> list[str]:
+    """An observer sees the log exactly, or is told how many it missed and from where."""
+    wanted = wanted_by(ObservationOptions.default())
+    if not seen:
+        return []
+    log = [event.sequence async for event in store.replay(instance_id=instance_id) if wanted(event)]
+    faults, place = [], None
+    for one in seen:
+        if isinstance(one, EventsMissed):
+            start = log.index(one.first_sequence)
+            if place is not None and start != place:
+                faults.append(f"a gap begins at {one.first_sequence}, but the next was {log[place]}")
+            place = start + one.count
+            continue
+        if place is not None and (place >= len(log) or log[place] != one.sequence):
+            expected = log[place] if place < len(log) else "the end"
+            faults.append(f"an observer of {instance_id} saw {one.sequence} where {expected} comes next")
+        place = log.index(one.sequence) + 1
+    return faults

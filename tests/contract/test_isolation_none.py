@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import pytest
+
+from ostler.isolation import Isolation
+from ostler.isolation.none import NoIsolation
+from ostler.testing import ManualClock
+from ostler.testing.isolation_suite import IsolationContract
+
+
+class TestNoIsolation(IsolationContract):
+    @pytest.fixture
+    def isolation(self, clock: ManualClock) -> Isolation:
+        return NoIsolation(clock)

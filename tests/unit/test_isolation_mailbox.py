@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
+from ostler.errors import AgentBusyError, AgentGoneError
+from ostler.isolation import Exit
+from ostler.isolation.mailbox import MAX_WAITING, MAX_WEIGHTY, Backlog, Mailbox
+from ostler.model import AttemptOutcome
+
+pytestmark = pytest.mark.anyio
+QUESTION = WaitAsked(kind="human")
+
+
+class Ear:
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.exits: list[Exit] = []
+        self.asked_at: list[int] = []
+        self.was_asked = asyncio.Event()
+
+    def heard(self, attempt: int, message: Message) -> None:
+        assert attempt == 7
+        self.messages.append(message)
+
+    async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
+        assert attempt == 7
+        self.asked_at.append(len(self.messages))
+        self.was_asked.set()
+        if wait is QUESTION:
+            await asyncio.Event().wait()
+        return WaitAnswer(outcome="answered")
+
+    def exited(self, attempt: int, how: Exit) -> None:
+        assert attempt == 7
+        self.exits.append(how)
+
+
+@pytest.fixture
+async def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+async def mailbox(ear: Ear) -> Mailbox:
+    return Mailbox(asyncio.get_running_loop(), ear, 7)
+
+
+def test_the_oldest_news_make_room() -> None:
+    backlog = Backlog()
+    dropped = 0
+    for number in range(MAX_WAITING + 10):
+        dropped += backlog.add(MetricReported(name="n", value=number) if number % 2 else Progress(fraction=0.0))
+    assert (dropped, len(backlog)) == (10, MAX_WAITING)
+    dropped += sum(backlog.add(TokensUsed(count=number)) for number in range(20))
+    assert (dropped, len(backlog)) == (30, MAX_WAITING)
+    taken = backlog.take(10**6)
+    assert taken[0] == Progress(fraction=0.0)
+    assert taken[1] == MetricReported(name="n", value=31.0)
+    assert taken[-20:] == [TokensUsed(count=number) for number in range(20)]
+    assert not backlog
+
+
+def test_what_counts_never_makes_room_but_is_refused_in_the_end() -> None:
+    backlog = Backlog()
+    assert sum(backlog.add(Signal(name=str(number))) for number in range(MAX_WEIGHTY)) == 0
+    assert backlog.add(Progress(fraction=0.5)) == 1, "there is no room, so it is the oldest news itself"
+    with pytest.raises(AgentBusyError, match="more than its manager can hear"):
+        backlog.add(Signal(name="one too many"))
+    assert [one.name for one in backlog.take(3) if isinstance(one, Signal)] == ["0", "1", "2"]
+
+
+async def test_many_threads_may_speak_and_each_is_heard_in_order(mailbox: Mailbox, ear: Ear) -> None:
+    def speak(name: str) -> None:
+        for number in range(300):
+            mailbox.say(Signal(name=name, payload={"number": number}))
+
+    await asyncio.gather(*(asyncio.to_thread(speak, name) for name in "abc"))
+    mailbox.flush()
+    for name in "abc":
+        mine = [one.payload for one in ear.messages if isinstance(one, Signal) and one.name == name]
+        assert mine == [{"number": number} for number in range(300)]
+    assert mailbox.dropped == 0
+
+
+async def test_a_chatterbox_is_heard_in_several_turns(mailbox: Mailbox, ear: Ear) -> None:
+    for number in range(900):
+        mailbox.say(Signal(name=str(number)))
+    heard = []
+    while len(ear.messages) < 900:
+        await asyncio.sleep(0)
+        heard.append(len(ear.messages))
+    assert len(heard) > 3
+    assert [one.name for one in ear.messages if isinstance(one, Signal)] == [str(number) for number in range(900)]
+
+
+async def test_what_was_dropped_is_counted_and_said(
+    mailbox: Mailbox, ear: Ear, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(MAX_WAITING * 3):
+        mailbox.say(Progress(fraction=number / 10_000))
+    mailbox.flush()
+    assert mailbox.dropped == MAX_WAITING * 2
+    assert len(ear.messages) == MAX_WAITING
+    assert "2000 messages were dropped" in caplog.text
+
+
+async def test_after_the_end_there_is_silence(mailbox: Mailbox, ear: Ear) -> None:
+    mailbox.say(Signal(name="before"))
+    mailbox.tell_exit(Exit(outcome=AttemptOutcome.ERROR))
+    mailbox.say(Signal(name="after"))
+    await asyncio.sleep(0)
+    mailbox.flush()
+    assert ear.messages == [Signal(name="before")]
+    assert len(ear.exits) == 1
+    with pytest.raises(AgentGoneError):
+        await mailbox.ask(QUESTION)
+
+
+async def test_a_question_comes_after_what_was_said_before(mailbox: Mailbox, ear: Ear) -> None:
+    async def speak() -> str:
+        mailbox.say(Signal(name="before"))
+        return (await mailbox.ask(WaitAsked(kind="quick"))).outcome
+
+    assert await speak() == "answered"
+    assert await asyncio.to_thread(asyncio.run, speak()) == "answered"
+    assert ear.asked_at == [1, 2]
+
+
+async def test_who_still_waits_when_the_manager_lets_go_is_told(mailbox: Mailbox, ear: Ear) -> None:
+    waiting = asyncio.ensure_future(asyncio.to_thread(asyncio.run, mailbox.ask(QUESTION)))
+    await ear.was_asked.wait()
+    mailbox.close()
+    with pytest.raises(AgentGoneError):
+        await waiting
+
+
+def test_a_manager_that_is_gone_is_no_fault_of_the_agent() -> None:
+    home = asyncio.new_event_loop()
+    mailbox = Mailbox(home, Ear(), 7)
+    home.close()
+    mailbox.say(Signal(name="anybody?"))
+    with pytest.raises(AgentGoneError):
+        asyncio.run(mailbox.ask(QUESTION))
