@@ -14,12 +14,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from crowd import crowd_tables
+from living import lives_tables
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from reading import SIZES, filled_postgres, filled_sqlite, reading_table
 from replay import COUNTS, replay_table
 from transitions import postgres_table, sqlite_table
+from watching import watching_table
 
-PARTS = ("transitions", "reading", "replay")
+PARTS = ("transitions", "reading", "replay", "lives")
 
 
 def sync_microseconds() -> float:
@@ -68,6 +71,10 @@ def main() -> None:
                 print(reading_table("PostgreSQL", lambda count: filled_postgres(address, count), sizes))
         if "replay" in parts:
             print(replay_table(address, counts))
+    if "lives" in parts:
+        print(*lives_tables(quick=chosen.quick), sep="\n")
+        print(watching_table(quick=chosen.quick))
+        print(*crowd_tables(quick=chosen.quick), sep="\n")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from ostler import (
 
 AGENTS = 16
 SECONDS = 1.0
+DOOMED = ("doomed",)
 Acknowledged = dict[UUID, dict[int, AgentState]]
 
 
@@ -40,7 +41,7 @@ async def write_for_ever(home: str) -> None:
 
 
 async def _work(store: Store, name: str) -> None:
-    request = SpawnRequest(agent_definition_id=uuid4(), options=AgentSpawnOptions(name=name, tags=("doomed",)))
+    request = SpawnRequest(agent_definition_id=uuid4(), options=AgentSpawnOptions(name=name, tags=DOOMED))
     record = await store.commit(ReserveInstance(request=request))
     record = await store.commit(MoveInstance(instance_id=record.instance_id, to=AgentState.READY))
     for state in itertools.cycle((AgentState.PROCESSING, AgentState.WAITING)):
@@ -95,8 +96,9 @@ async def examine(store: Store, told: Acknowledged) -> Findings:
         gaps += event.sequence != previous + 1
         previous = event.sequence
         if isinstance(event, AgentSpawnedEvent):
-            written[event.instance_id] = {event.version: AgentState.INITIALIZING}
-        elif isinstance(event, AgentStateChangedEvent):
+            if event.options is not None and event.options.tags == DOOMED:
+                written[event.instance_id] = {event.version: AgentState.INITIALIZING}
+        elif isinstance(event, AgentStateChangedEvent) and event.instance_id in written:
             moves = written[event.instance_id]
             follows = moves.get(event.version - 1) == event.previous_state
             illegal += not (follows and AgentStateTransitions.is_valid(event.previous_state, event.new_state))

@@ -1,26 +1,42 @@
 import asyncio
 import tempfile
-from uuid import uuid4
 
-from ostler import AgentSpawnOptions, AgentState, MoveInstance, ReserveInstance, SpawnRequest, open_store
+import ostler
+
+
+class Greeter(ostler.Agent):
+    async def initialize(self, context: ostler.AgentContext) -> None:
+        self.context = context
+
+    async def process(self, request: dict[str, str]) -> dict[str, str]:
+        return {"hello": request["name"], "from": self.context.name}
 
 
 async def main(home: str) -> None:
-    async with open_store(home) as store:
-        # Intent first: the record exists, durably, before anything is started.
-        request = SpawnRequest(agent_definition_id=uuid4(), options=AgentSpawnOptions(name="ada", tags=("docs",)))
-        ada = await store.commit(ReserveInstance(request=request))
+    async with ostler.open(home) as manager:  # a directory, or a database address
+        # What an agent is. The id is made from the name, so it is the same in every run.
+        greeter = manager.registry.register(Greeter, name="greeter")
 
-        # The one way from state to state. An illegal move raises, and names both states.
-        ready = await store.commit(MoveInstance(instance_id=ada.instance_id, to=AgentState.READY))
-        print(ready.name, ready.state, "version", ready.version)
+        # One life of it, in a thread of its own; if it dies it comes back.
+        options = ostler.AgentSpawnOptions(
+            name="ada",
+            isolation_level=ostler.IsolationLevel.THREAD,
+            restart_policy=ostler.RestartPolicy.default(),
+        )
+        ada = await manager.spawn(ostler.SpawnRequest(agent_definition_id=greeter.id, options=options))
+        print(ada.name, "is", ada.state)
 
-        # The log is numbered in commit order; the last number you saw is your cursor.
-        async for event in store.replay(after=0):
-            print(event.sequence, event.event_type)
+        print(await manager.process(ada.instance_id, {"name": "Ada"}))
+        print((await manager.why(ada.instance_id)).verdict)
 
-        # Everything done is in a chain of hashes; an edited row would be named here.
-        print("audit:", (await store.verify_audit()).is_sound)
+        # Asked first, forced if need be, and the answer says which it was.
+        ended = await manager.terminate(ada.instance_id)
+        print("graceful:", ended.was_graceful)
+
+        # All of it is in a numbered log. The last number you saw is your cursor.
+        async for event in manager.observe(ada.instance_id, after=0):
+            if isinstance(event, ostler.AgentStateChangedEvent):
+                print(event.sequence, event.previous_state, "to", event.new_state)
 
 
 if __name__ == "__main__":

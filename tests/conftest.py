@@ -11,7 +11,7 @@ import pytest
 
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 
-pytest.register_assert_rewrite("ostler.testing.store_suite")
+pytest.register_assert_rewrite("ostler.testing.store_suite", "ostler.testing.isolation_suite")
 
 _numbers = itertools.count()
 

@@ -34,6 +34,7 @@ from ostler.agents import (
 from ostler.agents import (
     agent as agent,
 )
+from ostler.agents.files import register_files as register_files
 from ostler.errors import (
     AgentBusyError as AgentBusyError,
 )

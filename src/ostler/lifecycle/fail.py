@@ -10,7 +10,7 @@ from ostler.lifecycle.dying import Death, plan_death
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import leave_cell, turn_away
 from ostler.lifecycle.life import Life
-from ostler.model import INACTIVE_STATES, AgentState, Wait
+from ostler.model import INACTIVE_STATES, AgentState, SuspendDepth, Wait
 from ostler.policy import RestartDecision
 
 _OVER = INACTIVE_STATES | {AgentState.TERMINATING}
@@ -22,6 +22,8 @@ async def died(house: House, life: Life, attempt: int, how: Exit) -> None:
         return
     if life.starting is not None:
         return  # whoever starts it sees it end, and tells
+    if life.state is AgentState.SUSPENDED and life.depth is SuspendDepth.PARK:
+        return  # it ends because it is parked, which is no death
     life.mourned = attempt
     house.log.emit(
         "crashed", instance_id=life.instance_id, error=how.detail or how.outcome, stack_trace=how.stack_trace

@@ -175,8 +175,8 @@ class Fanout:
             over = key is not None and is_last(event)
             for ref, workspace_id, wanted in list(group.values()):
                 buffer = ref()
-                if buffer is None or event.workspace_id != workspace_id:
-                    continue
+                if buffer is None or (key is None and event.workspace_id != workspace_id):
+                    continue  # whoever looks at one instance was asked for its permission to that
                 if wanted(event) and not buffer.put(event):
                     self._note_drop()
                 if over:

@@ -110,7 +110,7 @@ class House:
 
     def require_open(self) -> None:
         if self.shut is not None:
-            raise self.shut
+            raise type(self.shut)(str(self.shut))  # one of its own for each who asks
 
     async def workspace(self, workspace_id: UUID) -> Workspace | None:
         known = self._plans.get(workspace_id)

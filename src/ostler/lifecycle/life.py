@@ -37,6 +37,7 @@ class Pulse:
     next_probe: float = 0.0
     #: A look that is still under way; the next waits for it.
     looking: bool = False
+    stalled: bool = False
     progress_told: float = float("-inf")
 
 

@@ -112,9 +112,8 @@ class Observation(AsyncIterator[Seen]):
 
     async def _read_on(self) -> None:
         """History page by page, until it has caught up with the present; then listen."""
-        page = await self._house.store.read_page(
-            self._seen, workspace_id=self._asker.workspace_id, instance_id=self._instance_id
-        )
+        space = self._asker.workspace_id if self._instance_id is None else None
+        page = await self._house.store.read_page(self._seen, workspace_id=space, instance_id=self._instance_id)
         self._seen = page.cursor
         self._page = list(page.events)
         if self._page or self._seen < self._fanout.cursor:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
@@ -46,11 +47,13 @@ async def open_manager(
     registry: AgentRegistry | None = None,
     levels: IsolationLevels | None = None,
     seams: Seams | None = None,
+    workroom: Path | None = None,
 ) -> AsyncIterator[AgentLifecycleManager]:
     """A manager over a home directory, a `postgresql://` address or a store.
 
     Nothing else may manage it meanwhile. Whatever an earlier manager left is recovered first; on leaving, the
-    agents end in order, and those that are suspended stay so.
+    agents end in order, and those that are suspended stay so. `workroom` is where the private directories of
+    instances are made; a home has its own.
     """
     chosen = settings or LifecycleSettings()
     chosen.validate().require()
@@ -62,14 +65,15 @@ async def open_manager(
             await asyncio.to_thread(lock.take)
             stack.callback(lock.release)
         store = await stack.enter_async_context(where if isinstance(where, Store) else open_store(where, outside))
-        house = _build(store, chosen, outside, home, (registry, levels))
+        room = workroom or (home / WORKROOM if home is not None else None)
+        house = _build(store, chosen, outside, room, (registry, levels))
         stack.push_async_callback(house.levels.close)
         ownership = Ownership(store, house.clock, chosen)
         await ownership.take(certain=home is not None)
         stack.push_async_callback(ownership.release)
         keeping = Keeping(house, ownership)
-        await keeping.open()
         try:
+            await keeping.open()
             yield AgentLifecycleManager(house, keeping.fanout)
         finally:
             await _uninterrupted(keeping.close())
@@ -83,7 +87,7 @@ def _build(
     store: Store,
     settings: LifecycleSettings,
     seams: Seams,
-    home: Path | None,
+    workroom: Path | None,
     parts: tuple[AgentRegistry | None, IsolationLevels | None],
 ) -> House:
     registry, levels = parts
@@ -101,13 +105,13 @@ def _build(
         metrics=LifecycleMetrics(),
         settings=settings,
         timers=Timers(clock),
-        workroom=home.absolute() / WORKROOM if home is not None else None,
+        workroom=workroom.absolute() if workroom is not None else None,
     )
 
 
-async def _uninterrupted(work: object) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
     """Closing is finished even when whoever closes is cancelled meanwhile; the cancellation comes after."""
-    task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
         try:
@@ -173,8 +177,12 @@ class Keeping:
         house.timers.close()
         if owned:
             await self._retire_all()
-        await house.settle_down()
         for life in house.living():  # what could not be ended in order must not outlive us either
+            if life.starting is not None:
+                life.starting.cancel()
+            cancel_calls(life)
+        await house.settle_down()
+        for life in house.living():
             with contextlib.suppress(OstlerError):
                 await stop_cell(life, NO_GRACE)
         await self.fanout.close()

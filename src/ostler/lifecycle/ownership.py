@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,8 @@ class Ownership:
 
     async def take(self, *, certain: bool) -> None:
         """`certain` is who holds the lock on the home: whatever lease there is, its owner is gone."""
-        owner = f"{socket.gethostname()}:{os.getpid()}"
+        # Two managers of one process are two owners.
+        owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         await self._store.take_lease(owner, ttl=self._ttl, steal=certain)
 
     def keep(self, lost: Callable[[StaleWriterError], None]) -> None:

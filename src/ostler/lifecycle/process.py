@@ -45,7 +45,7 @@ async def process(house: House, asker: Asker, instance_id: UUID, request: Any, *
     await life.slots.acquire(wait=wait)
     run = Run(since=house.clock.mono(), left=life.limits.execution_timeout.total_seconds())
     work = _work(house, life, request, asker.actor, run)
-    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work, name="ostler-process")
+    task = house.run(work, "ostler-process")
     life.calls[task] = run
     try:
         await asyncio.wait([task])

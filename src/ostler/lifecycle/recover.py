@@ -11,7 +11,16 @@ from ostler.isolation.base import Exit
 from ostler.lifecycle.dying import plan_death
 from ostler.lifecycle.house import House
 from ostler.lifecycle.waits import close_wait
-from ostler.model import AgentInstance, AgentState, Attempt, AttemptOutcome, SuspendDepth, Wait, WaitKind
+from ostler.model import (
+    AgentInstance,
+    AgentState,
+    Attempt,
+    AttemptOutcome,
+    GetInstancesFilter,
+    SuspendDepth,
+    Wait,
+    WaitKind,
+)
 from ostler.store.commands import AttemptEnd, Beside, EndAttempt, MoveInstance
 
 _LOST = "the program it lived in has ended"
@@ -29,8 +38,23 @@ async def recover(house: House) -> int:
                 count += 1
             except OstlerError as error:
                 house.log.emit("recovery_failed", instance_id=attempt.instance_id, error=str(error))
+    await _finish_all(house)
     await _resume_waits(house)
     return count
+
+
+async def _finish_all(house: House) -> None:
+    """Terminations that were cut off after nothing lived any more."""
+    after = None
+    while spaces := await house.store.list_workspaces(after=after):
+        after = spaces[-1].workspace_id
+        for space in spaces:
+            wanted = GetInstancesFilter(state=AgentState.TERMINATING, limit=1000)
+            for record in await house.store.list_instances(wanted, space.workspace_id):
+                try:
+                    await _finish(house, record)
+                except OstlerError as error:
+                    house.log.emit("recovery_failed", instance_id=record.instance_id, error=str(error))
 
 
 async def _waits(house: House) -> dict[object, Wait]:

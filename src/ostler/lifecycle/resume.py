@@ -37,7 +37,8 @@ async def resume_due(house: House, wait: Wait) -> None:
         return
     try:
         life = await revive(house, record)
-        await _resume(house, life, SYSTEM)
+        if life.suspension == wait.wait_id:  # else this is another pause, with an end of its own
+            await _resume(house, life, SYSTEM)
     except AgentNotFoundError:
         house.strangers.setdefault(record.definition_id, {})[wait.wait_id] = wait
     except StoreError:

@@ -13,6 +13,7 @@ from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
     InitializationTimeoutError,
+    InvalidOperationError,
     OstlerError,
 )
 from ostler.isolation.base import Cell, StartPlan, Verb
@@ -30,7 +31,7 @@ NO_GRACE = timedelta(0)
 
 async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside | None = None) -> None:
     """Bring it to ready. Raises a typed error after leaving nothing behind; the record is then still as it was."""
-    life.starting = asyncio.create_task(_start(house, life, by, beside or Beside()), name="ostler-start")
+    life.starting = house.run(_start(house, life, by, beside or Beside()), "ostler-start")
     try:
         await asyncio.shield(life.starting)
     except asyncio.CancelledError:
@@ -39,6 +40,10 @@ async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside 
         life.starting.cancel()
         await asyncio.wait([life.starting])
         raise
+    except InvalidOperationError as error:
+        if life.state is not AgentState.TERMINATING:
+            raise
+        raise AgentInitializationError("it was terminated while it was starting") from error
     finally:
         life.starting = None
 

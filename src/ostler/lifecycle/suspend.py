@@ -9,7 +9,7 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError, ValidationError
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import stop_cell, sweep_up
+from ostler.lifecycle.leaving import cancel_calls, stop_cell, sweep_up
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.process import run_clocks, stop_clocks
 from ostler.lifecycle.settle import settle
@@ -150,6 +150,7 @@ async def park(house: House, life: Life) -> None:
     """Its process ends in order; the record stays suspended, and a resume starts it fresh."""
     cell, grace = life.cell, TerminationOptions.default().graceful_timeout
     life.depth = SuspendDepth.PARK
+    cancel_calls(life)  # one that waits for an answer can be left when the manager closes
     if cell is not None:
         farewell = Farewell()
         try:

@@ -65,7 +65,7 @@ async def terminate(
             wanted=AgentState.TERMINATING,
         )
     if life is None:
-        return await _bury(house, asker.actor, record, chosen)
+        return await house.firm(_bury(house, asker.actor, record, chosen))
     return await asyncio.shield(end(house, life, chosen, asker.actor))
 
 
@@ -211,13 +211,12 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
         house.forget_stranger(wait)
         house.returning.discard(record.instance_id)
     said: dict[str, Any] = {"by": by, "instance_id": record.instance_id, "reason": options.reason, "act": _ACT}
-    if record.state is not AgentState.FAILED:
-        record = await house.store.commit(MoveInstance(**said, to=AgentState.TERMINATING, beside=beside))
+    graceful = record.state is not AgentState.FAILED
+    if record.state not in {AgentState.FAILED, AgentState.TERMINATING}:
+        await house.store.commit(MoveInstance(**said, to=AgentState.TERMINATING, beside=beside))
         beside = None
-    graceful = record.state is AgentState.TERMINATING
-    final = await house.store.commit(
-        MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside)
-    )
+    last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside)
+    final = await house.insist(lambda: house.store.commit(last))
     house.metrics.count("lifecycle.terminate.count")
     return TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0))
 

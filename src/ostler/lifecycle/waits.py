@@ -30,7 +30,6 @@ async def wait_for(house: House, life: Life, asked: WaitAsked) -> WaitAnswer:
         due_at=house.clock.wall() + asked.timeout if asked.timeout else None,
         detail={**(asked.detail or {}), "kind": asked.kind, "attempt": life.attempt},
     )
-    await house.store.commit(OpenWait(wait=wait))
     answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     if life.waits is None:
         life.waits = {}
@@ -39,6 +38,7 @@ async def wait_for(house: House, life: Life, asked: WaitAsked) -> WaitAnswer:
         house.timers.add(wait, asked.timeout)
     life.waiting_calls += 1
     try:
+        await house.firm(house.store.commit(OpenWait(wait=wait)))
         life.note_quiet()
         await settle(house, life)
         answer = await answered
@@ -98,7 +98,8 @@ async def _end(house: House, wait: Wait, outcome: str, answer: Mapping[str, Any]
 async def close_wait(house: House, wait_id: UUID, outcome: str) -> None:
     """Nobody waits for this any more."""
     try:
-        await house.store.commit(EndWait(wait_id=wait_id, outcome=outcome))
+        await house.insist(lambda: house.store.commit(EndWait(wait_id=wait_id, outcome=outcome)))
+    except InvalidOperationError:
+        return  # it was answered, or never written
     except OstlerError as error:
-        if not isinstance(error, InvalidOperationError):
-            house.log.emit("report_lost", instance_id="", error=str(error))
+        house.log.emit("report_lost", instance_id="", error=str(error))

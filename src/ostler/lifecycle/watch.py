@@ -16,7 +16,9 @@ from ostler.lifecycle.fail import died
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.settle import settle
+from ostler.lifecycle.why import judge
 from ostler.model import (
+    HOME_WORKSPACE_ID,
     AgentMetrics,
     AgentState,
     AttemptOutcome,
@@ -60,6 +62,7 @@ class Watch:
     def look(self) -> None:
         """Begin a look at everyone who is due; none waits for another."""
         house, now = self._house, self._house.clock.mono()
+        sampling = house.settings.metrics_interval.total_seconds()
         states = dict.fromkeys(AgentState, 0)
         for life in house.living():
             states[life.state] += 1
@@ -67,17 +70,19 @@ class Watch:
                 house.run(settle(house, life), "ostler-settle")
             if life.state not in _WATCHED or life.cell is None or life.pulse.looking:
                 continue
-            if now >= life.pulse.next_probe:
+            probing = now >= life.pulse.next_probe
+            if probing:
                 life.pulse.next_probe = now + life.check.interval.total_seconds()
+            if probing or now - life.pulse.sampled >= sampling:
                 life.pulse.looking = True
-                house.run(self._look_at(life, life.cell), "ostler-look")
+                house.run(self._look_at(life, life.cell, probing=probing), "ostler-look")
         house.metrics.set("lifecycle.instances.active", sum(states.values()))
         for state, count in states.items():
             house.metrics.set("lifecycle.instances.by_state", count, state=state.value)
 
-    async def _look_at(self, life: Life, cell: Cell) -> None:
+    async def _look_at(self, life: Life, cell: Cell, *, probing: bool) -> None:
         try:
-            result = await self._probe(life, cell)
+            result = await self._probe(life, cell) if probing else None
             if result is not None and life.cell is cell:
                 await self._judge(life, result)
             if life.cell is cell:
@@ -112,6 +117,7 @@ class Watch:
 
     async def _judge(self, life: Life, result: ProbeResult) -> None:
         house, before = self._house, life.pulse.health.state
+        result = self._stalled(life, result)
         started = house.clock.wall() - _since(house, life.pulse.started)
         after = next_health(life.pulse.health, result, life.check, house.clock.wall(), started)
         life.pulse.health = after
@@ -135,12 +141,33 @@ class Watch:
             how = Exit(outcome=AttemptOutcome.STOPPED, detail=detail)
             await died(house, life, life.attempt, how)
 
+    def _stalled(self, life: Life, result: ProbeResult) -> ProbeResult:
+        """A failed probe says more when nothing else of it moves either."""
+        verdict = judge(self._house, life) if result.outcome is ProbeOutcome.FAILED else None
+        if verdict is None or not verdict.stalled:
+            life.pulse.stalled = False
+            return result
+        evidence = "; ".join(verdict.evidence)
+        if not life.pulse.stalled:
+            life.pulse.stalled = True
+            self._house.log.emit("stalled", instance_id=life.instance_id, evidence=evidence)
+        return _failed(f"stalled: {evidence}")
+
     async def _sweep(self) -> None:
-        """Remove what has been kept long enough, in bounded batches."""
+        """Remove what has been kept long enough, in bounded batches; and look whether the plans are kept."""
         with contextlib.suppress(OstlerError):
+            await self._check_plans()
             more = True
             while more:
                 more = (await self._house.store.sweep(self._house.settings.retention)).more
+
+    async def _check_plans(self) -> None:
+        """A plan may have become smaller than what lives under it. Nobody is ended for that; it is said."""
+        house = self._house
+        for workspace_id in {life.record.workspace_id for life in house.living()} - {None}:
+            found = await house.store.statistics(workspace_id or HOME_WORKSPACE_ID)
+            if found.max_concurrent is not None and found.active_instances > found.max_concurrent:
+                house.log.emit("over_limit", current=found.active_instances, max=found.max_concurrent)
 
 
 def _since(house: House, mono: float) -> timedelta:

@@ -72,6 +72,7 @@ LOG_EVENTS: Mapping[str, LogEvent] = MappingProxyType(
                 _WARN,
                 "Spawn rejected: concurrent limit exceeded. Current: {Current}, Max: {Max}",
             ),
+            _event("over_limit", _WARN, "More agents than the plan admits. Current: {Current}, Max: {Max}"),
             _event("shutdown_timeout", _WARN, f"Graceful shutdown timeout. {_ID}, Forcing termination."),
             _event("initialization_failed", _ERROR, f"Agent initialization failed. {_ID}, Error: {{Error}}"),
             _event("crashed", _ERROR, f"Agent crashed. {_ID}, Error: {{Error}}, StackTrace: {{StackTrace}}"),

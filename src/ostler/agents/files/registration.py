@@ -44,9 +44,11 @@ class PythonMaker:
 @dataclass(frozen=True, slots=True)
 class CommandMaker:
     spec: CommandSpec
+    #: The body of the file: what the agent is told before every request.
+    instructions: str | None = None
 
     def __call__(self) -> Agent:
-        return CommandAgent(self.spec)
+        return CommandAgent(self.spec, instructions=self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ class AcpMaker:
         )
 
 
-def maker_for(source: MakerSource) -> AgentMaker:
+def maker_for(source: MakerSource, instructions: str | None = None) -> AgentMaker:
     if source.command is not None:
-        return CommandMaker(source.command)
+        return CommandMaker(source.command, instructions)
     return PythonMaker(source.target) if source.kind is DriverKind.PYTHON else AcpMaker(source.target)
 
 
@@ -72,7 +74,7 @@ def register_files(registry: AgentRegistry, root: str | Path, *, user: str | Pat
     faults = list(found.faults)
     for definition in found.definitions:
         try:
-            registry.add(definition.manifest, maker_for(definition.maker_source))
+            registry.add(definition.manifest, maker_for(definition.maker_source, definition.manifest.prompt))
         except ConflictError as error:
             faults.append(FileFault(path=definition.path, line=0, bound=str(error)))
         else:

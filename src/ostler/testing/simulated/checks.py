@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from ostler.lifecycle.observe import wanted_by
-from ostler.model import AgentInstance, AgentState, EventsMissed, ObservationOptions, SuspendDepth, WaitKind
+from ostler.model import AgentInstance, AgentState, EventsMissed, ObservationOptions, SuspendDepth, Wait, WaitKind
 from ostler.store import Store
 from ostler.testing.folding import all_instances, invariant_faults
 from ostler.testing.simulated.isolation import World
@@ -25,33 +26,44 @@ async def final_faults(store: Store, world: World, workspace_id: UUID, now: date
 
 
 async def _life_faults(store: Store, world: World, record: AgentInstance) -> list[str]:
-    cells = world.alive.get(record.instance_id, [])
+    cells = [cell.plan.attempt for cell in world.alive.get(record.instance_id, [])]
     waits = await store.open_waits(instance_id=record.instance_id)
-    kinds = {wait.kind for wait in waits}
-    faults = []
-    if record.state in _WITH_CELL and [cell.plan.attempt for cell in cells] != [record.attempt]:
-        living = ", ".join(str(cell.plan.attempt) for cell in cells) or "none"
-        faults.append(f"is {record.state} at attempt {record.attempt}, but of its attempts {living} lives")
+    return [
+        *_cell_faults(record, cells),
+        *_pause_faults(record, cells, waits),
+        *_wait_faults(record, {wait.kind for wait in waits}),
+        *await _attempt_faults(store, record),
+    ]
+
+
+def _cell_faults(record: AgentInstance, cells: list[int]) -> Iterator[str]:
+    """What is said to live lives, once, and nothing else does."""
+    if record.state in _WITH_CELL and cells != [record.attempt]:
+        yield f"is {record.state} at attempt {record.attempt}, but of its attempts {cells or 'none'} lives"
     if record.state in _WITHOUT and cells:
-        faults.append(f"is {record.state} and lives")
+        yield f"is {record.state} and lives"
     if record.state is AgentState.INITIALIZING:
-        faults.append("is still initializing")
+        yield "is still initializing"
     if record.state is AgentState.PROCESSING:
-        faults.append("is still processing, and nothing is asked of it any more")
-    if record.state is AgentState.SUSPENDED:
-        depths = [(wait.detail or {}).get("depth") for wait in waits if wait.kind is WaitKind.RESUME]
-        if len(depths) != 1:
-            faults.append(f"is suspended with {len(depths)} pauses written down")
-        elif depths[0] == SuspendDepth.PARK and cells:
-            faults.append("is parked and lives")
-    elif WaitKind.RESUME in kinds:
-        faults.append(f"is {record.state} and has a pause written down")
+        yield "is still processing, and nothing is asked of it any more"
+
+
+def _pause_faults(record: AgentInstance, cells: list[int], waits: list[Wait]) -> Iterator[str]:
+    depths = [(wait.detail or {}).get("depth") for wait in waits if wait.kind is WaitKind.RESUME]
+    if record.state is not AgentState.SUSPENDED:
+        if depths:
+            yield f"is {record.state} and has a pause written down"
+    elif len(depths) != 1:
+        yield f"is suspended with {len(depths)} pauses written down"
+    elif depths[0] == SuspendDepth.PARK and cells:
+        yield "is parked and lives"
+
+
+def _wait_faults(record: AgentInstance, kinds: set[WaitKind]) -> Iterator[str]:
     if WaitKind.AGENT in kinds and record.state not in _WITH_CELL:
-        faults.append(f"is {record.state} and still waits for an answer")
+        yield f"is {record.state} and still waits for an answer"
     if WaitKind.BACKOFF in kinds and record.state is not AgentState.FAILED:
-        faults.append(f"is {record.state} and has a restart written down")
-    faults += await _attempt_faults(store, record)
-    return faults
+        yield f"is {record.state} and has a restart written down"
 
 
 async def _attempt_faults(store: Store, record: AgentInstance) -> list[str]:

@@ -147,6 +147,7 @@ class Rehearsal:
         """The faults stop. All that was asked must come to an end, and the record must be true."""
         self.world.luck, self._trouble = Misfortune.none(), None
         self.clock.jump(_AGES)  # no time of the night lies in the future any more
+        await self._thaw()
         await self.clock.sleep(_CALM)
         self.faults += [f"{name} has not ended in the calm" for task, name in self._ops.items() if not task.done()]
         for instance_id, seen in self._seen:
@@ -162,6 +163,14 @@ class Rehearsal:
         stats = await self._store.statistics(self._space)
         if stats.active_instances:
             self.faults.append(f"after everything was terminated, {stats.active_instances} count as active")
+
+    async def _thaw(self) -> None:
+        """What is frozen in mid-work would stay so for ever, and so would whoever waits for its answer."""
+        await self.clock.sleep(60)
+        for wait in await self._store.open_waits():
+            if (wait.detail or {}).get("depth") == SuspendDepth.FREEZE and self.manager is not None:
+                with suppress(OstlerError):
+                    await self.manager.resume(wait.instance_id)
 
     # --- the manager ----------------------------------------------------------------------------
 

@@ -1,0 +1,61 @@
+"""The agents of the demo. Each is a plain class, and each really does what it says."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ostler import Agent, AgentContext
+
+
+class Writer(Agent):
+    """Writes a chapter into its own directory; stumbles when it is told to."""
+
+    async def initialize(self, context: AgentContext) -> None:
+        self.context = context
+        context.add_cleanup(self.close_the_book)
+
+    async def process(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("stumble"):
+            raise SystemExit(3)  # as a library deep below does, when it thinks that it owns the program
+        folder = self.context.workspace
+        if folder is None:
+            return {}
+        (folder / f"{request['chapter']}.md").write_text(f"# {request['chapter']}\n")
+        self.context.report(message=f"wrote {request['chapter']}.md")
+        return {"files": sorted(path.name for path in folder.iterdir()), "start": self.context.attempt}
+
+    def close_the_book(self) -> None:
+        if self.context.workspace is not None:
+            (self.context.workspace / "THE-END.md").touch()
+
+
+class Editor(Agent):
+    """Cannot go on without a word from somebody."""
+
+    async def initialize(self, context: AgentContext) -> None:
+        self.context = context
+
+    async def process(self, request: dict[str, Any]) -> str:
+        limit = timedelta(hours=1)
+        answer = await self.context.wait_for("approval", reason=f"may I print {request['book']}?", timeout=limit)
+        return f"{request['book']}: {answer.outcome}"
+
+
+class Unlucky(Agent):
+    """Every request ends it."""
+
+    def process(self, request: Any) -> None:
+        raise RuntimeError(f"no luck with {request}")
+
+
+class Mule(Agent):
+    """A plain method that never returns, never looks whether it should, and would block any loop it ran on."""
+
+    def initialize(self, context: AgentContext) -> None:
+        self.context = context
+
+    def process(self, request: Any) -> None:
+        self.context.signal("began")
+        while request:
+            pass

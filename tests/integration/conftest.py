@@ -1,0 +1,48 @@
+"""What the tests of the lifecycle are handed: a clock, a stage, a home, and a crew on it at each level."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ostler import IsolationLevel
+from ostler.testing import ManualClock
+from ostler.testing.isolation_suite.ground import until
+
+pytest.register_assert_rewrite("lifecycle_ground")
+
+from lifecycle_ground import LEVELS, Crew, Stage, agent_threads, opened  # noqa: E402 - rewritten first
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture(params=LEVELS, ids=str)
+def level(request: pytest.FixtureRequest) -> IsolationLevel:
+    found: IsolationLevel = request.param
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+async def crew(home: Path, clock: ManualClock, stage: Stage, level: IsolationLevel) -> AsyncIterator[Crew]:
+    """Every test runs at both levels; what it leaves running is ended, and no thread may stay."""
+    async with opened(home, clock) as manager:
+        try:
+            yield Crew(manager, clock, stage, level)
+        finally:
+            stage.let_go.set()
+    await until(lambda: agent_threads() == [])
