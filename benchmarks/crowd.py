@@ -27,7 +27,6 @@ GOAL_KB = 30
 CROWD = 10_000
 QUICK_CROWD = 1000
 THREADS = 500
-QUICK_THREADS = 200
 #: Tracing makes a program several times slower, and the mean of fewer is the same.
 TRACED = 1500
 QUICK_TRACED = 500
@@ -171,25 +170,25 @@ def _crowd(crowds: tuple[Figures, Figures], count: int, often: timedelta) -> Tab
 
 
 def _memory(crowds: tuple[Figures, Figures], count: int, *, quick: bool) -> Table:
-    threads, traced = (QUICK_THREADS, QUICK_TRACED) if quick else (THREADS, TRACED)
+    """Threads are left out of a quick run."""
     # Memory does not mind who else is running, so these need not wait for each other.
-    children = [
-        _start("thread", threads, "rush"),
-        _start("bare thread", threads),
-        _start("none", traced, "rush", "traced"),
-        _start("task", traced, "traced"),
-        _start("thread", threads, "rush", "traced"),
-    ]
-    thread, bare, none_traced, task_traced, thread_traced = [_wait(child) for child in children]
+    traced = QUICK_TRACED if quick else TRACED
+    children = [_start("task", traced, "traced"), _start("none", traced, "rush", "traced")]
+    if not quick:
+        children += [_start("bare thread", THREADS), _start("thread", THREADS, "rush")]
+        children += [_start("thread", THREADS, "rush", "traced")]
+    task_traced, none_traced, *threads = [_wait(child) for child in children]
     task, none = crowds
-    table = Table("Memory of an idle agent, KB", ("", "agents", "resident", "traced", "x bare, resident", "goal"))
+    heads = ("", "agents", "resident", "traced by Python", "x bare, resident", "goal")
+    table = Table("Memory of an idle agent, KB", heads)
     table.add("bare task", f"{count:,}", _kb(task["resident"]), _kb(task_traced["traced"]), "", "")
-    times = f"{none['resident'] / task['resident']:.1f}"
-    goal = f"below {GOAL_KB}"
+    times, goal = f"{none['resident'] / task['resident']:.1f}", f"below {GOAL_KB}"
     table.add("none", f"{count:,}", _kb(none["resident"]), _kb(none_traced["traced"]), times, goal)
-    table.add("bare thread", f"{threads:,}", _kb(bare["resident"]), "", "", "")
-    times = f"{thread['resident'] / bare['resident']:.1f}"
-    table.add("thread", f"{threads:,}", _kb(thread["resident"]), _kb(thread_traced["traced"]), times, "")
+    if threads:
+        bare, thread, thread_traced = threads
+        table.add("bare thread", f"{THREADS:,}", _kb(bare["resident"]), "", "", "")
+        times = f"{thread['resident'] / bare['resident']:.1f}"
+        table.add("thread", f"{THREADS:,}", _kb(thread["resident"]), _kb(thread_traced["traced"]), times, "")
     return table
 
 

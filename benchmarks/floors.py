@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import ostler
 from ostler.model import AgentState, SpawnRequest
@@ -96,34 +97,54 @@ class BareThread:
         self._thread.join()
 
 
+class TwoCommits:
+    """The commits of a life without the life: each act is two, as a manager makes them."""
+
+    def __init__(self, store: ostler.Store) -> None:
+        self._store = store
+        self._ids: list[UUID] = []
+
+    async def act(self, name: str) -> None:
+        match name:
+            case "spawn":
+                record = await self._store.commit(ReserveInstance(request=SpawnRequest(agent_definition_id=uuid4())))
+                self._ids.append(record.instance_id)
+                await self._move(AgentState.READY)
+            case "call":
+                await self._move(AgentState.PROCESSING)
+                await self._move(AgentState.WAITING)
+            case _:
+                await self._move(AgentState.TERMINATING)
+                await self._move(AgentState.TERMINATED)
+                self._ids.pop()
+
+    async def _move(self, to: AgentState) -> None:
+        await self._store.commit(MoveInstance(instance_id=self._ids[-1], to=to))
+
+
 class BareCommits:
-    """The two commits of a spawn, as a bare driver repeats them one after the other."""
+    """The same commits, as a bare driver repeats them one after the other."""
 
     def __init__(self, home: Path, commits: Commits) -> None:
         self._bare = BareSqlite(home / "ostler.db")
-        self._left = commits
+        self._left = iter(commits)
 
     @classmethod
-    async def record(cls, folder: Path, spawns: int) -> BareCommits:
+    async def record(cls, folder: Path, acts: Iterable[str]) -> BareCommits:
         home, copy = folder / "recorded", folder / "copy"
         async with open_store(home):
             pass
         shutil.copytree(home, copy)
         commits: Commits = []
         async with EngineStore(recording_sqlite(home / "ostler.db", commits)) as store:
-            for _ in range(spawns):
-                await reserve_and_ready(store)
+            lives = TwoCommits(store)
+            for act in acts:
+                await lives.act(act)
         return cls(copy, commits)
 
     def milliseconds(self) -> float:
-        """What one commit takes, by those of the next spawn."""
-        mine, self._left = self._left[:2], self._left[2:]
-        return 1000 / self._bare.rate(mine)
+        """What one commit takes, by the two of the next act."""
+        return 1000 / self._bare.rate([next(self._left), next(self._left)])
 
     def close(self) -> None:
         self._bare.close()
-
-
-async def reserve_and_ready(store: ostler.Store) -> None:
-    record = await store.commit(ReserveInstance(request=SpawnRequest(agent_definition_id=uuid4())))
-    await store.commit(MoveInstance(instance_id=record.instance_id, to=AgentState.READY))

@@ -18,11 +18,11 @@ from pathlib import Path
 from uuid import UUID
 
 import ostler
-from floors import Asked, BareCommits, BareTask, BareThread, Echo, reserve_and_ready
+from floors import Asked, BareCommits, BareTask, BareThread, Echo, TwoCommits
 from ostler.model import IsolationLevel
 from table import Table
 
-ROUNDS = 4
+ROUNDS = 3
 QUICK_ROUNDS = 1
 #: In a round, one after the other.
 SINGLE = 40
@@ -90,13 +90,13 @@ class Ground:
 
     subjects: dict[str, Spawn]
     bare: BareCommits
-    store: ostler.Store
+    commits: TwoCommits
     samples: Samples
 
-    async def commits(self, act: str) -> None:
+    async def floor(self, act: str) -> None:
         """The disk of this moment: two commits by a bare driver, and two by the store without a life."""
         self.samples["bare commit", act].append(self.bare.milliseconds())
-        await timed(self.samples["two commits", act], reserve_and_ready(self.store))
+        await timed(self.samples["two commits", act], self.commits.act(act))
 
 
 async def in_turns(ground: Ground) -> None:
@@ -104,13 +104,13 @@ async def in_turns(ground: Ground) -> None:
     samples, subjects = ground.samples, ground.subjects
     lives: dict[str, list[Asked]] = defaultdict(list)
     for _ in range(SINGLE):
-        await ground.commits("spawn")
+        await ground.floor("spawn")
         for subject, spawn in subjects.items():
             begin = time.perf_counter()
             lives[subject].append(await spawn())
             samples[subject, "spawn"].append((time.perf_counter() - begin) * 1000)
     for _ in range(SINGLE):
-        await ground.commits("call")
+        await ground.floor("call")
         for subject in subjects:
             await timed(samples[subject, "call"], lives[subject][0].process(_REQUEST))
     for _ in range(SINGLE // OVERLAPPING):
@@ -118,7 +118,7 @@ async def in_turns(ground: Ground) -> None:
             one, each = lives[subject][0], samples[subject, "overlapping"]
             await asyncio.gather(*(timed(each, one.process(_REQUEST)) for _ in range(OVERLAPPING)))
     for _ in range(SINGLE):
-        await ground.commits("terminate")
+        await ground.floor("terminate")
         for subject in subjects:
             await timed(samples[subject, "terminate"], lives[subject].pop().terminate())
 
@@ -139,7 +139,7 @@ async def at_once(spawn: Spawn) -> float:
 
 async def measure(folder: Path, rounds: int) -> Samples:
     samples: Samples = defaultdict(list)
-    bare = await BareCommits.record(folder, rounds * SINGLE * len(ACTS))
+    bare = await BareCommits.record(folder, [act for _ in range(rounds) for act in ACTS for _ in range(SINGLE)])
     async with ostler.open(folder / "home") as manager:
         subjects: dict[str, Spawn] = {
             "task": bare_task,
@@ -149,7 +149,7 @@ async def measure(folder: Path, rounds: int) -> Samples:
         }
         for spawn in subjects.values():
             await (await spawn()).terminate()
-        ground = Ground(subjects=subjects, bare=bare, store=manager.store, samples=samples)
+        ground = Ground(subjects=subjects, bare=bare, commits=TwoCommits(manager.store), samples=samples)
         for _ in range(rounds):
             await in_turns(ground)
             for subject, spawn in subjects.items():

@@ -38,7 +38,10 @@ def sync_microseconds() -> float:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str | None]:
+def server(*, needed: bool) -> Iterator[str | None]:
+    if not needed:
+        yield None
+        return
     try:
         with temporary_postgres() as address:
             yield address
@@ -61,7 +64,7 @@ def main() -> None:
         f"a durable 4 KiB write takes {sync_microseconds():.0f} µs\n"
     )
     sizes, counts = (SIZES[:2], COUNTS[:1]) if chosen.quick else (SIZES, COUNTS)
-    with server() as address:
+    with server(needed=parts != ["lives"]) as address:
         if "transitions" in parts:
             print(sqlite_table())
             print(postgres_table(address) if address else "")

@@ -17,7 +17,7 @@ from ostler.lifecycle.observe import Seen
 from table import Table
 
 MANY = 100
-EVENTS = 4000
+EVENTS = 3000
 QUICK_EVENTS = 1500
 ROUNDS = 3
 QUICK_ROUNDS = 1

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -131,6 +135,9 @@ class Worker(Agent):
                 await self._stage.gate.wait()
             case "wall":
                 self._stage.wall.wait()
+            case "mumble":
+                while not self._stage.wall.wait(0.005):
+                    self.context.report(message="still at it")
             case "wait":
                 return (await self.context.wait_for("answer", reason="a test")).outcome
             case "crash":
@@ -237,6 +244,14 @@ class Scene:
             self.clock.advance(step)
             await self.calm()
 
+    async def drift(self, seconds: int) -> None:
+        """The same, but nobody is waited for: what hangs may hang."""
+        for _ in range(seconds):
+            self.clock.advance(1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await self.manager.store.head()
+
     async def calm(self) -> None:
         """Until nothing is under way by itself that does not wait for the clock or for a gate."""
         house = self.manager._house  # noqa: SLF001 - tests may look inside
@@ -256,11 +271,14 @@ class Scene:
         return (await self.record(instance)).state
 
     async def reaches(self, instance: AgentInstance, state: AgentState, attempt: int | None = None) -> AgentInstance:
-        """The record, once it says this."""
+        """The record, once it says this and the manager has acted on it."""
+        lives = self.manager._house.lives  # noqa: SLF001 - tests may look inside
 
         async def there() -> bool:
             record = await self.record(instance)
-            return record.state is state and attempt in {None, record.attempt}
+            life = lives.get(instance.instance_id)
+            settled = life is None or (life.state is state and not life.lock.locked())
+            return settled and record.state is state and attempt in {None, record.attempt}
 
         await until(there, what=f"it is not {state}")
         return await self.record(instance)
@@ -281,3 +299,20 @@ class Scene:
     async def events(self, instance: AgentInstance, kind: type[Event] = Event) -> list[Any]:
         found = await self.manager.store.read_events(instance_id=instance.instance_id, limit=1000)
         return [one for one in found if isinstance(one, kind)]
+
+    async def events_all(self, instance: AgentInstance) -> list[int]:
+        """The numbers of all its events."""
+        return [one.sequence async for one in self.manager.store.replay(instance_id=instance.instance_id)]
+
+
+def kill_manager(home: Path, what: str) -> dict[str, UUID]:
+    """Let a program of its own open this home, do what `what` names in `lifecycle_victim`, and die of `kill -9`."""
+    program = Path(__file__).with_name("lifecycle_victim.py")
+    with subprocess.Popen(
+        [sys.executable, str(program), str(home), what], stdout=subprocess.PIPE, text=True
+    ) as victim:
+        assert victim.stdout is not None
+        line = victim.stdout.readline()
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL, line
+    return {name: UUID(text) for name, text in json.loads(line).items()}

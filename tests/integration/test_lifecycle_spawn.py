@@ -63,6 +63,10 @@ def rooms(home: Path) -> list[str]:
     return [one.name for one in work.iterdir()] if work.exists() else []
 
 
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
 # --- refused before anything lives -------------------------------------------------------------------
 
 
@@ -74,7 +78,7 @@ async def test_all_faults_of_a_request_are_told_at_once(crew: Crew) -> None:
     with pytest.raises(ValidationError) as told:
         await crew.manager.spawn(request)
     fields = {fault.field for fault in told.value.faults}  # type: ignore[attr-defined]
-    assert {"agent_definition_id", "options.name", "options.tags[0]", "options.initialization_timeout"} <= fields
+    assert {"agent_definition_id", "options.name", "options.tags.0", "options.initialization_timeout"} <= fields
     assert {
         "options.resource_limits.max_memory_mb",
         "options.resource_limits.max_concurrent_tasks",
@@ -351,7 +355,7 @@ async def test_the_workspace_is_a_private_directory_in_the_home(crew: Crew, home
     assert rooms(home) == [], "made when it is asked for"
     path = Path((await crew.do(one, "know"))["workspace"])
     assert path == home / "work" / str(one.instance_id)
-    assert path.stat().st_mode & 0o777 == 0o700
+    assert mode(path) == 0o700
     (path / "notes").write_text("kept")
     await crew.manager.terminate(one.instance_id)
     assert (path / "notes").read_text() == "kept", "what an agent has written is not thrown away with it"

@@ -107,7 +107,7 @@ async def test_one_that_dies_while_it_is_being_held_is_failed_not_suspended(scen
         cell = manager._house.lives[instance.instance_id].cell  # noqa: SLF001 - nobody may ask it any more
         assert cell is not None
         scene.begin(cell.call(Verb.PROCESS, "crash"))
-        with pytest.raises(InvalidOperationError, match="failed"):
+        with pytest.raises(InvalidOperationError, match="ended before it could be suspended"):
             await hold
         with pytest.raises(AgentGoneError):
             await call

@@ -11,6 +11,7 @@ from typing import Any
 from ostler.agents.failures import execution_error
 from ostler.isolation.base import Exit, Verb
 from ostler.model import AttemptOutcome
+from ostler.seams import Clock
 
 _STATM = Path("/proc/self/statm")
 
@@ -75,3 +76,20 @@ def program_memory() -> int:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+class MemoryGauge:
+    """The memory of the whole program, for all cells that share it: read once in a while, not once for each."""
+
+    KEPT_SECONDS = 0.5
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._bytes = 0
+
+    def read(self) -> int:
+        now = self._clock.mono()
+        if now - self._read_at >= self.KEPT_SECONDS:
+            self._read_at, self._bytes = now, program_memory()
+        return self._bytes

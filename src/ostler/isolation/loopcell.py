@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from ostler.agents import AgentContext, AgentRunner
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
-from ostler.isolation.calls import CANCELLED, Call, Outcome, exit_by, wake
+from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.mailbox import Mailbox
 from ostler.model import ContextData, IsolationLevel
 from ostler.seams import Clock, Timer
@@ -37,6 +37,8 @@ class LoopCell(Cell):
     FORCE: ClassVar[timedelta] = timedelta(seconds=1)
     PUSHES: ClassVar[int] = 10
     LEFT_BEHIND: ClassVar[str]
+    #: Set by the level; all its cells share one.
+    gauge: MemoryGauge
 
     def __init__(self, clock: Clock, plan: StartPlan, listener: Listener, workers: Executor | None) -> None:
         self._clock = clock

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, StartPlan, Usage
-from ostler.isolation.calls import Outcome, program_memory
+from ostler.isolation.calls import MemoryGauge, Outcome
 from ostler.isolation.loopcell import LoopCell
 from ostler.model import Enforcement, IsolationLevel
+from ostler.seams import Clock
 
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(
     {
@@ -31,12 +32,17 @@ class NoIsolation(Isolation):
 
     level: ClassVar[IsolationLevel] = IsolationLevel.NONE
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._gauge = MemoryGauge(clock)
+
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
         cell = InlineCell(self._clock, plan, listener, None)
+        cell.gauge = self._gauge
         cell.open()
         return cell
 
@@ -54,7 +60,7 @@ class InlineCell(LoopCell):
             raise AgentGoneError
 
     async def usage(self) -> Usage:
-        return Usage(memory_bytes=program_memory(), memory_is_shared=True)
+        return Usage(memory_bytes=self.gauge.read(), memory_is_shared=True)
 
     def _post(self, action: Callable[..., object], *args: Any) -> None:
         action(*args)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
-from ostler.isolation.calls import CANCELLED, Outcome, exit_by, program_memory, wake
+from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.loopcell import LoopCell
 from ostler.isolation.workers import Census, Cutoff, Workers
 from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
@@ -40,6 +40,10 @@ _JOIN_SECONDS = 1.0
 class ThreadIsolation(Isolation):
     level: ClassVar[IsolationLevel] = IsolationLevel.THREAD
 
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._gauge = MemoryGauge(clock)
+
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
@@ -48,6 +52,7 @@ class ThreadIsolation(Isolation):
         name = f"ostler-agent-{plan.instance_id.hex[-_SHORT:]}"
         try:
             cell = ThreadCell(self._clock, plan, listener, name)
+            cell.gauge = self._gauge
         except OSError as error:
             raise AgentInitializationError(f"no loop could be made for the agent: {error}") from error
         try:
@@ -120,7 +125,7 @@ class ThreadCell(LoopCell):
     async def usage(self) -> Usage:
         return Usage(
             cpu_seconds=self._census.cpu_seconds(),
-            memory_bytes=program_memory(),
+            memory_bytes=self.gauge.read(),
             memory_is_shared=True,
             thread_count=len(self._census),
         )

@@ -49,7 +49,7 @@ async def admit(house: House, asker: Asker, request: SpawnRequest) -> Admission:
     options = chosen_options(request.options, manifest)
     refusals = gate_refusals(workspace.tier, options)
     if refusals:
-        error = LicenseError("; ".join(one.sentence for one in refusals))
+        error = LicenseError("; ".join(one.sentence for one in refusals), tier=workspace.tier)
         await note_refusal(house, asker, "spawn", f"definition:{manifest.id}", error)
         raise error
     isolation = house.levels.get(options.isolation_level)

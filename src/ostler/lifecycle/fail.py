@@ -68,7 +68,6 @@ def _after(house: House, life: Life, decision: RestartDecision, wait: Wait | Non
         house.drop(life)
         return
     life.backoff = wait.wait_id
-    house.returning.add(life.instance_id)
     house.log.emit(
         "restart_scheduled",
         instance_id=life.instance_id,

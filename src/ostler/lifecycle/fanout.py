@@ -23,10 +23,22 @@ Wanted = Callable[[Event], bool]
 class Buffer:
     """What one observer has not read yet; never more than its capacity."""
 
-    __slots__ = ("__weakref__", "_capacity", "_events", "_missed", "_missed_from", "_over", "_ready", "instance_id")
+    __slots__ = (
+        "__weakref__",
+        "_capacity",
+        "_events",
+        "_missed",
+        "_missed_from",
+        "_over",
+        "_ready",
+        "after",
+        "instance_id",
+    )
 
     def __init__(self, instance_id: UUID | None, capacity: int) -> None:
         self.instance_id = instance_id
+        #: What is no later than this is known already.
+        self.after = 0
         self._capacity = capacity
         self._events: deque[Event] = deque()
         self._missed = 0
@@ -73,10 +85,15 @@ class Buffer:
 
 
 class Fanout:
-    def __init__(self, store: Store, note_drop: Callable[[], None]) -> None:
+    def __init__(self, store: Store, note_drops: Callable[[int], None]) -> None:
         self._store = store
-        self._note_drop = note_drop
+        self._note_drops = note_drops
+        #: Events that slow observers lost and nobody has counted yet.
+        self._dropped = 0
+        #: Up to here everything has been delivered.
         self.cursor = 0
+        #: The latest that was written, as far as the writer has said.
+        self.newest = 0
         #: By instance; None holds those who look at a whole workspace. An observer that is let go leaves by itself.
         self._watchers: dict[UUID | None, dict[int, tuple[weakref.ref[Buffer], UUID, Wanted]]] = {}
         self._woken = asyncio.Event()
@@ -92,7 +109,8 @@ class Fanout:
             self._told = False
             self._woken.set()
 
-        def committed(_sequence: int) -> None:  # on the writer's thread
+        def committed(sequence: int) -> None:  # on the writer's thread
+            self.newest = sequence
             if not self._told:
                 self._told = True
                 with contextlib.suppress(RuntimeError):  # the loop has closed; nobody is left to be told
@@ -100,6 +118,7 @@ class Fanout:
 
         self._unsubscribe = self._store.subscribe(committed)
         self.cursor = (await self._store.head()).sequence
+        self.newest = max(self.newest, self.cursor)
         self._task = loop.create_task(self._follow(), name="ostler-fanout")
 
     async def close(self) -> None:
@@ -111,8 +130,8 @@ class Fanout:
             self._woken.set()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for group in self._watchers.values():
-            for ref, _, _ in group.values():
+        for group in list(self._watchers.values()):
+            for ref, _, _ in list(group.values()):
                 if (buffer := ref()) is not None:
                     buffer.close()
         self._watchers.clear()
@@ -136,7 +155,7 @@ class Fanout:
 
     @property
     def watching(self) -> int:
-        return sum(len(group) for group in self._watchers.values())
+        return sum(len(group) for group in list(self._watchers.values()))
 
     async def _follow(self) -> None:
         while True:
@@ -161,6 +180,9 @@ class Fanout:
             if self._watchers:
                 for event in page.events:
                     self._deliver(event)
+            if self._dropped:
+                self._note_drops(self._dropped)  # once for all of them: who never reads must cost others little
+                self._dropped = 0
             if not page.events:
                 return
             await asyncio.sleep(0)
@@ -171,14 +193,15 @@ class Fanout:
         for key in (event.instance_id, None):
             group = self._watchers.get(key)
             if not group:
+                self._watchers.pop(key, None)  # all who looked were let go
                 continue
             over = key is not None and is_last(event)
             for ref, workspace_id, wanted in list(group.values()):
                 buffer = ref()
                 if buffer is None or (key is None and event.workspace_id != workspace_id):
                     continue  # whoever looks at one instance was asked for its permission to that
-                if wanted(event) and not buffer.put(event):
-                    self._note_drop()
+                if event.sequence > buffer.after and wanted(event) and not buffer.put(event):
+                    self._dropped += 1
                 if over:
                     buffer.close()
             if over:

@@ -50,8 +50,6 @@ class House:
     strangers: dict[UUID, dict[UUID, Wait]] = field(default_factory=dict)
     #: Definitions that are in the store as they are registered here.
     told_definitions: set[UUID] = field(default_factory=set)
-    #: Failed instances whose restart is written down.
-    returning: set[UUID] = field(default_factory=set)
     #: Why nothing new is taken on; None while the door is open.
     shut: OstlerError | None = None
     restarting: asyncio.Semaphore = field(init=False)
@@ -136,7 +134,10 @@ class House:
         """A command about one life. What it answers is the life's record, also when nobody waits for it any more."""
 
         async def write() -> AgentInstance:
+            before = life.state
             life.record = await self.store.commit(command)
+            if life.state is not before:
+                life.moved = self.clock.mono()
             return life.record
 
         return await self.firm(write())
@@ -163,9 +164,6 @@ class House:
                 f"instance {record.instance_id} is {record.state} and not under this manager", current=record.state
             )
         return found
-
-    def will_return(self, instance_id: UUID) -> bool:
-        return instance_id in self.returning
 
     def drop(self, life: Life) -> None:
         self.lives.pop(life.instance_id, None)

@@ -22,6 +22,8 @@ from ostler.model import (
 )
 from ostler.seams import Timer
 
+_HEARTBEAT = HealthCheckConfig()
+
 
 @dataclass(slots=True, kw_only=True)
 class Pulse:
@@ -100,6 +102,8 @@ class Life:
     resumed: asyncio.Event | None = None
     #: Numbers that the agent counts itself, by its own names.
     own_metrics: dict[str, float] | None = None
+    #: When it came into its present state, by the monotonic clock; reports change the record without moving it.
+    moved: float | None = None
     #: A move that the store refused for now; the watch tries again.
     unsettled: bool = False
     pulse: Pulse = field(default_factory=Pulse)
@@ -119,7 +123,7 @@ class Life:
 
     @property
     def check(self) -> HealthCheckConfig:
-        return self.options.health_check or HealthCheckConfig()
+        return self.options.health_check or _HEARTBEAT
 
     @property
     def working(self) -> int:

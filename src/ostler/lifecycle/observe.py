@@ -26,6 +26,7 @@ from ostler.model import (
     Fault,
     ObservationOptions,
     Permission,
+    WaitKind,
 )
 
 Seen = AgentEvent | EventsMissed
@@ -54,7 +55,7 @@ class Observation(AsyncIterator[Seen]):
         self._options.validate().require()
         if after is not None and after < 0:
             raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
-        self._seen = fanout.cursor if after is None else after
+        self._seen = fanout.newest if after is None else after
         self._wanted = wanted_by(self._options)
         self._buffer = Buffer(instance_id, self._options.buffer_capacity)
         self._live = after is None
@@ -65,6 +66,7 @@ class Observation(AsyncIterator[Seen]):
             self._attach()
 
     def _attach(self) -> None:
+        self._buffer.after = self._seen
         self._fanout.attach(self._buffer, self._asker.workspace_id, self._wanted)
 
     async def __anext__(self) -> Seen:
@@ -88,13 +90,28 @@ class Observation(AsyncIterator[Seen]):
         if self._instance_id is None:
             await enter(self._house, self._asker, Permission.AGENTS_READ, "events")
             return
-        record = await reach(self._house, self._asker, self._instance_id, Permission.AGENTS_READ)
-        if self._live and self._is_over(record.state):
-            self._buffer.close()
+        await reach(self._house, self._asker, self._instance_id, Permission.AGENTS_READ)
+        if self._live:
+            await self._end_if_over(self._instance_id)
 
-    def _is_over(self, state: AgentState) -> bool:
-        pending = self._instance_id is not None and self._house.will_return(self._instance_id)
-        return state in INACTIVE_STATES and not pending
+    async def _end_if_over(self, instance_id: UUID) -> None:
+        """Where it had ended before, nothing will come. Where it ended since, its end is on the way."""
+        if await self._is_over(instance_id):
+            since = await self._house.store.read_page(self._seen, instance_id=instance_id, limit=1)
+            if not since.events:
+                self._buffer.close()
+
+    async def _is_over(self, instance_id: UUID) -> bool:
+        """A return that was decided on stands in the store since the very commit that says failed."""
+        store = self._house.store
+        record = await store.get_instance(instance_id)
+        if record is None or record.state is not AgentState.FAILED:
+            return record is None or record.state in INACTIVE_STATES
+        waits = await store.open_waits(instance_id=instance_id)
+        if any(wait.kind is WaitKind.BACKOFF for wait in waits):
+            return False
+        now = await store.get_instance(instance_id)  # it may have come back between the two questions
+        return now is None or now.version == record.version
 
     async def _next(self) -> Seen | None:
         while not self._live:
@@ -105,9 +122,7 @@ class Observation(AsyncIterator[Seen]):
             await self._read_on()
         while True:
             found = await self._buffer.get()
-            if found is None or isinstance(found, EventsMissed):
-                return found
-            if found.sequence > self._seen and isinstance(found, AgentEvent):
+            if found is None or isinstance(found, EventsMissed | AgentEvent):
                 return found
 
     async def _read_on(self) -> None:
@@ -120,13 +135,8 @@ class Observation(AsyncIterator[Seen]):
             return
         self._live = True
         self._attach()
-        if self._instance_id is None:
-            return
-        record = await self._house.store.get_instance(self._instance_id)
-        if record is not None and self._is_over(record.state):
-            last = await self._house.store.read_page(self._seen, instance_id=self._instance_id, limit=1)
-            if not last.events:  # else its end is on the way through the fan-out
-                self._buffer.close()
+        if self._instance_id is not None:
+            await self._end_if_over(self._instance_id)
 
     def _leave(self) -> None:
         self._closed = True

@@ -36,6 +36,8 @@ from ostler.store import Seams, Store, open_store
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
 
 WORKROOM = "work"
+#: As many are ended together as the store takes in without complaint.
+_AT_ONCE = 2000
 _CLOSING = "the manager is closing and takes nothing on; open it again"
 
 
@@ -132,7 +134,7 @@ class Keeping:
         self._house = house
         self._ownership = ownership
         self._watch = Watch(house)
-        self.fanout = Fanout(house.store, lambda: house.metrics.count("lifecycle.observers.dropped"))
+        self.fanout = Fanout(house.store, lambda count: house.metrics.count("lifecycle.observers.dropped", count))
 
     async def open(self) -> None:
         house = self._house
@@ -193,13 +195,15 @@ class Keeping:
         options = TerminationOptions(
             graceful_timeout=_grace(house.settings.close_grace), reason="the manager was closed"
         )
-        ends = []
-        for life in house.living():
-            if life.state is AgentState.SUSPENDED and life.starting is None:
-                ends.append(house.run(park(house, life), "ostler-park"))
-            elif life.record.is_active:
-                ends.append(end(house, life, options))
-        await asyncio.gather(*ends, return_exceptions=True)
+        lives = list(house.living())
+        for first in range(0, len(lives), _AT_ONCE):
+            ends = []
+            for life in lives[first : first + _AT_ONCE]:
+                if life.state is AgentState.SUSPENDED and life.starting is None:
+                    ends.append(house.run(park(house, life), "ostler-park"))
+                elif life.record.is_active:
+                    ends.append(end(house, life, options))
+            await asyncio.gather(*ends, return_exceptions=True)
 
 
 def _grace(wanted: timedelta) -> timedelta:

@@ -21,7 +21,7 @@ from ostler.lifecycle.fail import died
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life, Run
 from ostler.lifecycle.settle import settle
-from ostler.model import AgentInstance, AgentState, AttemptOutcome, Permission
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, AttemptOutcome, Permission
 from ostler.store import Actor, AgentError
 from ostler.store.commands import RecordAudit, ReportError
 
@@ -101,22 +101,20 @@ async def _enter(house: House, life: Life, by: Actor) -> Cell:
         await house.clock.sleep(pause.total_seconds())
     async with life.lock:
         require_open(life)
-        if life.state is AgentState.PROCESSING:
-            # The state says it already; that it was asked for once more is for the audit.
-            space = life.record.workspace_id
-            audit = RecordAudit(by=by, what="process", about=f"instance:{life.instance_id}")
-            await house.store.commit(audit if space is None else _in(audit, space))
-        else:
+        overlapping = life.state is AgentState.PROCESSING
+        if not overlapping:
             await house.move(life, AgentState.PROCESSING, by=by, act="process")
-        cell = life.cell
+    if overlapping:
+        # The state says it already; that it was asked for once more is for the audit. Not under the lock, so that
+        # many who ask at once share one commit.
+        space = life.record.workspace_id or HOME_WORKSPACE_ID
+        about = f"instance:{life.instance_id}"
+        await house.store.commit(RecordAudit(by=by, workspace_id=space, what="process", about=about))
+        require_open(life)
+    cell = life.cell
     if cell is None:
         raise AgentGoneError(f"instance {life.instance_id} ended before it could be asked")
     return cell
-
-
-def _in(audit: RecordAudit, workspace_id: UUID) -> RecordAudit:
-    audit.workspace_id = workspace_id
-    return audit
 
 
 async def _bounded(house: House, life: Life, cell: Cell, request: Any, run: Run) -> Any:

@@ -129,5 +129,3 @@ async def _resume_waits(house: House) -> None:
                     await close_wait(house, wait.wait_id, "the agent is gone")
                 case WaitKind.BACKOFF | WaitKind.RESUME:
                     house.timers.found(wait)
-                    if wait.kind is WaitKind.BACKOFF and wait.instance_id is not None:
-                        house.returning.add(wait.instance_id)

@@ -116,7 +116,6 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
         house.timers.drop(life.suspension)
     life.suspension = life.depth = None
     life.backoff = wait.wait_id
-    house.returning.add(life.instance_id)
     house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
 
 
@@ -140,7 +139,6 @@ async def _come_back(house: House, life: Life, by: Actor, claim: tuple[UUID | No
         if wait_id is not None:
             house.timers.drop(wait_id)
         life.backoff, attempt = None, life.attempt
-        house.returning.discard(life.instance_id)
     house.fault("restart.spawn.after")
     house.metrics.count("lifecycle.restarts.count")
     try:

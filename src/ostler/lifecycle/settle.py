@@ -33,8 +33,8 @@ async def settle(house: House, life: Life, by: Actor = SYSTEM) -> None:
 
 def due(life: Life) -> bool:
     """Whether the record says something else than what is."""
-    if life.state not in _WORKING:
-        return False
+    if life.state not in _WORKING or (life.cell is not None and life.cell.ended is not None):
+        return False  # what has ended neither works nor waits; whoever tells of its end tells so
     if life.working:
         return life.state is not AgentState.PROCESSING
     return life.state is AgentState.PROCESSING

@@ -37,8 +37,7 @@ async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside 
     except asyncio.CancelledError:
         if life.starting.cancelled():
             raise AgentInitializationError("it was terminated while it was starting") from None
-        life.starting.cancel()
-        await asyncio.wait([life.starting])
+        await house.firm(_called_off(life, life.starting))
         raise
     except InvalidOperationError as error:
         if life.state is not AgentState.TERMINATING:
@@ -46,6 +45,14 @@ async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside 
         raise AgentInitializationError("it was terminated while it was starting") from error
     finally:
         life.starting = None
+
+
+async def _called_off(life: Life, starting: asyncio.Task[None]) -> None:
+    """Whoever asked has gone. One that became ready in that very moment ends too, for nobody knows of it."""
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None and life.plan is not None:
+        await _undo(life, life.plan, life.cell)
 
 
 async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
@@ -75,6 +82,8 @@ async def _isolated(house: House, life: Life, plan: StartPlan) -> Cell:
     try:
         await life.isolation.prepare(plan)
         cell = await life.isolation.start(plan, Ear(house, life))
+    except AgentExecutionError as error:
+        raise AgentInitializationError(f"it could not be made: {error}") from error
     except OstlerError:
         raise
     except Exception as error:
@@ -115,8 +124,8 @@ async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:
         if life.cell is cell:
             life.cell = None
     await life.isolation.discard(plan)
-    if life.state is AgentState.INITIALIZING and life.attempt == 1 and plan.workspace is not None:
-        shutil.rmtree(plan.workspace, ignore_errors=True)  # it never was ready, so nothing in it is work
+    if plan.attempt == 1 and plan.workspace is not None:
+        shutil.rmtree(plan.workspace, ignore_errors=True)  # it was never asked for anything, so nothing in it is work
 
 
 def _plan(house: House, life: Life) -> StartPlan:

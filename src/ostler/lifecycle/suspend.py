@@ -83,6 +83,12 @@ async def _hold(house: House, life: Life, by: Actor, how: tuple[SuspendDepth, ti
 
 async def _stand_still(house: House, life: Life, by: Actor, how: tuple[SuspendDepth, timedelta | None]) -> None:
     async with life.lock:
+        if life.cell is None or life.cell.ended is not None:
+            raise InvalidOperationError(
+                f"instance {life.instance_id} ended before it could be suspended",
+                current=life.state,
+                wanted=AgentState.SUSPENDED,
+            )
         if life.state not in _RESTING or life.working:
             raise _not_now(life.record)
         await _write(house, life, by, how)

@@ -167,7 +167,8 @@ async def _final(
         house.log.emit("left_behind", instance_id=life.instance_id, what=farewell.left_behind)
     sweep_up(life)
     detail = "; ".join([*farewell.faults, *([farewell.left_behind] if farewell.left_behind else [])]) or None
-    beside = Beside(ended=AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=detail), final_state=farewell.final_state)
+    how = AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=detail or (None if farewell.graceful else "ended by force"))
+    beside = Beside(ended=how, final_state=farewell.final_state)
     house.fault("stop.final.before")
     said: dict[str, Any] = {"reason": options.reason, "was_graceful": farewell.graceful, "act": _ACT}
     async with life.lock:
@@ -195,7 +196,6 @@ async def _end_failed(house: House, life: Life, options: TerminationOptions, by:
     await house.move(life, AgentState.TERMINATED, by=by, reason=options.reason, beside=beside, act=_ACT)
     if life.backoff is not None:
         house.timers.drop(life.backoff)
-    house.returning.discard(life.instance_id)
     sweep_up(life)
     house.drop(life)
     house.metrics.count("lifecycle.terminate.count")
@@ -209,7 +209,6 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
     if wait is not None:
         house.timers.drop(wait.wait_id)
         house.forget_stranger(wait)
-        house.returning.discard(record.instance_id)
     said: dict[str, Any] = {"by": by, "instance_id": record.instance_id, "reason": options.reason, "act": _ACT}
     graceful = record.state is not AgentState.FAILED
     if record.state not in {AgentState.FAILED, AgentState.TERMINATING}:

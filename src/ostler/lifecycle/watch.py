@@ -227,7 +227,10 @@ def _metrics(house: House, life: Life, usage: Usage, percent: float) -> AgentMet
 
 def _differs(old: AgentMetrics, new: AgentMetrics) -> bool:
     """Memory that is shared with others says nothing about this one."""
-    ignored = {"sampled_at": old.sampled_at, "thread_count": old.thread_count}
-    if new.memory_is_shared:
-        ignored["memory_bytes"] = old.memory_bytes
-    return new.evolve(**ignored) != old
+    if not new.memory_is_shared and new.memory_bytes != old.memory_bytes:
+        return True
+    return any(getattr(old, name) != getattr(new, name) for name in _TELLING)
+
+
+#: What makes a sample worth keeping; the moment and the number of threads alone do not.
+_TELLING = ("cpu_percent", "open_tasks", "completed_tasks", "failed_tasks", "tokens_used")

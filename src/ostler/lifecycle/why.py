@@ -37,11 +37,13 @@ def _facts(
     now = house.clock.wall()
     pause = next((wait for wait in waits if wait.kind is WaitKind.RESUME), None)
     depth = SuspendDepth((pause.detail or {}).get("depth", SuspendDepth.HOLD)) if pause else None
+    if depth is not None and (life is None or life.cell is None):
+        depth = SuspendDepth.PARK  # whatever it was, nothing of it lives now
     ended = last is not None and record.state is AgentState.TERMINATED
     return WhyFacts(
         instance=record,
         now=now,
-        state_since=record.updated_at,
+        state_since=(_moment(house, life.moved) if life else None) or record.updated_at,
         in_flight=len(life.calls) if life else 0,
         in_flight_since=_moment(house, life.oldest_call) if life else None,
         queued=life.slots.queued if life else 0,

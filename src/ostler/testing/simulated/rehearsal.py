@@ -276,6 +276,9 @@ class Rehearsal:
             self._ops.clear()
             self._seen = []
         self._trouble = None
+        async with inline_store(self.tables, Seams(clock=self.clock)) as heir:  # who holds the lock on a home may
+            await heir.take_lease("heir", ttl=timedelta(seconds=1), steal=True)
+            await heir.release_lease()
         await self._open()
 
     async def _bear(self, name: str, work: Coroutine[Any, Any, Any]) -> None:

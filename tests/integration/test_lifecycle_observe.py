@@ -1,0 +1,390 @@
+"""Looking at agents as they live: in order, complete, bounded, and never in anybody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from lifecycle_aids import Scene, until
+
+from ostler.errors import AgentNotFoundError, AuthorizationError, ValidationError
+from ostler.lifecycle.observe import Observation
+from ostler.model import (
+    AgentErrorEvent,
+    AgentEvent,
+    AgentHealthChangedEvent,
+    AgentInstance,
+    AgentMetricsUpdatedEvent,
+    AgentRestartingEvent,
+    AgentSignalEvent,
+    AgentSpawnedEvent,
+    AgentState,
+    AgentStateChangedEvent,
+    AgentTerminatedEvent,
+    EventsMissed,
+    IsolationLevel,
+    ObservationOptions,
+    Permission,
+    Principal,
+    RestartPolicy,
+    Role,
+    TerminationOptions,
+    Tier,
+    Workspace,
+)
+from ostler.store.commands import PutRecord, ReportSignal
+
+pytestmark = pytest.mark.anyio
+
+S = AgentState
+AT_ONCE = TerminationOptions.immediate()
+SLOW = RestartPolicy(initial_delay=timedelta(seconds=2), use_jitter=False)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(home=tmp_path)
+
+
+async def all_of(stream: Observation) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [one async for one in stream]
+
+
+async def take(stream: Observation, count: int) -> list[Any]:
+    async with asyncio.timeout(20):
+        return [await anext(stream) for _ in range(count)]
+
+
+def moves(seen: list[Any]) -> list[AgentState]:
+    return [one.new_state for one in seen if isinstance(one, AgentStateChangedEvent)]
+
+
+async def delivered(scene: Scene) -> None:
+    """Until everything that is committed has gone to whoever looks."""
+    fanout = scene.manager._fanout  # noqa: SLF001
+    head = (await scene.manager.store.head()).sequence
+    await until(lambda: fanout.cursor >= head)
+
+
+async def chatter(scene: Scene, instance: AgentInstance, count: int) -> None:
+    for number in range(count):
+        await scene.manager.store.commit(
+            ReportSignal(instance_id=instance.instance_id, attempt=1, name="count", payload={"number": number})
+        )
+
+
+# --- what is seen ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.NONE, IsolationLevel.THREAD])
+async def test_a_life_in_order_until_its_end(scene: Scene, level: IsolationLevel) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn(level)
+        stream = manager.observe(instance.instance_id)
+        seen = scene.begin(all_of(stream))
+        await manager.process(instance.instance_id, "hello")
+        await manager.suspend(instance.instance_id)
+        await manager.resume(instance.instance_id)
+        await manager.terminate(instance.instance_id)
+        found = await seen
+        assert moves(found) == [S.PROCESSING, S.WAITING, S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
+        assert isinstance(found[-1], AgentTerminatedEvent)
+        numbers = [one.sequence for one in found]
+        assert numbers == sorted(set(numbers))
+
+
+async def test_it_listens_from_the_moment_it_is_made(scene: Scene) -> None:
+    """Though it is first asked when all is over."""
+    async with scene.open() as manager:
+        for _ in range(20):
+            instance = await scene.spawn()
+            stream = manager.observe(instance.instance_id)
+            await manager.terminate(instance.instance_id)
+            found = await all_of(stream)
+            assert moves(found) == [S.TERMINATING, S.TERMINATED]
+            assert isinstance(found[-1], AgentTerminatedEvent)
+
+
+async def test_one_that_has_ended_has_nothing_more_to_say(scene: Scene) -> None:
+    async with scene.open() as manager:
+        gone, failed = await scene.spawn(), await scene.spawn()
+        await manager.terminate(gone.instance_id)
+        await scene.crash(failed)
+        await scene.reaches(failed, S.FAILED)
+        await delivered(scene)
+        for instance in (gone, failed):
+            assert await all_of(manager.observe(instance.instance_id)) == []
+
+
+async def test_from_a_cursor_it_has_the_whole_history(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        await manager.process(instance.instance_id, "hello")
+        stream = manager.observe(instance.instance_id, after=0)
+        first = await take(stream, 4)
+        assert isinstance(first[0], AgentSpawnedEvent)
+        assert moves(first) == [S.READY, S.PROCESSING, S.WAITING]
+        again = manager.observe(instance.instance_id, after=first[1].sequence)
+        assert (await take(again, 2)) == first[2:]
+        await manager.terminate(instance.instance_id)
+        assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
+        assert moves(await all_of(again)) == [S.TERMINATING, S.TERMINATED]
+        assert len(await all_of(manager.observe(instance.instance_id, after=0))) == 7
+
+
+async def test_a_whole_workspace(scene: Scene) -> None:
+    async with scene.open() as manager:
+        stream = manager.observe()
+        one, two = await scene.spawn(), await scene.spawn()
+        await manager.terminate(one.instance_id)
+        await manager.terminate(two.instance_id)
+        three = await scene.spawn()
+        seen = await take(stream, 12)
+        assert [one.instance_id for one in seen if isinstance(one, AgentSpawnedEvent)] == [
+            each.instance_id for each in (one, two, three)
+        ]
+        assert (await take(manager.observe(after=0), 12)) == seen
+        await stream.aclose()
+        assert await all_of(stream) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"),
+    [
+        ("include_state_changes", {AgentSpawnedEvent, AgentStateChangedEvent, AgentTerminatedEvent}),
+        ("include_errors", {AgentErrorEvent}),
+        ("include_restarts", {AgentRestartingEvent}),
+        ("include_reports", {AgentSignalEvent}),
+        ("include_health_checks", {AgentHealthChangedEvent}),
+        ("include_metrics", {AgentMetricsUpdatedEvent}),
+    ],
+)
+async def test_only_what_was_asked_for(scene: Scene, wanted: str, kinds: set[type[AgentEvent]]) -> None:
+    names = [
+        "include_state_changes",
+        "include_health_checks",
+        "include_metrics",
+        "include_errors",
+        "include_restarts",
+        "include_reports",
+    ]
+    options = ObservationOptions(**{name: name == wanted for name in names})
+    async with scene.open() as manager:
+        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
+        live = manager.observe(instance.instance_id, options)
+        await manager.process(instance.instance_id, {"signals": 2})
+        await manager.process(instance.instance_id, {"tokens": 5})
+        await scene.tick(15)
+        await scene.crash(instance)
+        await scene.reaches(instance, S.READY, attempt=2)
+        await manager.terminate(instance.instance_id)
+        assert {type(one) for one in await all_of(live)} == kinds - {AgentSpawnedEvent}
+        assert {type(one) for one in await all_of(manager.observe(instance.instance_id, options, after=0))} == kinds
+
+
+# --- when it ends ------------------------------------------------------------------------------------
+
+
+async def test_a_failure_ends_it_only_when_nothing_follows(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn(restart_policy=SLOW.evolve(max_retries=1))
+        early = manager.observe(instance.instance_id)
+        await scene.crash(instance)
+        await scene.reaches(instance, S.FAILED)
+        late, history = manager.observe(instance.instance_id), manager.observe(instance.instance_id, after=0)
+        pending = [scene.begin(all_of(one)) for one in (early, late, history)]
+        await delivered(scene)
+        await scene.calm()
+        assert not any(one.done() for one in pending)
+        scene.clock.advance(5)
+        await scene.reaches(instance, S.READY, attempt=2)
+        await scene.crash(instance)
+        ends = [moves(await one) for one in pending]
+        back = [S.INITIALIZING, S.READY, S.PROCESSING, S.FAILED]
+        assert ends == [[S.PROCESSING, S.FAILED, *back], back, [S.READY, S.PROCESSING, S.FAILED, *back]]
+
+
+async def test_a_restart_by_hand_of_one_that_is_watched_goes_on(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        stream = manager.observe(instance.instance_id)
+        await manager.restart(instance.instance_id)
+        await manager.terminate(instance.instance_id)
+        assert moves(await all_of(stream)) == [S.FAILED, S.INITIALIZING, S.READY, S.TERMINATING, S.TERMINATED]
+
+
+async def test_closing_the_manager_ends_every_stream(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        await manager.suspend(instance.instance_id)
+        streams = [manager.observe(instance.instance_id), manager.observe(), manager.observe(after=0)]
+        reading = [scene.begin(all_of(one)) for one in streams]
+        await delivered(scene)
+        await scene.calm()
+        assert not any(one.done() for one in reading)
+    for one in reading:
+        await one
+
+
+async def test_a_reopened_manager_goes_on_from_a_cursor(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        cursor = (await take(manager.observe(instance.instance_id, after=0), 2))[-1].sequence
+        await manager.suspend(instance.instance_id)
+    async with scene.open() as manager:
+        stream = manager.observe(instance.instance_id, after=cursor)
+        await manager.resume(instance.instance_id)
+        await manager.terminate(instance.instance_id)
+        assert moves(await all_of(stream)) == [S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
+
+
+# --- those who do not keep up ------------------------------------------------------------------------
+
+
+async def test_a_slow_one_loses_the_oldest_and_learns_which(scene: Scene) -> None:
+    options = ObservationOptions(buffer_capacity=5)
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        await delivered(scene)
+        stream = manager.observe(instance.instance_id, options)
+        await chatter(scene, instance, 20)
+        await delivered(scene)
+        gap, *kept = await take(stream, 6)
+        assert isinstance(gap, EventsMissed)
+        assert (gap.instance_id, gap.count) == (instance.instance_id, 15)
+        assert [one.payload["number"] for one in kept] == [15, 16, 17, 18, 19]
+        missed = await take(manager.observe(instance.instance_id, after=gap.resume_after), 20)
+        assert missed[0].sequence == gap.first_sequence
+        assert [one.payload["number"] for one in missed] == list(range(20))
+        assert missed[15:] == kept
+        await chatter(scene, instance, 1)
+        (after,) = await take(stream, 1)
+        assert isinstance(after, AgentSignalEvent)
+
+
+async def test_one_that_never_reads_is_bounded_and_slows_nobody(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        await delivered(scene)
+        idle = manager.observe(instance.instance_id, ObservationOptions(buffer_capacity=10))
+        busy = manager.observe(instance.instance_id, ObservationOptions(buffer_capacity=10_000))
+        reading = scene.begin(take(busy, 1000))
+        await asyncio.gather(*(chatter(scene, instance, 100) for _ in range(10)))
+        seen = await reading
+        assert not any(isinstance(one, EventsMissed) for one in seen)
+        await delivered(scene)
+        buffer = idle._buffer  # noqa: SLF001
+        assert (len(buffer._events), buffer.missed) == (10, 990)  # noqa: SLF001
+        assert "lifecycle_observers_dropped" in manager.metrics()
+
+
+async def test_an_observer_that_is_let_go_leaves_by_itself(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        fanout = manager._fanout  # noqa: SLF001
+        streams = [manager.observe(instance.instance_id) for _ in range(10)] + [manager.observe() for _ in range(10)]
+        assert fanout.watching == 20
+        await streams[0].aclose()
+        async with streams[1]:
+            pass
+        assert fanout.watching == 18
+        del streams
+        gc.collect()
+        assert fanout.watching == 0
+        await manager.process(instance.instance_id, "hello")
+        await delivered(scene)
+        assert not fanout._watchers  # noqa: SLF001 - nor is a place kept for it
+
+
+async def test_leaving_in_the_middle_of_a_loop_leaves(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        stream = manager.observe(instance.instance_id)
+        reading = scene.begin(all_of(stream))
+        await scene.calm()
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert manager._fanout.watching == 0  # noqa: SLF001
+
+
+async def test_one_that_catches_up_misses_nothing_and_sees_nothing_twice(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        options = ObservationOptions(buffer_capacity=10_000)
+        writing = [scene.begin(chatter(scene, instance, 200)) for _ in range(10)]
+        watching = []
+        for _ in range(10):
+            watching.append(scene.begin(all_of(manager.observe(instance.instance_id, options, after=0))))
+            await chatter(scene, instance, 1)
+        await asyncio.gather(*writing)
+        await manager.terminate(instance.instance_id, AT_ONCE)
+        expected = await scene.events_all(instance)
+        assert len(expected) > 2000
+        for one in watching:
+            assert [each.sequence for each in await one] == expected
+
+
+# --- who may look ------------------------------------------------------------------------------------
+
+
+def principal(scene: Scene, space: UUID, *, cross: bool = False, roles: tuple[Role, ...] = (Role.ADMIN,)) -> Principal:
+    return Principal(
+        principal_id=uuid4(),
+        name="grace",
+        workspace_id=space,
+        roles=roles,
+        permissions=(Permission.WORKSPACES_CROSS,) if cross else (),
+        created_at=scene.clock.wall(),
+    )
+
+
+async def test_what_belongs_to_another_workspace_is_not_there(scene: Scene) -> None:
+    space = Workspace(workspace_id=UUID(int=7), name="other", tier=Tier.ENTERPRISE, created_at=scene.clock.wall())
+    async with scene.open() as manager:
+        await manager.store.commit(PutRecord(record=space))
+        instance = await scene.spawn()
+        other = manager.acting_as(principal(scene, space.workspace_id))
+        everything = other.observe()
+        for after in (None, 0):
+            stream = other.observe(instance.instance_id, after=after)
+            await manager.process(instance.instance_id, "hello")
+            with pytest.raises(AgentNotFoundError):
+                await anext(stream)
+            assert await all_of(stream) == []
+        own = await other.spawn(scene.request())
+        assert {one.instance_id for one in await take(everything, 2)} == {own.instance_id}
+        nobody = manager.acting_as(principal(scene, instance.workspace_id or UUID(int=0), roles=()))
+        for refused in (nobody.observe(), nobody.observe(instance.instance_id)):
+            with pytest.raises(AuthorizationError):
+                await anext(refused)
+
+
+async def test_who_may_look_across_sees_what_happens_there(scene: Scene) -> None:
+    space = Workspace(workspace_id=UUID(int=7), name="other", tier=Tier.ENTERPRISE, created_at=scene.clock.wall())
+    async with scene.open() as manager:
+        await manager.store.commit(PutRecord(record=space))
+        instance = await scene.spawn()
+        auditor = manager.acting_as(principal(scene, space.workspace_id, cross=True))
+        live = auditor.observe(instance.instance_id)
+        history = auditor.observe(instance.instance_id, after=0)
+        await manager.terminate(instance.instance_id)
+        assert moves(await all_of(live)) == [S.TERMINATING, S.TERMINATED]
+        assert moves(await all_of(history)) == [S.READY, S.TERMINATING, S.TERMINATED]
+
+
+async def test_what_does_not_exist_cannot_be_watched(scene: Scene) -> None:
+    async with scene.open() as manager:
+        with pytest.raises(AgentNotFoundError):
+            await anext(manager.observe(uuid4()))
+        with pytest.raises(ValidationError, match="after"):
+            manager.observe(after=-1)
+        with pytest.raises(ValidationError, match="buffer_capacity"):
+            manager.observe(options=ObservationOptions(buffer_capacity=0))
+        with pytest.raises(ValidationError):
+            await anext(manager.observe(after=10**9))
