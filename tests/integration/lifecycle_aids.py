@@ -212,9 +212,7 @@ class Scene:
 
     def request(self, level: IsolationLevel = IsolationLevel.NONE, **options: Any) -> SpawnRequest:
         definition = self.manager.registry.find(WORKER).id
-        return SpawnRequest(
-            agent_definition_id=definition, options=AgentSpawnOptions(isolation_level=level, **options)
-        )
+        return SpawnRequest(agent_definition_id=definition, options=AgentSpawnOptions(isolation_level=level, **options))
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Let it go on beside the test; whatever it comes to is looked at."""
@@ -308,9 +306,7 @@ class Scene:
 def kill_manager(home: Path, what: str) -> dict[str, UUID]:
     """Let a program of its own open this home, do what `what` names in `lifecycle_victim`, and die of `kill -9`."""
     program = Path(__file__).with_name("lifecycle_victim.py")
-    with subprocess.Popen(
-        [sys.executable, str(program), str(home), what], stdout=subprocess.PIPE, text=True
-    ) as victim:
+    with subprocess.Popen([sys.executable, str(program), str(home), what], stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout is not None
         line = victim.stdout.readline()
         victim.kill()

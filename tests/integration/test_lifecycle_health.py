@@ -132,9 +132,7 @@ async def _attempt(scene: Scene, instance: AgentInstance, number: int) -> bool:
     ],
     ids=["false", "text", "raise", "hang"],
 )
-async def test_an_agent_that_says_it_is_unwell(
-    scene: Scene, answer: Any, details: str, level: IsolationLevel
-) -> None:
+async def test_an_agent_that_says_it_is_unwell(scene: Scene, answer: Any, details: str, level: IsolationLevel) -> None:
     scene.stage.health = Gate() if answer == "hang" else answer
     async with scene.open() as manager:
         instance = await scene.spawn(level, health_check=CUSTOM)

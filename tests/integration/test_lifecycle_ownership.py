@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,8 +17,9 @@ from lifecycle_aids import Scene, kill_manager, until
 import ostler
 from ostler.errors import AgentGoneError, LeaseHeldError, StaleWriterError
 from ostler.lifecycle.ownership import LOCK_FILE
-from ostler.model import AgentState, AttemptOutcome, IsolationLevel
+from ostler.model import AgentState, AttemptOutcome, IsolationLevel, from_micros
 from ostler.store import Seams, open_store
+from ostler.store.opening import DATABASE_FILE
 from ostler.testing import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -49,8 +53,6 @@ def test_another_program_is_refused_too(tmp_path: Path) -> None:
                 [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=50
             )
             return done.stdout
-
-    import asyncio
 
     assert f"process {os.getpid()} manages the home" in asyncio.run(main())
 
@@ -109,7 +111,7 @@ async def test_one_whose_store_was_taken_over_stops_its_agents_and_refuses(
             assert record is not None
             assert record.state is S.PROCESSING
             await other.release_lease()
-    assert "thief" in caplog.text
+    assert "Ownership of the home lost" in caplog.text
     async with scene.open():
         assert await scene.state(instance) is S.FAILED
         (first,) = await scene.attempts(instance)
@@ -129,10 +131,18 @@ async def test_a_write_after_the_store_was_taken_over_is_refused(scene: Scene) -
             await other.release_lease()
 
 
+def lease_end(scene: Scene) -> datetime:
+    with closing(sqlite3.connect(scene.home / DATABASE_FILE)) as database:
+        ((micros,),) = database.execute("SELECT expires_at FROM leases").fetchall()
+    return from_micros(micros)
+
+
 async def test_the_lease_is_renewed_for_as_long_as_it_is_needed(scene: Scene) -> None:
     async with scene.open():
         instance = await scene.spawn()
-        await scene.tick(120)
+        for _ in range(120):
+            scene.clock.advance(1)
+            await until(lambda: lease_end(scene) >= scene.clock.wall() + timedelta(seconds=15))
         assert await scene.manager.process(instance.instance_id, "hello") == "hello"
         async with open_store(scene.home, Seams(clock=scene.clock)) as other:
             with pytest.raises(LeaseHeldError):

@@ -52,7 +52,7 @@ def scene(wreck: tuple[Path, dict[str, UUID]], tmp_path: Path) -> Copy:
     for file in home.iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    return Copy(tmp_path, names)
+    return Copy(tmp_path, dict(names))
 
 
 async def test_every_record_is_true_after_a_kill(scene: Copy) -> None:

@@ -99,9 +99,7 @@ async def held_in(scene: Scene, state: AgentState, level: IsolationLevel) -> Age
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("state", AgentState)
-async def test_every_verb_in_every_state(
-    tmp_path: Path, state: AgentState, verb: str, level: IsolationLevel
-) -> None:
+async def test_every_verb_in_every_state(tmp_path: Path, state: AgentState, verb: str, level: IsolationLevel) -> None:
     scene = Scene(home=tmp_path)
     async with scene.open() as manager:
         instance = await held_in(scene, state, level)

@@ -15,9 +15,12 @@ from uuid import UUID
 
 from ostler.errors import CursorGoneError, OstlerError
 from ostler.model import AgentEvent, AgentState, AgentStateChangedEvent, Event, EventsMissed
+from ostler.seams import Clock
 from ostler.store import Store
 
 Wanted = Callable[[Event], bool]
+
+_RETRY_SECONDS = 1.0
 
 
 class Buffer:
@@ -85,8 +88,9 @@ class Buffer:
 
 
 class Fanout:
-    def __init__(self, store: Store, note_drops: Callable[[int], None]) -> None:
+    def __init__(self, store: Store, clock: Clock, note_drops: Callable[[int], None]) -> None:
         self._store = store
+        self._clock = clock
         self._note_drops = note_drops
         #: Events that slow observers lost and nobody has counted yet.
         self._dropped = 0
@@ -166,9 +170,8 @@ class Fanout:
             except CursorGoneError as error:
                 self.cursor = error.horizon
                 self._woken.set()
-            except OstlerError:
-                if self._over:
-                    return
+            except OstlerError:  # a store that cannot be read now; no commit need come to wake us again
+                self._clock.call_later(_RETRY_SECONDS, self._woken.set)
             if self._over:
                 return
 

@@ -134,7 +134,9 @@ class Keeping:
         self._house = house
         self._ownership = ownership
         self._watch = Watch(house)
-        self.fanout = Fanout(house.store, lambda count: house.metrics.count("lifecycle.observers.dropped", count))
+        self.fanout = Fanout(
+            house.store, house.clock, lambda count: house.metrics.count("lifecycle.observers.dropped", count)
+        )
 
     async def open(self) -> None:
         house = self._house

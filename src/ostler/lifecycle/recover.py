@@ -36,7 +36,7 @@ async def recover(house: House) -> int:
             try:
                 await _recover(house, attempt, waits)
                 count += 1
-            except OstlerError as error:
+            except Exception as error:  # noqa: BLE001 - a row that cannot even be read is one of them
                 house.log.emit("recovery_failed", instance_id=attempt.instance_id, error=str(error))
     await _finish_all(house)
     await _resume_waits(house)
