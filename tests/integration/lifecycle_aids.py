@@ -133,26 +133,31 @@ class Worker(Agent):
         match request:
             case "block":
                 await self._stage.gate.wait()
-            case "wall":
-                self._stage.wall.wait()
-            case "mumble":
-                while not self._stage.wall.wait(0.005):
-                    self.context.report(message="still at it")
             case "wait":
                 return (await self.context.wait_for("answer", reason="a test")).outcome
             case "crash":
                 raise SystemExit(3)
             case "err":
                 raise ValueError("it went wrong")
-            case "write":
-                assert self.context.workspace is not None
-                (self.context.workspace / "work.txt").write_text("done")
             case {"signals": int(count)}:
                 for number in range(count):
                     self.context.signal("count", {"number": number})
             case {"tokens": int(count)}:
                 self.context.report_tokens(count)
+            case _:
+                self._plainly(request)
         return request
+
+    def _plainly(self, request: Any) -> None:
+        """What stops the loop on which it lives, for as long as it takes."""
+        if request == "wall":
+            self._stage.wall.wait()
+        elif request == "mumble":
+            while not self._stage.wall.wait(0.005):
+                self.context.report(message="still at it")
+        elif request == "write":
+            assert self.context.workspace is not None
+            (self.context.workspace / "work.txt").write_text("done")
 
     async def health(self) -> Any:
         self._stage.looks += 1

@@ -86,6 +86,7 @@ async def chatter(scene: Scene, instance: AgentInstance, count: int) -> None:
 async def test_a_life_in_order_until_its_end(scene: Scene, level: IsolationLevel) -> None:
     async with scene.open() as manager:
         instance = await scene.spawn(level)
+        await delivered(scene)
         stream = manager.observe(instance.instance_id)
         seen = scene.begin(all_of(stream))
         await manager.process(instance.instance_id, "hello")
@@ -104,6 +105,7 @@ async def test_it_listens_from_the_moment_it_is_made(scene: Scene) -> None:
     async with scene.open() as manager:
         for _ in range(20):
             instance = await scene.spawn()
+            await delivered(scene)
             stream = manager.observe(instance.instance_id)
             await manager.terminate(instance.instance_id)
             found = await all_of(stream)
@@ -194,9 +196,11 @@ async def test_only_what_was_asked_for(scene: Scene, wanted: str, kinds: set[typ
 async def test_a_failure_ends_it_only_when_nothing_follows(scene: Scene) -> None:
     async with scene.open() as manager:
         instance = await scene.spawn(restart_policy=SLOW.evolve(max_retries=1))
+        await delivered(scene)
         early = manager.observe(instance.instance_id)
         await scene.crash(instance)
         await scene.reaches(instance, S.FAILED)
+        await delivered(scene)
         late, history = manager.observe(instance.instance_id), manager.observe(instance.instance_id, after=0)
         pending = [scene.begin(all_of(one)) for one in (early, late, history)]
         await delivered(scene)
@@ -213,6 +217,7 @@ async def test_a_failure_ends_it_only_when_nothing_follows(scene: Scene) -> None
 async def test_a_restart_by_hand_of_one_that_is_watched_goes_on(scene: Scene) -> None:
     async with scene.open() as manager:
         instance = await scene.spawn()
+        await delivered(scene)
         stream = manager.observe(instance.instance_id)
         await manager.restart(instance.instance_id)
         await manager.terminate(instance.instance_id)
@@ -370,6 +375,7 @@ async def test_who_may_look_across_sees_what_happens_there(scene: Scene) -> None
     async with scene.open() as manager:
         await manager.store.commit(PutRecord(record=space))
         instance = await scene.spawn()
+        await delivered(scene)
         auditor = manager.acting_as(principal(scene, space.workspace_id, cross=True))
         live = auditor.observe(instance.instance_id)
         history = auditor.observe(instance.instance_id, after=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,10 +24,10 @@ GONE = "the program it lived in has ended"
 
 
 @pytest.fixture(scope="module")
-def wreck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, UUID]]]:
+def wreck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, UUID]]:
     """A home whose manager was killed with agents in every state. Use a copy."""
     home = tmp_path_factory.mktemp("wreck")
-    yield home, kill_manager(home, "every_state")
+    return home, kill_manager(home, "every_state")
 
 
 class Copy(Scene):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,14 @@ class Call:
 def wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def close_code(task: asyncio.Task[Any] | None) -> None:
+    """End a task that does not heed its cancellation: its code is closed where it waits."""
+    coroutine = task.get_coro() if task is not None and not task.done() else None
+    if isinstance(coroutine, Coroutine):
+        with contextlib.suppress(Exception):
+            coroutine.close()
 
 
 def exit_by(error: BaseException) -> Exit:

@@ -186,7 +186,9 @@ class LoopCell(Cell):
             return Outcome(crash=exit_by(error))
 
     def _finished(self, call: Call, task: asyncio.Task[Outcome]) -> None:
-        self._tell(self._settle, call, CANCELLED if task.cancelled() else task.result())
+        # One that ends with an error of its own had its code closed under it.
+        ended = task.cancelled() or task.exception() is not None
+        self._tell(self._settle, call, CANCELLED if ended else task.result())
 
     def _settle(self, call: Call, outcome: Outcome) -> None:
         self._running.discard(call)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, StartPlan, Usage
-from ostler.isolation.calls import MemoryGauge, Outcome
+from ostler.isolation.calls import MemoryGauge, Outcome, close_code
 from ostler.isolation.loopcell import LoopCell
 from ostler.model import Enforcement, IsolationLevel
 from ostler.seams import Clock
@@ -50,6 +50,7 @@ class NoIsolation(Isolation):
 class InlineCell(LoopCell):
     level = IsolationLevel.NONE
     LEFT_BEHIND = "its task does not end; it is cut off and ends with the program"
+    _pushes = 0
 
     def open(self) -> None:
         self._check_made(self._make())
@@ -80,4 +81,10 @@ class InlineCell(LoopCell):
             call.cancel()
 
     def _push(self) -> None:
+        self._pushes += 1
+        if self._pushes >= self.PUSHES - 1:
+            # It was asked often enough. What waits on this loop can be closed where it waits; left alone it would
+            # keep the whole program from ending.
+            for call in self._running:
+                close_code(call.task)
         self._wind_up()

@@ -18,7 +18,17 @@ from ostler.errors import (
     WorkspaceNotFoundError,
 )
 from ostler.lifecycle.house import House
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, Permission, Principal, Role, Workspace, from_micros
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    AgentInstance,
+    Fault,
+    Permission,
+    Principal,
+    Role,
+    Workspace,
+    from_micros,
+    shown,
+)
 from ostler.policy import decide_access
 from ostler.store import Actor
 from ostler.store.commands import RecordAudit
@@ -70,6 +80,7 @@ async def enter(house: House, asker: Asker, permission: Permission, about: str) 
 async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permission) -> AgentInstance:
     """An instance that the asker may do this to. One that is not the asker's to see is not found, to the letter."""
     house.require_open()
+    require_kind("instance_id", instance_id, UUID)
     life = house.lives.get(instance_id)
     record = life.record if life is not None else await house.store.get_instance(instance_id)
     own = await house.workspace(asker.workspace_id)
@@ -83,6 +94,13 @@ async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permi
     error: OstlerError = AuthorizationError(decision.reason)
     await note_refusal(house, asker, permission, f"instance:{instance_id}", error)
     raise error if space == asker.workspace_id else missing
+
+
+def require_kind(field: str, value: object, kind: type) -> None:
+    """A slip of the caller's is answered with a sentence, not with a trace from deep inside."""
+    if not isinstance(value, kind):
+        shown_kind = "a UUID" if kind is UUID else f"a {kind.__name__}"
+        raise ValidationError([Fault(field=field, bound=f"must be {shown_kind}", value=shown(value))])
 
 
 async def note_refusal(house: House, asker: Asker, what: str, about: str, error: OstlerError) -> None:

@@ -96,8 +96,6 @@ class Fanout:
         self._dropped = 0
         #: Up to here everything has been delivered.
         self.cursor = 0
-        #: The latest that was written, as far as the writer has said.
-        self.newest = 0
         #: By instance; None holds those who look at a whole workspace. An observer that is let go leaves by itself.
         self._watchers: dict[UUID | None, dict[int, tuple[weakref.ref[Buffer], UUID, Wanted]]] = {}
         self._woken = asyncio.Event()
@@ -113,8 +111,7 @@ class Fanout:
             self._told = False
             self._woken.set()
 
-        def committed(sequence: int) -> None:  # on the writer's thread
-            self.newest = sequence
+        def committed(_sequence: int) -> None:  # on the writer's thread
             if not self._told:
                 self._told = True
                 with contextlib.suppress(RuntimeError):  # the loop has closed; nobody is left to be told
@@ -122,7 +119,6 @@ class Fanout:
 
         self._unsubscribe = self._store.subscribe(committed)
         self.cursor = (await self._store.head()).sequence
-        self.newest = max(self.newest, self.cursor)
         self._task = loop.create_task(self._follow(), name="ostler-fanout")
 
     async def close(self) -> None:

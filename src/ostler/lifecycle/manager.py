@@ -70,7 +70,9 @@ class AgentLifecycleManager:
 
     async def spawn(self, request: SpawnRequest, *, idempotency_key: str | None = None) -> AgentInstance:
         """Start a new instance and answer when it is ready. The same key asks for the same instance again."""
-        async with refusals(self._house, self._asker, "spawn", f"definition:{request.agent_definition_id}"):
+        async with refusals(
+            self._house, self._asker, "spawn", f"definition:{getattr(request, 'agent_definition_id', '?')}"
+        ):
             return await spawn(self._house, self._asker, request, idempotency_key=idempotency_key)
 
     async def process(self, instance_id: UUID, request: Any, *, wait: bool = True) -> Any:

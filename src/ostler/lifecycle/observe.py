@@ -8,7 +8,7 @@ from typing import Self
 from uuid import UUID
 
 from ostler.errors import ValidationError
-from ostler.lifecycle.doors import Asker, enter, reach
+from ostler.lifecycle.doors import Asker, enter, reach, require_kind
 from ostler.lifecycle.fanout import Buffer, Fanout, Wanted
 from ostler.lifecycle.house import House
 from ostler.model import (
@@ -52,10 +52,13 @@ class Observation(AsyncIterator[Seen]):
         self._asker = asker
         self._instance_id = instance_id
         self._options = options or ObservationOptions.default()
+        require_kind("options", self._options, ObservationOptions)
+        if instance_id is not None:
+            require_kind("instance_id", instance_id, UUID)
         self._options.validate().require()
         if after is not None and after < 0:
             raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
-        self._seen = fanout.newest if after is None else after
+        self._seen = fanout.cursor if after is None else after
         self._wanted = wanted_by(self._options)
         self._buffer = Buffer(instance_id, self._options.buffer_capacity)
         self._live = after is None

@@ -38,7 +38,7 @@ from ostler.telemetry import LifecycleLog, LifecycleMetrics
 WORKROOM = "work"
 #: As many are ended together as the store takes in without complaint.
 _AT_ONCE = 2000
-_CLOSING = "the manager is closing and takes nothing on; open it again"
+_CLOSING = "this manager is closed, or about to be; open one again"
 
 
 @asynccontextmanager

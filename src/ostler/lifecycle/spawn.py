@@ -14,7 +14,7 @@ from ostler.errors import (
 )
 from ostler.isolation.base import Exit
 from ostler.lifecycle.admit import Admission, admit, make_life
-from ostler.lifecycle.doors import Asker
+from ostler.lifecycle.doors import Asker, require_kind
 from ostler.lifecycle.fail import explained, write_failure
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
@@ -27,6 +27,7 @@ async def spawn(
     house: House, asker: Asker, request: SpawnRequest, *, idempotency_key: str | None = None
 ) -> AgentInstance:
     """A ready instance, or an error and nothing left of it but its record."""
+    require_kind("request", request, SpawnRequest)
     house.log.emit("spawn_requested", definition_id=request.agent_definition_id, options=request.options)
     began = house.clock.mono()
     try:

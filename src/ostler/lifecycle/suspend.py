@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, ValidationError
-from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import cancel_calls, stop_cell, sweep_up
 from ostler.lifecycle.life import Life
@@ -24,6 +24,7 @@ from ostler.model import (
     TerminationOptions,
     Wait,
     WaitKind,
+    shown,
 )
 from ostler.seams import Deadline
 from ostler.store import SYSTEM, Actor
@@ -42,6 +43,11 @@ async def suspend(
     resume_after: timedelta | None = None,
 ) -> AgentInstance:
     """Without a depth it is held, and only when it is at rest. To hold one that works waits for its turn to end."""
+    if depth is not None and depth not in tuple(SuspendDepth):
+        words = ", ".join(SuspendDepth)
+        raise ValidationError([Fault(field="depth", bound=f"must be one of {words}", value=shown(depth))])
+    if resume_after is not None:
+        require_kind("resume_after", resume_after, timedelta)
     if resume_after is not None and not timedelta(0) < resume_after <= _LONGEST:
         raise ValidationError([Fault(field="resume_after", bound="must be more than 0 and at most 365 days")])
     record = await reach(house, asker, instance_id, Permission.AGENTS_SUSPEND)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Verb
-from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import NO_GRACE, cancel_calls, stop_cell, sweep_up, turn_away
 from ostler.lifecycle.life import Life
@@ -53,6 +53,7 @@ async def terminate(
 ) -> TerminationResult:
     """Safe to ask twice, at once from several, and of one that is still starting: they share one end."""
     chosen = options or TerminationOptions.default()
+    require_kind("options", chosen, TerminationOptions)
     chosen.validate().require()
     record = await reach(house, asker, instance_id, Permission.AGENTS_TERMINATE)
     life = house.lives.get(instance_id)
@@ -136,6 +137,8 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
     report = await stop_cell(life, grace * (left / grace.total_seconds()) if grace else NO_GRACE)
     house.fault("stop.kill.after")
     farewell.left_behind = report.left_behind
+    if not report.graceful and not farewell.faults:
+        farewell.faults.append("it was ended at once" if not grace else "it did not end by itself and was forced")
     farewell.complete = farewell.complete and report.graceful
     return farewell
 

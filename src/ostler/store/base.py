@@ -100,8 +100,8 @@ class Store(ABC):
     def subscribe(self, listener: Callable[[int], None]) -> Callable[[], None]:
         """Be told that the log has grown: the listener gets the number of the newest event.
 
-        It is called once after each commit of this store that added events, when they are durable and before
-        those who asked for them are answered; on the thread that writes, so it must be quick and may not wait.
+        It is called once after each commit of this store that added events, when they are durable and after
+        those who asked for them were answered; on the thread that writes, so it must be quick and may not wait.
         One that raises is not called again. What others write into the same place is not told; for that, read.
         Returns what ends it. A subscription outlasts closing and opening.
         """

@@ -52,8 +52,6 @@ class Desk:
         try:
             outcomes = batch.run(submissions)
             self._note(batch.broken)
-            if batch.newest:
-                self._listeners.tell(batch.newest)
             self._fault("store.ack.before")
         except Exception as error:  # noqa: BLE001 - the writer outlives whatever one batch does to it
             outcomes = refused(submissions, self._note(error) or error)
@@ -61,6 +59,9 @@ class Desk:
             self._deliver(refused(submissions, OutcomeUnknownError(_DIED)))
             raise
         self._deliver(outcomes)
+        if batch.newest:
+            # After the answers: who follows the log must not be ahead of who wrote it.
+            self._listeners.tell(batch.newest)
 
     def _note(self, error: Exception | None) -> StoreError | None:
         """The disk lied once. Never try again on the same file: say so, and refuse from now on."""
