@@ -22,10 +22,12 @@ import ostler
 from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.isolation import IsolationLevels
 from ostler.lifecycle import AgentLifecycleManager, LifecycleSettings
+from ostler.lifecycle.observe import Observation
 from ostler.model import (
     AgentInstance,
     AgentSpawnOptions,
     AgentState,
+    AgentStateChangedEvent,
     Attempt,
     Event,
     GetInstancesFilter,
@@ -149,8 +151,11 @@ class Worker(Agent):
         return request
 
     def _plainly(self, request: Any) -> None:
-        """What stops the loop on which it lives, for as long as it takes."""
-        if request == "wall":
+        """All that needs no awaiting; some of it stops the loop on which it lives, for as long as it takes."""
+        if isinstance(request, dict):
+            for number in range(request.get("reports", 0)):
+                self.context.report(message=f"step {number}")
+        elif request == "wall":
             self._stage.wall.wait()
         elif request == "mumble":
             while not self._stage.wall.wait(0.005):
@@ -306,6 +311,28 @@ class Scene:
     async def events_all(self, instance: AgentInstance) -> list[int]:
         """The numbers of all its events."""
         return [one.sequence async for one in self.manager.store.replay(instance_id=instance.instance_id)]
+
+
+async def all_of(stream: Observation) -> list[Any]:
+    """All that it says until it ends."""
+    async with asyncio.timeout(PATIENCE):
+        return [one async for one in stream]
+
+
+async def take(stream: Observation, count: int) -> list[Any]:
+    async with asyncio.timeout(PATIENCE):
+        return [await anext(stream) for _ in range(count)]
+
+
+def moves(seen: list[Any]) -> list[AgentState]:
+    return [one.new_state for one in seen if isinstance(one, AgentStateChangedEvent)]
+
+
+async def delivered(scene: Scene) -> None:
+    """Until everything that is committed has gone to whoever looks."""
+    fanout = scene.manager._fanout  # noqa: SLF001 - tests may look inside
+    head = (await scene.manager.store.head()).sequence
+    await until(lambda: fanout.cursor >= head)
 
 
 def kill_manager(home: Path, what: str) -> dict[str, UUID]:

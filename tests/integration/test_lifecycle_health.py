@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -81,7 +81,7 @@ async def test_one_that_blocks_misses_its_heartbeats_and_nobody_else_does(scene:
     async with scene.open() as manager:
         instance = await scene.spawn(IsolationLevel.THREAD)
         other = await scene.spawn(IsolationLevel.THREAD)
-        await turns(scene, instance, H.HEALTHY)
+        await ticks(scene, instance, H.HEALTHY)
         call = await scene.busy(instance, "wall")
         sick = await turns(scene, instance, H.UNHEALTHY)
         assert sick.health.details == "no answer within 3 s"
@@ -89,7 +89,7 @@ async def test_one_that_blocks_misses_its_heartbeats_and_nobody_else_does(scene:
         assert await manager.process(other.instance_id, "hello") == "hello"
         scene.stage.wall.set()
         assert await call == "wall"
-        await turns(scene, instance, H.HEALTHY)
+        await ticks(scene, instance, H.HEALTHY)
         assert await healths(scene, instance) == [H.HEALTHY, H.DEGRADED, H.UNHEALTHY, H.HEALTHY]
 
 
@@ -109,11 +109,13 @@ async def test_a_death_that_nobody_told_of_is_found(scene: Scene) -> None:
         (cell,) = world.alive[instance.instance_id]
         cell.die()
         await scene.drift(7)
-        await until(lambda: _attempt(scene, instance, 2))
+        await until(lambda: _attempt(scene, instance, 2, scene.drift))
 
 
-async def _attempt(scene: Scene, instance: AgentInstance, number: int) -> bool:
-    await scene.drift(1)
+async def _attempt(
+    scene: Scene, instance: AgentInstance, number: int, passes: Callable[[int], Awaitable[None]]
+) -> bool:
+    await passes(1)
     record = await scene.record(instance)
     return (record.state, record.attempt) == (S.READY, number)
 
@@ -136,7 +138,7 @@ async def test_an_agent_that_says_it_is_unwell(scene: Scene, answer: Any, detail
     scene.stage.health = Gate() if answer == "hang" else answer
     async with scene.open() as manager:
         instance = await scene.spawn(level, health_check=CUSTOM)
-        sick = await turns(scene, instance, H.UNHEALTHY)
+        sick = await (turns if answer == "hang" else ticks)(scene, instance, H.UNHEALTHY)
         assert details in (sick.health.details or "")
         assert sick.health.details
         assert sick.state is S.READY
@@ -148,7 +150,7 @@ async def test_an_agent_that_says_it_is_well(scene: Scene, answer: object) -> No
     scene.stage.health = answer
     async with scene.open():
         instance = await scene.spawn(health_check=CUSTOM)
-        await turns(scene, instance, H.HEALTHY)
+        await ticks(scene, instance, H.HEALTHY)
         assert scene.stage.looks >= 2
 
 
@@ -194,7 +196,7 @@ async def test_one_that_is_suspended_is_left_alone(scene: Scene) -> None:
         await scene.tick(20)
         assert scene.stage.looks == 0
         await manager.resume(instance.instance_id)
-        await turns(scene, instance, H.HEALTHY)
+        await ticks(scene, instance, H.HEALTHY)
 
 
 # --- probes from outside -----------------------------------------------------------------------------
@@ -268,10 +270,10 @@ async def test_one_that_is_unhealthy_is_restarted_where_a_policy_says_so(scene: 
         stays = await scene.spawn(health_check=CUSTOM)
         never = await scene.spawn(health_check=CUSTOM, restart_policy=RestartPolicy.none())
         comes = await scene.spawn(health_check=CUSTOM, restart_policy=RestartPolicy.immediate())
-        await turns(scene, comes, H.HEALTHY)
+        await ticks(scene, comes, H.HEALTHY)
         call = await scene.busy(comes)
         scene.stage.health = "unwell"
-        await until(lambda: _attempt(scene, comes, 2))
+        await until(lambda: _attempt(scene, comes, 2, scene.tick))
         scene.stage.health = None
         with pytest.raises(AgentGoneError):
             await call
@@ -280,7 +282,7 @@ async def test_one_that_is_unhealthy_is_restarted_where_a_policy_says_so(scene: 
         for one in (stays, never):
             record = await scene.record(one)
             assert (record.state, record.attempt) == (S.READY, 1)
-        back = await turns(scene, comes, H.HEALTHY)
+        back = await ticks(scene, comes, H.HEALTHY)
         assert (back.restart_count, back.lifetime_restarts) == (0, 1)
 
 

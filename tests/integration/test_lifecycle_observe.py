@@ -6,20 +6,17 @@ import asyncio
 import gc
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from lifecycle_aids import Scene, until
+from lifecycle_aids import Scene, all_of, delivered, moves, take
 
-from ostler.errors import AgentNotFoundError, AuthorizationError, ValidationError
-from ostler.lifecycle.observe import Observation
 from ostler.model import (
     AgentErrorEvent,
     AgentEvent,
     AgentHealthChangedEvent,
     AgentInstance,
     AgentMetricsUpdatedEvent,
+    AgentProgressEvent,
     AgentRestartingEvent,
     AgentSignalEvent,
     AgentSpawnedEvent,
@@ -29,15 +26,10 @@ from ostler.model import (
     EventsMissed,
     IsolationLevel,
     ObservationOptions,
-    Permission,
-    Principal,
     RestartPolicy,
-    Role,
     TerminationOptions,
-    Tier,
-    Workspace,
 )
-from ostler.store.commands import PutRecord, ReportSignal
+from ostler.store.commands import ReportSignal
 
 pytestmark = pytest.mark.anyio
 
@@ -49,27 +41,6 @@ SLOW = RestartPolicy(initial_delay=timedelta(seconds=2), use_jitter=False)
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(home=tmp_path)
-
-
-async def all_of(stream: Observation) -> list[Any]:
-    async with asyncio.timeout(20):
-        return [one async for one in stream]
-
-
-async def take(stream: Observation, count: int) -> list[Any]:
-    async with asyncio.timeout(20):
-        return [await anext(stream) for _ in range(count)]
-
-
-def moves(seen: list[Any]) -> list[AgentState]:
-    return [one.new_state for one in seen if isinstance(one, AgentStateChangedEvent)]
-
-
-async def delivered(scene: Scene) -> None:
-    """Until everything that is committed has gone to whoever looks."""
-    fanout = scene.manager._fanout  # noqa: SLF001
-    head = (await scene.manager.store.head()).sequence
-    await until(lambda: fanout.cursor >= head)
 
 
 async def chatter(scene: Scene, instance: AgentInstance, count: int) -> None:
@@ -179,6 +150,7 @@ async def test_only_what_was_asked_for(scene: Scene, wanted: str, kinds: set[typ
     options = ObservationOptions(**{name: name == wanted for name in names})
     async with scene.open() as manager:
         instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
+        await delivered(scene)
         live = manager.observe(instance.instance_id, options)
         await manager.process(instance.instance_id, {"signals": 2})
         await manager.process(instance.instance_id, {"tokens": 5})
@@ -188,6 +160,22 @@ async def test_only_what_was_asked_for(scene: Scene, wanted: str, kinds: set[typ
         await manager.terminate(instance.instance_id)
         assert {type(one) for one in await all_of(live)} == kinds - {AgentSpawnedEvent}
         assert {type(one) for one in await all_of(manager.observe(instance.instance_id, options, after=0))} == kinds
+
+
+async def test_progress_is_thinned_out_and_holds_no_close_up(scene: Scene) -> None:
+    async with scene.open() as manager:
+        instance = await scene.spawn()
+        stream = manager.observe(instance.instance_id, ObservationOptions(include_state_changes=False))
+        await manager.process(instance.instance_id, {"reports": 100})
+        assert (await take(stream, 1))[0].message == "step 99"
+        await manager.process(instance.instance_id, {"reports": 50})
+        scene.clock.advance(0.9)
+        await scene.calm()
+        assert len(await scene.events(instance, AgentProgressEvent)) == 1
+        scene.clock.advance(0.2)
+        assert (await take(stream, 1))[0].message == "step 49"
+        await manager.process(instance.instance_id, {"reports": 10})
+    # What was not told yet waits for a second that never comes; leaving did not wait for it.
 
 
 # --- when it ends ------------------------------------------------------------------------------------
@@ -333,64 +321,3 @@ async def test_one_that_catches_up_misses_nothing_and_sees_nothing_twice(scene: 
         assert len(expected) > 2000
         for one in watching:
             assert [each.sequence for each in await one] == expected
-
-
-# --- who may look ------------------------------------------------------------------------------------
-
-
-def principal(scene: Scene, space: UUID, *, cross: bool = False, roles: tuple[Role, ...] = (Role.ADMIN,)) -> Principal:
-    return Principal(
-        principal_id=uuid4(),
-        name="grace",
-        workspace_id=space,
-        roles=roles,
-        permissions=(Permission.WORKSPACES_CROSS,) if cross else (),
-        created_at=scene.clock.wall(),
-    )
-
-
-async def test_what_belongs_to_another_workspace_is_not_there(scene: Scene) -> None:
-    space = Workspace(workspace_id=UUID(int=7), name="other", tier=Tier.ENTERPRISE, created_at=scene.clock.wall())
-    async with scene.open() as manager:
-        await manager.store.commit(PutRecord(record=space))
-        instance = await scene.spawn()
-        other = manager.acting_as(principal(scene, space.workspace_id))
-        everything = other.observe()
-        for after in (None, 0):
-            stream = other.observe(instance.instance_id, after=after)
-            await manager.process(instance.instance_id, "hello")
-            with pytest.raises(AgentNotFoundError):
-                await anext(stream)
-            assert await all_of(stream) == []
-        own = await other.spawn(scene.request())
-        assert {one.instance_id for one in await take(everything, 2)} == {own.instance_id}
-        nobody = manager.acting_as(principal(scene, instance.workspace_id or UUID(int=0), roles=()))
-        for refused in (nobody.observe(), nobody.observe(instance.instance_id)):
-            with pytest.raises(AuthorizationError):
-                await anext(refused)
-
-
-async def test_who_may_look_across_sees_what_happens_there(scene: Scene) -> None:
-    space = Workspace(workspace_id=UUID(int=7), name="other", tier=Tier.ENTERPRISE, created_at=scene.clock.wall())
-    async with scene.open() as manager:
-        await manager.store.commit(PutRecord(record=space))
-        instance = await scene.spawn()
-        await delivered(scene)
-        auditor = manager.acting_as(principal(scene, space.workspace_id, cross=True))
-        live = auditor.observe(instance.instance_id)
-        history = auditor.observe(instance.instance_id, after=0)
-        await manager.terminate(instance.instance_id)
-        assert moves(await all_of(live)) == [S.TERMINATING, S.TERMINATED]
-        assert moves(await all_of(history)) == [S.READY, S.TERMINATING, S.TERMINATED]
-
-
-async def test_what_does_not_exist_cannot_be_watched(scene: Scene) -> None:
-    async with scene.open() as manager:
-        with pytest.raises(AgentNotFoundError):
-            await anext(manager.observe(uuid4()))
-        with pytest.raises(ValidationError, match="after"):
-            manager.observe(after=-1)
-        with pytest.raises(ValidationError, match="buffer_capacity"):
-            manager.observe(options=ObservationOptions(buffer_capacity=0))
-        with pytest.raises(ValidationError):
-            await anext(manager.observe(after=10**9))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,11 +12,10 @@ from ostler.agents import AgentRegistry
 from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
-    ExecutionTimeoutError,
     InvalidOperationError,
     ValidationError,
 )
-from ostler.isolation import IsolationLevels, Verb
+from ostler.isolation import Verb
 from ostler.model import (
     AgentAttemptStartedEvent,
     AgentState,
@@ -29,7 +26,6 @@ from ostler.model import (
     SuspendDepth,
     WaitKind,
 )
-from ostler.testing.simulated import Misfortune, SimulatedIsolation, World
 
 pytestmark = pytest.mark.anyio
 
@@ -40,20 +36,6 @@ LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD)
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(home=tmp_path)
-
-
-def made_up(scene: Scene, luck: Misfortune) -> IsolationLevels:
-    """A level that can freeze, in the place of the one with threads."""
-    levels = IsolationLevels(scene.clock)
-    levels.use(IsolationLevel.THREAD, SimulatedIsolation(scene.clock, World(chance=Never(), luck=luck)))
-    return levels
-
-
-class Never(random.Random):
-    """Nothing unlikely happens."""
-
-    def random(self) -> float:
-        return 0.999
 
 
 # --- hold --------------------------------------------------------------------------------------------
@@ -206,60 +188,6 @@ async def test_two_who_resume_at_once_start_it_once(scene: Scene) -> None:
         scene.stage.starting.open()
         assert (await first).state is S.READY
         assert scene.stage.starts == [1, 2]
-
-
-# --- freeze ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", LEVELS)
-async def test_a_level_that_cannot_freeze_says_so(scene: Scene, level: IsolationLevel) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(level)
-        await scene.busy(instance)
-        sentence = f"the {level} level cannot freeze an agent in mid-work; hold or park it"
-        with pytest.raises(InvalidOperationError, match=sentence):
-            await manager.suspend(instance.instance_id, SuspendDepth.FREEZE)
-        assert await scene.state(instance) is S.PROCESSING
-
-
-async def test_a_frozen_one_thaws_where_it_was_and_its_time_stood_still(scene: Scene) -> None:
-    levels = made_up(scene, Misfortune(call_hangs=1.0))
-    limits = ResourceLimits(execution_timeout=timedelta(seconds=60))
-    async with scene.open(levels=levels) as manager:
-        spawning = scene.begin(scene.spawn(IsolationLevel.THREAD, resource_limits=limits))
-        await until(lambda: _passes(scene, spawning.done))
-        instance = spawning.result()
-        call = scene.begin(manager.process(instance.instance_id, "work"))
-        await scene.reaches(instance, S.PROCESSING)
-        await scene.tick(40)
-        frozen = await manager.suspend(instance.instance_id, SuspendDepth.FREEZE)
-        assert frozen.state is S.SUSPENDED
-        await scene.tick(1000, step=10)
-        assert not call.done()
-        with pytest.raises(InvalidOperationError, match="resume it first"):
-            await manager.process(instance.instance_id, "more")
-        assert (await manager.resume(instance.instance_id)).state is S.PROCESSING
-        await scene.tick(15)
-        assert not call.done()
-        await scene.tick(10)
-        with pytest.raises(ExecutionTimeoutError):
-            await call
-        assert (await scene.record(instance)).attempt == 1
-
-
-async def test_one_that_is_frozen_at_rest_thaws_to_ready(scene: Scene) -> None:
-    async with scene.open(levels=made_up(scene, Misfortune())) as manager:
-        spawning = scene.begin(scene.spawn(IsolationLevel.THREAD))
-        await until(lambda: _passes(scene, spawning.done))
-        instance = spawning.result()
-        await manager.suspend(instance.instance_id, SuspendDepth.FREEZE, resume_after=HOUR)
-        scene.clock.advance(HOUR.total_seconds())
-        await scene.reaches(instance, S.READY, attempt=1)
-
-
-def _passes(scene: Scene, holds: Callable[[], bool]) -> bool:
-    scene.clock.advance(0.01)
-    return holds()
 
 
 # --- pauses that end by themselves -------------------------------------------------------------------

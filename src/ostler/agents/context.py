@@ -244,9 +244,12 @@ def _text_faults(name: str, value: Any) -> Iterator[Fault]:
         yield Fault(field=name, bound="must be text", value=shown(value))
 
 
+_LONGEST = timedelta(days=3650)
+
+
 def _duration_faults(name: str, value: Any) -> Iterator[Fault]:
-    if not (isinstance(value, timedelta) and value > timedelta(0)):
-        yield Fault(field=name, bound="must be a duration above zero", value=shown(value))
+    if not (isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST):
+        yield Fault(field=name, bound="must be a duration above zero and at most 3650 days", value=shown(value))
 
 
 def _mapping_faults(name: str, value: Any) -> Iterator[Fault]:

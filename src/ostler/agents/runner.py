@@ -46,7 +46,8 @@ class AgentRunner:
         self._context = context
         self._workers = workers
         self._agent: Agent | None = None
-        self._shut = False
+        #: Whether its one shutdown went through; None until it was asked for.
+        self._shut: asyncio.Future[bool] | None = None
         #: Hooks that outlived their time; held here, for the loop itself holds tasks only weakly.
         self._late: set[asyncio.Task[Any]] | None = None
 
@@ -80,14 +81,25 @@ class AgentRunner:
                 return _kept(await self._ask(verb, agent.final_state))
             case "cleanup":
                 return await self._clean_up()
-            case "shutdown" if not self._shut:
-                self._shut = True
-                await self._ask(verb, agent.shutdown)
             case "shutdown":
-                pass
+                await self._shut_down(agent)
             case _:
                 raise InvalidOperationError(f"an agent cannot be asked to {shown(verb)}")
         return None
+
+    async def _shut_down(self, agent: Agent) -> None:
+        """Once. Whoever asks again waits for the first to end, and is told if that was cut off."""
+        if self._shut is not None:
+            if not await asyncio.shield(self._shut):
+                raise AgentExecutionError("its shutdown was cut off before")
+            return
+        self._shut = asyncio.get_running_loop().create_future()
+        went_through = False
+        try:
+            await self._ask("shutdown", agent.shutdown)
+            went_through = True
+        finally:
+            self._shut.set_result(went_through)
 
     # --- one call ------------------------------------------------------------------------------------
 

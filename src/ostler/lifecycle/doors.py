@@ -82,6 +82,9 @@ async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permi
     house.require_open()
     require_kind("instance_id", instance_id, UUID)
     life = house.lives.get(instance_id)
+    if life is not None and life.lock.locked() and permission is not Permission.AGENTS_READ:
+        async with life.lock:  # a move is under way, and whoever observes may know of it before we do
+            pass
     record = life.record if life is not None else await house.store.get_instance(instance_id)
     own = await house.workspace(asker.workspace_id)
     missing = AgentNotFoundError(f"there is no instance {instance_id}; list what exists, or check the id")
@@ -93,6 +96,7 @@ async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permi
         return record
     error: OstlerError = AuthorizationError(decision.reason)
     await note_refusal(house, asker, permission, f"instance:{instance_id}", error)
+    missing.noted = True
     raise error if space == asker.workspace_id else missing
 
 

@@ -8,11 +8,12 @@ from uuid import UUID
 
 from ostler.isolation.base import Exit
 from ostler.lifecycle.house import House
-from ostler.model import AgentInstance, Wait, WaitKind
+from ostler.model import AgentInstance, Wait, WaitKind, clipped
 from ostler.policy import RestartDecision, RestartFacts, decide_restart
 from ostler.store import AgentError
 from ostler.store.commands import AttemptEnd, Beside, Restarting
 
+_QUOTED = 1000
 #: As many of its latest starts are looked at; no burst window holds more.
 _STARTS = 100
 
@@ -31,7 +32,8 @@ async def plan_death(
 ) -> Death:
     """`pause` is the suspension that ends with it; `final` keeps the policy from being asked."""
     policy = record.spawn_options.restart_policy if record.spawn_options else None
-    text = how.detail or how.outcome.value
+    # Our own sentences quote it, and they too have a limit; the whole of it is kept as the error.
+    text = clipped(how.detail or how.outcome.value, _QUOTED)
     starts = await house.store.list_attempts(record.instance_id, after=max(record.attempt - _STARTS, 0))
     facts = RestartFacts(
         restart_count=record.restart_count,
@@ -47,7 +49,7 @@ async def plan_death(
         wait = house.new_wait(
             record,
             WaitKind.BACKOFF,
-            reason=decision.sentence[:2000],
+            reason=decision.sentence,
             due_at=now + decision.delay,
             detail={"attempt": record.attempt, "max_attempts": decision.max_attempts},
         )
@@ -58,7 +60,7 @@ async def plan_death(
             reason=decision.sentence,
         )
     error = AgentError(
-        message=text,
+        message=how.detail or how.outcome.value,
         exception_type=how.exception_type,
         stack_trace=how.stack_trace,
         is_recoverable=wait is not None,

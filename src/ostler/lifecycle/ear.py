@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from datetime import timedelta
 
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
@@ -16,12 +18,14 @@ from ostler.store.commands import ReportProgress, ReportSignal
 _MINUTE = 60.0
 #: As many numbers of its own may one agent report by name.
 _MAX_METRICS = 100
+_MAX_SIGNALS = 10_000
+_AT_ONCE = 64
 
 
 class Ear:
     """Knows which start it belongs to; what an earlier one says later is not believed."""
 
-    __slots__ = ("_house", "_life", "_pending", "_writing")
+    __slots__ = ("_house", "_life", "_pending", "_signals", "_writing")
 
     def __init__(self, house: House, life: Life) -> None:
         self._house = house
@@ -29,6 +33,8 @@ class Ear:
         #: The latest progress that was not written yet.
         self._pending: Progress | None = None
         self._writing = False
+        #: Signals that wait to be written; None while nobody writes.
+        self._signals: deque[Signal] | None = None
 
     def heard(self, attempt: int, message: Message) -> None:
         life = self._life
@@ -44,9 +50,9 @@ class Ear:
                 self._pending = message
                 if not self._writing:
                     self._writing = True
-                    self._house.run(self._write_progress(attempt), "ostler-progress")
+                    self._tell_progress(attempt)
             case Signal():
-                self._house.run(self._write_signal(attempt, message), "ostler-signal")
+                self._hear_signal(attempt, message)
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         if attempt != self._life.attempt:
@@ -62,8 +68,9 @@ class Ear:
         tally, now = self._life.tally, self._house.clock.mono()
         tally.tokens += count
         if self._life.limits.max_tokens_per_minute:
-            recent = [one for one in tally.recent_tokens or () if now - one[0] < _MINUTE]
-            tally.recent_tokens = [*recent, (now, count)]
+            recent = tally.recent_tokens = tally.recent_tokens or deque(maxlen=61)
+            before = recent.pop()[1] if recent and recent[-1][0] == int(now) else 0
+            recent.append((int(now), before + count))
 
     def _keep_metric(self, message: MetricReported) -> None:
         own = self._life.own_metrics
@@ -72,17 +79,21 @@ class Ear:
         if message.name in own or len(own) < _MAX_METRICS:
             own[message.name] = message.value
 
-    async def _write_progress(self, attempt: int) -> None:
+    def _tell_progress(self, attempt: int) -> None:
         """The latest only, and not more often than the settings say: progress is for looking, not for keeping."""
+        house = self._house
+        gap = house.settings.progress_interval.total_seconds()
+        early = gap - (house.clock.mono() - self._life.pulse.progress_told)
+        if early > 0:  # by a timer, not by a task: a house that closes does not wait for it
+            house.clock.call_later(early, lambda: self._tell_progress(attempt))
+        elif house.shut is None:
+            house.run(self._write_progress(attempt), "ostler-progress")
+
+    async def _write_progress(self, attempt: int) -> None:
         house, life = self._house, self._life
+        latest, self._pending = self._pending, None
         try:
-            while (latest := self._pending) is not None:
-                gap = house.settings.progress_interval.total_seconds()
-                early = gap - (house.clock.mono() - life.pulse.progress_told)
-                if early > 0:
-                    await house.clock.sleep(early)
-                    latest = self._pending or latest
-                self._pending = None
+            if latest is not None:
                 life.pulse.progress_told = house.clock.mono()
                 await house.store.commit(
                     ReportProgress(
@@ -96,23 +107,40 @@ class Ear:
         except OstlerError as error:
             house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
         finally:
-            self._writing = False
+            self._writing = self._pending is not None
+            if self._writing:
+                self._tell_progress(attempt)
 
-    async def _write_signal(self, attempt: int, message: Signal) -> None:
+    def _hear_signal(self, attempt: int, message: Signal) -> None:
+        """One after the other, in their order; more than can be written are lost, and that is said."""
+        if self._signals is None:
+            self._signals = deque([message])
+            self._house.run(self._write_signals(attempt, self._signals), "ostler-signals")
+        elif len(self._signals) < _MAX_SIGNALS:
+            self._signals.append(message)
+        else:
+            why = f"more than {_MAX_SIGNALS} signals wait to be written"
+            self._house.log.emit("report_lost", instance_id=self._life.instance_id, error=why)
+
+    async def _write_signals(self, attempt: int, waiting: deque[Signal]) -> None:
         house, life = self._house, self._life
-        command = ReportSignal(
-            instance_id=life.instance_id, attempt=attempt, name=message.name, payload=message.payload
-        )
-        try:
-            await house.store.commit(command)
-        except OstlerError as error:
-            house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
+        while waiting:
+            batch = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
+            commands = (
+                ReportSignal(instance_id=life.instance_id, attempt=attempt, name=one.name, payload=one.payload)
+                for one in batch
+            )
+            answers = await asyncio.gather(*map(house.store.commit, commands), return_exceptions=True)
+            for error in answers:
+                if isinstance(error, OstlerError):
+                    house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
+        self._signals = None
 
 
 def tokens_wait(life: Life, now: float) -> timedelta:
     """How long until the tokens of the last minute leave room for one more request."""
     limit = life.limits.max_tokens_per_minute
-    recent = sorted(one for one in life.tally.recent_tokens or () if now - one[0] < _MINUTE)
+    recent = [one for one in life.tally.recent_tokens or () if now - one[0] < _MINUTE]
     over = sum(count for _, count in recent) - limit
     if not limit or over < 0:
         return timedelta(0)

@@ -17,7 +17,7 @@ from ostler.isolation import IsolationLevels
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.timers import Timers
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, Wait, WaitKind, Workspace
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, TerminationResult, Wait, WaitKind, Workspace
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store import SYSTEM, Actor, Store
 from ostler.store.commands import Beside, Command, MoveInstance
@@ -50,6 +50,8 @@ class House:
     strangers: dict[UUID, dict[UUID, Wait]] = field(default_factory=dict)
     #: Definitions that are in the store as they are registered here.
     told_definitions: set[UUID] = field(default_factory=set)
+    #: Terminations of those that have no life here, by instance; all who ask share one.
+    burials: dict[UUID, asyncio.Task[TerminationResult]] = field(default_factory=dict)
     #: Why nothing new is taken on; None while the door is open.
     shut: OstlerError | None = None
     restarting: asyncio.Semaphore = field(init=False)

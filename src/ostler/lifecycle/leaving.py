@@ -10,6 +10,7 @@ from ostler.errors import AgentGoneError
 from ostler.isolation.base import StopReport
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
+from ostler.seams import Deadline
 
 NO_GRACE = timedelta(0)
 
@@ -46,6 +47,14 @@ def cancel_calls(life: Life) -> None:
         if not future.done():
             future.set_exception(AgentGoneError("the agent ended while it waited"))
             future.exception()  # looked at, lest nobody does
+
+
+async def calls_ended(house: House, life: Life, limit: timedelta) -> None:
+    """Hooks come after the work has stopped; but work that does not stop must not use up their time."""
+    if life.calls:
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(house.clock, limit):
+                await asyncio.wait(list(life.calls))
 
 
 def turn_away(life: Life, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -51,13 +52,13 @@ class Tally:
     failed: int = 0
     tokens: int = 0
     #: Tokens by the second they were told in; no more than a minute of them.
-    recent_tokens: list[tuple[float, int]] | None = None
+    recent_tokens: deque[tuple[int, int]] | None = None
     last_metrics: AgentMetrics | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Run:
-    """One request that is being worked on, and the time it has left; a freeze stops its clock."""
+    """One request that is being worked on, and the time it has left."""
 
     since: float
     left: float
@@ -65,6 +66,10 @@ class Run:
     armed: float = 0.0
     timer: Timer | None = None
     expired: bool = False
+    frozen: bool = False
+    #: How many things outside it waits for; while there are any it is not worked on.
+    waits: int = 0
+    task: asyncio.Task[object] | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,16 +86,18 @@ class Life:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Requests that the agent works on now.
     calls: dict[asyncio.Task[object], Run] = field(default_factory=dict)
-    #: How many of them wait for something outside.
-    waiting_calls: int = 0
     #: Open waits that the agent asked for, with the future that ends each.
     waits: dict[UUID, asyncio.Future[object]] | None = None
     #: The start that is under way.
     starting: asyncio.Task[None] | None = None
     #: The termination that is under way; all who ask share it.
     ending: asyncio.Task[TerminationResult] | None = None
+    #: It was asked to end before, in vain; so its end will not have been graceful.
+    balked: bool = False
     #: The start whose death is being dealt with; whoever announces it again is late.
     mourned: int = 0
+    #: The parking that is under way; a resume waits for it.
+    parking: asyncio.Task[None] | None = None
     #: Set while it finishes its turn and takes no more.
     holding: bool = False
     suspension: UUID | None = None
@@ -128,7 +135,7 @@ class Life:
     @property
     def working(self) -> int:
         """Requests that are worked on and do not wait."""
-        return len(self.calls) - self.waiting_calls
+        return sum(not run.waits for run in self.calls.values())
 
     def note_quiet(self) -> None:
         if self.quiet is not None:

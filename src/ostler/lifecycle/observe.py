@@ -79,9 +79,9 @@ class Observation(AsyncIterator[Seen]):
             if not self._admitted:
                 await self._admit()
             found = await self._next()
-        except BaseException:
+        except Exception:
             self._leave()
-            raise
+            raise  # a step that was only cancelled can be taken again
         if found is None:
             self._leave()
             raise StopAsyncIteration

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +38,7 @@ from ostler.telemetry import LifecycleLog, LifecycleMetrics
 WORKROOM = "work"
 #: As many are ended together as the store takes in without complaint.
 _AT_ONCE = 2000
+_ROUNDS = 2
 _CLOSING = "this manager is closed, or about to be; open one again"
 
 
@@ -64,7 +65,7 @@ async def open_manager(
         home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
         if home is not None:
             lock = HomeLock(home)
-            await asyncio.to_thread(lock.take)
+            lock.take()  # at once: it does not wait, and a cancelled opening must not keep it
             stack.callback(lock.release)
         store = await stack.enter_async_context(where if isinstance(where, Store) else open_store(where, outside))
         room = workroom or (home / WORKROOM if home is not None else None)
@@ -134,6 +135,7 @@ class Keeping:
         self._house = house
         self._ownership = ownership
         self._watch = Watch(house)
+        self._forget: Callable[[], None] | None = None
         self.fanout = Fanout(
             house.store, house.clock, lambda count: house.metrics.count("lifecycle.observers.dropped", count)
         )
@@ -143,7 +145,13 @@ class Keeping:
         await self.fanout.start()
         await recover(house)
         house.timers.start(self._due)
-        house.registry.on_change(self._registered)
+        loop = asyncio.get_running_loop()
+
+        def registered(manifest: AgentManifest) -> None:  # on whatever thread registers
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._registered, manifest)
+
+        self._forget = house.registry.on_change(registered)
         self._watch.start()
         self._ownership.keep(self._lost)
 
@@ -159,6 +167,8 @@ class Keeping:
 
     def _registered(self, manifest: AgentManifest) -> None:
         """Some may have waited for just this definition."""
+        if self._house.shut is not None:
+            return
         self._house.told_definitions.discard(manifest.id)
         for wait in self._house.strangers.pop(manifest.id, {}).values():
             self._due(wait)
@@ -177,15 +187,18 @@ class Keeping:
         house = self._house
         owned = house.shut is None
         house.shut = house.shut or InvalidOperationError(_CLOSING)
+        if self._forget is not None:
+            self._forget()
         await self._watch.close()
         house.timers.close()
-        if owned:
-            await self._retire_all()
-        for life in house.living():  # what could not be ended in order must not outlive us either
-            if life.starting is not None:
-                life.starting.cancel()
-            cancel_calls(life)
-        await house.settle_down()
+        for _ in range(_ROUNDS):  # a spawn that was under way when the door was shut comes to light only later
+            if owned:
+                await self._retire_all()
+            for life in house.living():  # what could not be ended in order must not outlive us either
+                if life.starting is not None:
+                    life.starting.cancel()
+                cancel_calls(life)
+            await house.settle_down()
         for life in house.living():
             with contextlib.suppress(OstlerError):
                 await stop_cell(life, NO_GRACE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from ostler.errors import (
     OstlerError,
 )
 from ostler.isolation.base import Cell, Exit, Verb
+from ostler.lifecycle.clocks import CURRENT_RUN, arm, pause
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.ear import tokens_wait
 from ostler.lifecycle.fail import died
@@ -44,9 +46,10 @@ async def process(house: House, asker: Asker, instance_id: UUID, request: Any, *
     require_open(life)
     await life.slots.acquire(wait=wait)
     run = Run(since=house.clock.mono(), left=life.limits.execution_timeout.total_seconds())
-    work = _work(house, life, request, asker.actor, run)
-    task = house.run(work, "ostler-process")
+    task = run.task = house.run(_work(house, life, request, asker.actor, run), "ostler-process")
     life.calls[task] = run
+    # Also for one that is cancelled before its first step, whose `finally` never comes.
+    task.add_done_callback(partial(_left, life))
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -79,26 +82,31 @@ def closed(record: AgentInstance, *, holding: bool = False) -> InvalidOperationE
 
 async def _work(house: House, life: Life, request: Any, by: Actor, run: Run) -> Any:
     """All that belongs to one request, in a task of its own, so that its end is tidy whoever gives up on it."""
-    task = asyncio.current_task()
     began = house.clock.mono()
+    CURRENT_RUN.set(run)
     try:
         cell = await _enter(house, life, by)
         house.metrics.count("lifecycle.process.count")
         return await _bounded(house, life, cell, request, run)
     finally:
-        if task is not None:
-            life.calls.pop(task, None)
-        life.slots.release()
-        life.note_quiet()
+        if run.task is not None:
+            _left(life, run.task)
         await settle(house, life)
         house.metrics.observe("lifecycle.process.duration", house.clock.mono() - began)
 
 
+def _left(life: Life, task: asyncio.Task[Any]) -> None:
+    """Its place is free again; said twice, it is so once."""
+    if life.calls.pop(task, None) is not None:
+        life.slots.release()
+        life.note_quiet()
+
+
 async def _enter(house: House, life: Life, by: Actor) -> Cell:
     """Written down before it begins: a disk that takes no record takes no work either."""
-    pause = tokens_wait(life, house.clock.mono())
-    if pause:
-        await house.clock.sleep(pause.total_seconds())
+    full = tokens_wait(life, house.clock.mono())
+    if full:
+        await house.clock.sleep(full.total_seconds())
     async with life.lock:
         require_open(life)
         overlapping = life.state is AgentState.PROCESSING
@@ -119,11 +127,15 @@ async def _enter(house: House, life: Life, by: Actor) -> Cell:
 
 async def _bounded(house: House, life: Life, cell: Cell, request: Any, run: Run) -> Any:
     attempt = life.attempt
-    arm(house, run, asyncio.current_task())
+    arm(house, run)
     try:
         answer = await cell.call(Verb.PROCESS, request)
     except asyncio.CancelledError:
         if not run.expired:
+            if cell.is_stuck:  # nobody waits for it any more, but it works on and would keep others from their turn
+                detail = "a request was called off and did not heed that"
+                how = Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)
+                house.run(died(house, life, attempt, how), "ostler-died")
             raise
         raise await _timed_out(house, life, cell, attempt) from None
     except AgentGoneError as error:
@@ -134,45 +146,12 @@ async def _bounded(house: House, life: Life, cell: Cell, request: Any, run: Run)
         await _erred(house, life, attempt, error)
         raise
     finally:
-        disarm(run)
+        pause(house, run)
     if run.expired:  # it finished all the same, but nobody counts on a late answer
         raise await _timed_out(house, life, cell, attempt)
     life.tally.completed += 1
     life.pulse.output = house.clock.mono()
     return answer
-
-
-def arm(house: House, run: Run, task: asyncio.Task[Any] | None) -> None:
-    """Let its clock run; after a thaw, on from where it stood."""
-
-    def expire() -> None:
-        run.expired = True
-        if task is not None:
-            task.cancel()
-
-    run.armed = house.clock.mono()
-    run.timer = house.clock.call_later(run.left, expire)
-
-
-def stop_clocks(house: House, life: Life) -> None:
-    """Time does not count while it is frozen."""
-    for run in life.calls.values():
-        if run.timer is not None:
-            run.left = max(run.left - (house.clock.mono() - run.armed), 0.0)
-            run.timer.cancel()
-
-
-def run_clocks(house: House, life: Life) -> None:
-    """It goes on; and what it did not say while it was frozen is no silence."""
-    for task, run in life.calls.items():
-        if run.timer is not None:
-            arm(house, run, task)
-    life.pulse.heartbeat = life.pulse.output = life.pulse.cpu_change = house.clock.mono()
-
-
-def disarm(run: Run) -> None:
-    if run.timer is not None:
-        run.timer.cancel()
 
 
 async def _timed_out(house: House, life: Life, cell: Cell, attempt: int) -> ExecutionTimeoutError:

@@ -17,15 +17,25 @@ from ostler.errors import (
 from ostler.lifecycle.admit import revive
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import cancel_calls, stop_cell, turn_away
+from ostler.lifecycle.leaving import calls_ended, cancel_calls, stop_cell, turn_away
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.spawn import give_up
 from ostler.lifecycle.start import start
 from ostler.lifecycle.terminate import Farewell, say_goodbye
-from ostler.model import AgentInstance, AgentState, AttemptOutcome, Permission, TerminationOptions, Wait, WaitKind
+from ostler.model import (
+    AgentInstance,
+    AgentState,
+    AttemptOutcome,
+    Permission,
+    TerminationOptions,
+    ValidationResult,
+    Wait,
+    WaitKind,
+)
 from ostler.seams import Deadline
 from ostler.store import SYSTEM, Actor
 from ostler.store.commands import AttemptEnd, Beside, Restarting, RestartInstance
+from ostler.store.commands.checking import said_faults
 
 #: When the plan has no room, or the store no ear: how long until the next try.
 _LATER = timedelta(seconds=5)
@@ -60,6 +70,7 @@ async def restart_due(house: House, wait: Wait) -> None:
 
 async def restart(house: House, asker: Asker, instance_id: UUID, reason: str | None = None) -> AgentInstance:
     """By hand: a failed one at once, a living one after an orderly stop. It counts like any other start."""
+    ValidationResult(faults=tuple(said_faults("reason", reason))).require()
     record = await reach(house, asker, instance_id, Permission.AGENTS_SPAWN)
     if record.state in _REFUSED:
         raise InvalidOperationError(
@@ -91,15 +102,28 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
     if life.cell is not None:
         try:
             async with Deadline(house.clock, grace):
+                await calls_ended(house, life, grace / 2)
                 await say_goodbye(life.cell, farewell, keep=False)
         except TimeoutError:
             farewell.faults.append("it did not shut down in time")
     report = await stop_cell(life, grace)
     faults = [*farewell.faults, *([report.left_behind] if report.left_behind else [])]
-    policy = life.options.restart_policy
     wait = house.new_wait(life.record, WaitKind.BACKOFF, reason=why, due_at=house.clock.wall())
-    beside = Beside(
-        ended=AttemptEnd(outcome=AttemptOutcome.STOPPED, detail="; ".join([why, *faults])),
+    ended = AttemptEnd(outcome=AttemptOutcome.STOPPED, detail="; ".join([why, *faults]))
+    async with life.lock:
+        beside = _beside(life, wait, ended, why)
+        await house.insist(lambda: house.move(life, AgentState.FAILED, by=by, reason=why, beside=beside))
+    if life.suspension is not None:
+        house.timers.drop(life.suspension)
+    life.suspension = life.depth = None
+    life.backoff = wait.wait_id
+    house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
+
+
+def _beside(life: Life, wait: Wait, ended: AttemptEnd, why: str) -> Beside:
+    policy = life.options.restart_policy
+    return Beside(
+        ended=ended,
         open_wait=wait,
         end_wait=life.suspension,
         wait_outcome="restarted",
@@ -110,13 +134,6 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
             reason=why,
         ),
     )
-    async with life.lock:
-        await house.insist(lambda: house.move(life, AgentState.FAILED, by=by, reason=why, beside=beside))
-    if life.suspension is not None:
-        house.timers.drop(life.suspension)
-    life.suspension = life.depth = None
-    life.backoff = wait.wait_id
-    house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
 
 
 async def _come_back(house: House, life: Life, by: Actor, claim: tuple[UUID | None, str | None]) -> None:
@@ -125,6 +142,7 @@ async def _come_back(house: House, life: Life, by: Actor, claim: tuple[UUID | No
     policy = life.options.restart_policy
     house.fault("restart.spawn.before")
     async with life.lock:
+        house.require_open()
         await house.commit(
             life,
             RestartInstance(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from uuid import UUID
 
 from ostler.errors import AgentNotFoundError, InvalidOperationError, OstlerError, StoreError
 from ostler.lifecycle.admit import revive
+from ostler.lifecycle.clocks import run_clocks
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
-from ostler.lifecycle.process import run_clocks
 from ostler.lifecycle.settle import settle
 from ostler.lifecycle.spawn import give_up
 from ostler.lifecycle.start import start
@@ -48,6 +49,9 @@ async def resume_due(house: House, wait: Wait) -> None:
 
 
 async def _resume(house: House, life: Life, by: Actor) -> None:
+    if life.parking is not None:
+        await asyncio.wait([life.parking])  # first it must be gone; then it can come back
+        life.parking = None
     beside = Beside(end_wait=life.suspension, wait_outcome="resumed") if life.suspension else Beside()
     if life.depth is SuspendDepth.PARK or life.cell is None:
         await _fresh(house, life, by, beside)

@@ -17,6 +17,7 @@ async def settle(house: House, life: Life, by: Actor = SYSTEM) -> None:
     A result is never lost because of this: the work is done, whatever the disk says.
     """
     if not due(life):
+        life.unsettled = False
         return
     try:
         async with life.lock:

@@ -101,7 +101,10 @@ async def _same(house: House, life: Life) -> AgentInstance:
         starting = life.starting
     if starting is not None:
         await asyncio.wait([starting])
-    return await house.store.get_instance(life.instance_id) or life.record
+    record = await house.store.get_instance(life.instance_id) or life.record
+    if starting is not None and not record.is_active:
+        raise AgentInitializationError(record.error_message or "it could not be started")
+    return record
 
 
 async def _earlier(house: House, life: Life) -> AgentInstance | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
 
@@ -31,6 +32,7 @@ NO_GRACE = timedelta(0)
 
 async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside | None = None) -> None:
     """Bring it to ready. Raises a typed error after leaving nothing behind; the record is then still as it was."""
+    house.require_open()
     life.starting = house.run(_start(house, life, by, beside or Beside()), "ostler-start")
     try:
         await asyncio.shield(life.starting)
@@ -61,9 +63,10 @@ async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
     life.tally = Tally()
     cell: Cell | None = None
     try:
-        cell = life.cell = await _isolated(house, life, plan)
-        await _identified(house, life, cell)
-        await _initialized(house, life, cell)
+        async with _in_time(house, life):
+            cell = life.cell = await _isolated(house, life, plan)
+            await _identified(house, life, cell)
+            await _initialized(cell)
         house.fault("spawn.ready.before")
         enforcement = enforced(life)
         said = {"enforcement": enforcement, "reason": "it is initialised"}
@@ -101,15 +104,22 @@ async def _identified(house: House, life: Life, cell: Cell) -> None:
         house.fault("spawn.identity.after")
 
 
-async def _initialized(house: House, life: Life, cell: Cell) -> None:
+@asynccontextmanager
+async def _in_time(house: House, life: Life) -> AsyncIterator[None]:
+    """All of a start has one limit: what makes the agent object may hang as well as what initialises it."""
     limit = life.options.initialization_timeout
     try:
         async with Deadline(house.clock, limit):
-            await cell.call(Verb.INITIALIZE)
+            yield
     except TimeoutError as error:
         raise InitializationTimeoutError(
             f"it was not ready within {limit.total_seconds():g} s; raise initialization_timeout if it needs longer"
         ) from error
+
+
+async def _initialized(cell: Cell) -> None:
+    try:
+        await cell.call(Verb.INITIALIZE)
     except AgentExecutionError as error:
         raise AgentInitializationError(f"its initialisation failed: {error}") from error
     except AgentGoneError as error:

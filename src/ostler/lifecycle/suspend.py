@@ -7,11 +7,11 @@ from datetime import timedelta
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, ValidationError
+from ostler.lifecycle.clocks import run_clocks, stop_clocks
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import cancel_calls, stop_cell, sweep_up
 from ostler.lifecycle.life import Life
-from ostler.lifecycle.process import run_clocks, stop_clocks
 from ostler.lifecycle.settle import settle
 from ostler.lifecycle.terminate import Farewell, say_goodbye
 from ostler.model import (
@@ -95,11 +95,12 @@ async def _stand_still(house: House, life: Life, by: Actor, how: tuple[SuspendDe
                 current=life.state,
                 wanted=AgentState.SUSPENDED,
             )
-        if life.state not in _RESTING or life.working:
+        if life.state not in _RESTING or life.working or life.mourned >= life.attempt:
             raise _not_now(life.record)
         await _write(house, life, by, how)
     if how[0] is SuspendDepth.PARK:
-        await park(house, life)
+        life.parking = house.run(park(house, life), "ostler-park")
+        await asyncio.shield(life.parking)
 
 
 async def _until_quiet(house: House, life: Life, *, parking: bool) -> None:

@@ -13,7 +13,7 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Cell, Verb
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import NO_GRACE, cancel_calls, stop_cell, sweep_up, turn_away
+from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, stop_cell, sweep_up, turn_away
 from ostler.lifecycle.life import Life
 from ostler.model import (
     AgentInstance,
@@ -58,7 +58,10 @@ async def terminate(
     record = await reach(house, asker, instance_id, Permission.AGENTS_TERMINATE)
     life = house.lives.get(instance_id)
     if life is not None and life.ending is not None:
-        return await asyncio.shield(life.ending)
+        ending, cell = life.ending, life.cell
+        if cell is not None and not chosen.graceful_timeout:
+            await cell.stop(NO_GRACE)  # who comes later may have less patience than the first
+        return await asyncio.shield(ending)
     if record.state is AgentState.TERMINATED:
         raise InvalidOperationError(
             f"instance {instance_id} is terminated already",
@@ -66,7 +69,12 @@ async def terminate(
             wanted=AgentState.TERMINATING,
         )
     if life is None:
-        return await house.firm(_bury(house, asker.actor, record, chosen))
+        burial = house.burials.get(instance_id)
+        if burial is None:
+            burial = house.run(_bury(house, asker.actor, record, chosen), "ostler-bury")
+            house.burials[instance_id] = burial
+            burial.add_done_callback(lambda _: house.burials.pop(instance_id, None))
+        return await asyncio.shield(burial)
     return await asyncio.shield(end(house, life, chosen, asker.actor))
 
 
@@ -93,7 +101,7 @@ async def _end(house: House, life: Life, options: TerminationOptions, by: Actor)
         farewell = await _take_leave(house, life, options)
         if not farewell.complete and not options.force_if_timeout:
             limit = options.graceful_timeout.total_seconds()
-            life.ending = None
+            life.ending, life.balked = None, True
             return TerminationResult.failed(
                 f"it did not end within {limit:g} s and is left terminating; terminate it again to force it"
             ).evolve(final_instance=life.record)
@@ -115,6 +123,8 @@ async def _call_off(life: Life) -> None:
 async def _take_leave(house: House, life: Life, options: TerminationOptions) -> Farewell:
     """Hooks, last words, shutdown, and the end of the cell; all within one grace, or by force."""
     farewell, cell = Farewell(), life.cell
+    if life.balked:
+        farewell.faults.append("it did not end when it was first asked to")
     if cell is None:
         farewell.complete = True
         return farewell
@@ -123,6 +133,7 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
     if grace and not cell.is_stuck:
         try:
             async with Deadline(house.clock, grace):
+                await calls_ended(house, life, grace / 2)
                 await say_goodbye(cell, farewell, keep=options.persist_final_state)
                 farewell.complete = True
         except TimeoutError:
@@ -179,16 +190,10 @@ async def _final(
     house.drop(life)
     house.fault("stop.final.after")
     duration = house.clock.mono() - began
-    house.metrics.count("lifecycle.terminate.count")
     house.metrics.observe("lifecycle.terminate.duration", duration)
     if not farewell.graceful:
         house.metrics.count("lifecycle.terminate.forced")
-    house.log.emit(
-        "terminated",
-        instance_id=life.instance_id,
-        was_graceful=farewell.graceful,
-        uptime=life.record.uptime(house.clock.wall()),
-    )
+    _tell(house, life.record, graceful=farewell.graceful)
     result = TerminationResult.successful(life.record, farewell.graceful, timedelta(seconds=duration))
     return result.evolve(error_message=detail)
 
@@ -201,7 +206,7 @@ async def _end_failed(house: House, life: Life, options: TerminationOptions, by:
         house.timers.drop(life.backoff)
     sweep_up(life)
     house.drop(life)
-    house.metrics.count("lifecycle.terminate.count")
+    _tell(house, life.record, graceful=False)
     return TerminationResult.successful(life.record, was_graceful=False, duration=timedelta(seconds=0))
 
 
@@ -219,8 +224,14 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
         beside = None
     last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside)
     final = await house.insist(lambda: house.store.commit(last))
-    house.metrics.count("lifecycle.terminate.count")
+    _tell(house, final, graceful=graceful)
     return TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0))
+
+
+def _tell(house: House, record: AgentInstance, *, graceful: bool) -> None:
+    house.metrics.count("lifecycle.terminate.count")
+    uptime = record.uptime(house.clock.wall())
+    house.log.emit("terminated", instance_id=record.instance_id, was_graceful=graceful, uptime=uptime)
 
 
 async def _open_wait(house: House, record: AgentInstance) -> Wait | None:

@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents import WaitAnswer, WaitAsked
-from ostler.errors import InvalidOperationError, OstlerError
+from ostler.errors import AgentNotFoundError, InvalidOperationError, OstlerError
+from ostler.lifecycle.clocks import CURRENT_RUN, arm, pause
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.house import House
-from ostler.lifecycle.life import Life
+from ostler.lifecycle.life import Life, Run
 from ostler.lifecycle.settle import settle
 from ostler.model import AgentState, Permission, Wait, WaitKind
 from ostler.store import SYSTEM, Actor
@@ -36,8 +37,10 @@ async def wait_for(house: House, life: Life, asked: WaitAsked) -> WaitAnswer:
     life.waits[wait.wait_id] = answered
     if asked.timeout is not None:
         house.timers.add(wait, asked.timeout)
-    life.waiting_calls += 1
+    run = CURRENT_RUN.get()
+    run = run if run is not None and run in life.calls.values() else None
     try:
+        _begin(house, run)
         await house.firm(house.store.commit(OpenWait(wait=wait)))
         life.note_quiet()
         await settle(house, life)
@@ -47,12 +50,26 @@ async def wait_for(house: House, life: Life, asked: WaitAsked) -> WaitAnswer:
         house.run(close_wait(house, wait.wait_id, "cancelled"), "ostler-close-wait")
         raise
     finally:
-        life.waiting_calls -= 1
+        _over(house, run)
         house.timers.drop(wait.wait_id)
         if life.waits is not None:
             life.waits.pop(wait.wait_id, None)
     await settle(house, life)
     return answer if isinstance(answer, WaitAnswer) else WaitAnswer(outcome="done")
+
+
+def _begin(house: House, run: Run | None) -> None:
+    """A wait has a limit of its own; the time of the request does not pass meanwhile."""
+    if run is not None:
+        run.waits += 1
+        pause(house, run)
+
+
+def _over(house: House, run: Run | None) -> None:
+    if run is not None:
+        run.waits -= 1
+        if not run.waits and run.task is not None and not run.task.done():
+            arm(house, run)
 
 
 async def _until_resumed(life: Life) -> None:
@@ -68,9 +85,14 @@ async def answer_wait(
 ) -> Wait:
     """End a wait with a word and, if there is more to say, with data. Exactly one caller does."""
     wait = await house.store.get_wait(wait_id)
+    missing = InvalidOperationError(f"there is no wait {wait_id} of an agent; list the waits that are open")
     if wait is None or wait.instance_id is None:
-        raise InvalidOperationError(f"there is no wait {wait_id} of an agent; list the waits that are open")
-    await reach(house, asker, wait.instance_id, Permission.AGENTS_PROCESS)
+        raise missing
+    try:
+        await reach(house, asker, wait.instance_id, Permission.AGENTS_PROCESS)
+    except AgentNotFoundError as error:  # not the asker's to see, so neither is its wait
+        missing.noted = error.noted
+        raise missing from None
     if wait.kind is not WaitKind.AGENT:
         raise InvalidOperationError(f"the wait {wait_id} is for {wait.kind}; resume or restart the instance instead")
     return await _end(house, wait, outcome, answer, asker.actor)

@@ -18,6 +18,7 @@ from ostler.lifecycle.life import Life
 from ostler.lifecycle.settle import settle
 from ostler.lifecycle.why import judge
 from ostler.model import (
+    ACTIVE_STATES,
     HOME_WORKSPACE_ID,
     AgentMetrics,
     AgentState,
@@ -39,12 +40,18 @@ class Watch:
     def __init__(self, house: House) -> None:
         self._house = house
         self._task: asyncio.Task[None] | None = None
+        self._looks: dict[asyncio.Task[None], None] = {}
         self._swept = house.clock.mono()
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="ostler-watch")
 
+    def _looked(self, look: asyncio.Task[None]) -> None:
+        self._looks.pop(look, None)
+
     async def close(self) -> None:
+        for look in list(self._looks):  # a slow probe must not hold up the end
+            look.cancel()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -75,8 +82,12 @@ class Watch:
                 life.pulse.next_probe = now + life.check.interval.total_seconds()
             if probing or now - life.pulse.sampled >= sampling:
                 life.pulse.looking = True
-                house.run(self._look_at(life, life.cell, probing=probing), "ostler-look")
-        house.metrics.set("lifecycle.instances.active", sum(states.values()))
+                look = house.run(self._look_at(life, life.cell, probing=probing), "ostler-look")
+                self._looks[look] = None
+                look.add_done_callback(self._looked)
+        house.metrics.set(
+            "lifecycle.instances.active", sum(count for state, count in states.items() if state in ACTIVE_STATES)
+        )
         for state, count in states.items():
             house.metrics.set("lifecycle.instances.by_state", count, state=state.value)
 
@@ -222,6 +233,7 @@ def _metrics(house: House, life: Life, usage: Usage, percent: float) -> AgentMet
         completed_tasks=life.tally.completed,
         failed_tasks=life.tally.failed,
         tokens_used=life.tally.tokens,
+        custom=dict(life.own_metrics) if life.own_metrics else None,
     )
 
 
@@ -233,4 +245,4 @@ def _differs(old: AgentMetrics, new: AgentMetrics) -> bool:
 
 
 #: What makes a sample worth keeping; the moment and the number of threads alone do not.
-_TELLING = ("cpu_percent", "open_tasks", "completed_tasks", "failed_tasks", "tokens_used")
+_TELLING = ("cpu_percent", "open_tasks", "completed_tasks", "failed_tasks", "tokens_used", "custom")

@@ -84,5 +84,7 @@ class AgentMetrics(Record):
     completed_tasks: int = 0
     failed_tasks: int = 0
     tokens_used: int = 0
+    #: What the agent counts itself, by its own names.
+    custom: Mapping[str, float] | None = None
     #: The memory is that of a process which others live in too.
     memory_is_shared: bool = False
