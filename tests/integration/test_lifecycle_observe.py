@@ -295,14 +295,21 @@ async def test_an_observer_that_is_let_go_leaves_by_itself(scene: Scene) -> None
         assert not fanout._watchers  # noqa: SLF001 - nor is a place kept for it
 
 
-async def test_leaving_in_the_middle_of_a_loop_leaves(scene: Scene) -> None:
+async def test_a_step_that_was_cancelled_can_be_taken_again(scene: Scene) -> None:
     async with scene.open() as manager:
         instance = await scene.spawn()
-        stream = manager.observe(instance.instance_id)
-        reading = scene.begin(all_of(stream))
-        await scene.calm()
-        reading.cancel()
-        await asyncio.wait([reading])
+        await delivered(scene)
+        stream, history = manager.observe(instance.instance_id), manager.observe(instance.instance_id, after=0)
+        for one in (stream, history):
+            for turns in range(12):  # wherever it is cancelled
+                step = asyncio.ensure_future(take(one, 100))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                step.cancel()
+                await asyncio.wait([step])
+        await manager.terminate(instance.instance_id)
+        assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
+        assert moves(await all_of(history))[-2:] == [S.TERMINATING, S.TERMINATED]
         assert manager._fanout.watching == 0  # noqa: SLF001
 
 

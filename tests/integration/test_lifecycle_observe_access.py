@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -52,6 +53,24 @@ async def test_what_belongs_to_another_workspace_is_not_there(scene: Scene) -> N
         for refused in (nobody.observe(), nobody.observe(instance.instance_id)):
             with pytest.raises(AuthorizationError):
                 await anext(refused)
+
+
+async def test_a_step_that_was_cancelled_is_no_way_in(scene: Scene) -> None:
+    space = Workspace(workspace_id=UUID(int=7), name="other", tier=Tier.ENTERPRISE, created_at=scene.clock.wall())
+    async with scene.open() as manager:
+        await manager.store.commit(PutRecord(record=space))
+        instance = await scene.spawn()
+        other = manager.acting_as(principal(scene, space.workspace_id))
+        for turns in range(12):
+            stream = other.observe(instance.instance_id, after=0)
+            step = asyncio.ensure_future(take(stream, 1))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.wait([step])
+            if step.cancelled():
+                with pytest.raises(AgentNotFoundError):
+                    await anext(stream)
 
 
 async def test_who_may_look_across_sees_what_happens_there(scene: Scene) -> None:

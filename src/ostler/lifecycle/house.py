@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ostler.agents import AgentRegistry
+from ostler.agents import AgentManifest, AgentRegistry
 from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, StoreClosedError, StoreError
 from ostler.isolation import IsolationLevels
 from ostler.lifecycle.life import Life
@@ -49,7 +49,7 @@ class House:
     #: Restarts that wait for their definition to be registered, by definition.
     strangers: dict[UUID, dict[UUID, Wait]] = field(default_factory=dict)
     #: Definitions that are in the store as they are registered here.
-    told_definitions: set[UUID] = field(default_factory=set)
+    told_definitions: dict[UUID, AgentManifest] = field(default_factory=dict)
     #: Terminations of those that have no life here, by instance; all who ask share one.
     burials: dict[UUID, asyncio.Task[TerminationResult]] = field(default_factory=dict)
     #: Why nothing new is taken on; None while the door is open.

@@ -63,6 +63,8 @@ class Observation(AsyncIterator[Seen]):
         self._buffer = Buffer(instance_id, self._options.buffer_capacity)
         self._live = after is None
         self._admitted = False
+        #: Looked at once, when it begins to listen; later its end is heard.
+        self._may_be_over = True
         self._page: list[Event] = []
         self._closed = False
         if self._live:
@@ -89,13 +91,11 @@ class Observation(AsyncIterator[Seen]):
 
     async def _admit(self) -> None:
         """Asked on the first step, for asking takes time and listening had to begin at once."""
-        self._admitted = True
         if self._instance_id is None:
             await enter(self._house, self._asker, Permission.AGENTS_READ, "events")
-            return
-        await reach(self._house, self._asker, self._instance_id, Permission.AGENTS_READ)
-        if self._live:
-            await self._end_if_over(self._instance_id)
+        else:
+            await reach(self._house, self._asker, self._instance_id, Permission.AGENTS_READ)
+        self._admitted = True  # not before: a step that is cancelled here is taken again, and asks again
 
     async def _end_if_over(self, instance_id: UUID) -> None:
         """Where it had ended before, nothing will come. Where it ended since, its end is on the way."""
@@ -123,6 +123,9 @@ class Observation(AsyncIterator[Seen]):
                 if isinstance(event, AgentEvent) and self._wanted(event):
                     return event
             await self._read_on()
+        if self._may_be_over and self._instance_id is not None:
+            await self._end_if_over(self._instance_id)
+            self._may_be_over = False
         while True:
             found = await self._buffer.get()
             if found is None or isinstance(found, EventsMissed | AgentEvent):
@@ -138,8 +141,6 @@ class Observation(AsyncIterator[Seen]):
             return
         self._live = True
         self._attach()
-        if self._instance_id is not None:
-            await self._end_if_over(self._instance_id)
 
     def _leave(self) -> None:
         self._closed = True

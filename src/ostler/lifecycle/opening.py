@@ -169,7 +169,6 @@ class Keeping:
         """Some may have waited for just this definition."""
         if self._house.shut is not None:
             return
-        self._house.told_definitions.discard(manifest.id)
         for wait in self._house.strangers.pop(manifest.id, {}).values():
             self._due(wait)
 

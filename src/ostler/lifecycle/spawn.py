@@ -161,9 +161,9 @@ def _outcome(error: BaseException) -> AttemptOutcome:
 async def _remember_definition(house: House, admission: Admission) -> None:
     """So that others who look into the store know what the id stands for."""
     manifest = admission.manifest
-    if manifest.id in house.told_definitions:
+    if house.told_definitions.get(manifest.id) is manifest:
         return
-    house.told_definitions.add(manifest.id)
+    house.told_definitions[manifest.id] = manifest
     now = house.clock.wall()
     record = Definition(
         definition_id=manifest.id,
@@ -177,5 +177,5 @@ async def _remember_definition(house: House, admission: Admission) -> None:
     try:
         await house.store.commit(PutRecord(record=record))
     except OstlerError:
-        house.told_definitions.discard(manifest.id)
+        house.told_definitions.pop(manifest.id, None)
         raise
