@@ -515,3 +515,5 @@ from ostler.store.commands import (
 from ostler.version import __version__ as __version__
 
 open = open_manager  # noqa: A001 - what users write is `ostler.open`
+
+__all__: list[str]  # noqa: PYI035 - the list itself stands in __init__.py

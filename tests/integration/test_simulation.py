@@ -9,7 +9,8 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from ostler.lifecycle import fail, settle, watch
+from ostler.isolation.base import StopReport
+from ostler.lifecycle import settle, suspend, watch
 from ostler.testing.simulated import Misfortune, rehearse
 
 #: Each test takes so many seeds from its own place on.
@@ -56,8 +57,8 @@ def nights_with_faults(first: int, count: int = 60) -> int:
     return sum(bool(rehearse(seed).faults) for seed in range(first, first + count))
 
 
-def test_a_failed_agent_that_is_left_running_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fail, "leave_cell", AsyncMock(return_value=None))
+def test_a_parked_agent_that_is_left_running_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspend, "stop_cell", AsyncMock(return_value=StopReport(graceful=True)))
     assert nights_with_faults(3000)
 
 

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import RFC_4122, UUID
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Uuid7Source, no_fault, uuid7
+from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Timer, Uuid7Source, no_fault, uuid7
 from ostler.store import Seams
 from ostler.store.commands import CreateTask
 from ostler.testing import ManualClock, memory_store
@@ -39,6 +40,9 @@ class Hands:
 
     async def sleep(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
+        raise NotImplementedError
 
 
 def source(clock: Hands) -> Uuid7Source:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 
 from ostler.errors import AgentExecutionError
@@ -12,6 +15,7 @@ MAX_MESSAGE = 2000
 #: Of a trace that is too long the beginning says where it came from, the end what happened.
 _HEAD = 4_000
 _TAIL = 12_000
+_FRAMES = 200
 
 
 def execution_error(error: BaseException, *, ours: str) -> AgentExecutionError:
@@ -41,10 +45,28 @@ def _trace(error: BaseException, ours: str) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == ours:
         frames = frames.tb_next
     try:
-        text = "".join(traceback.format_exception(type(error), error, frames))
+        text = "".join(_rendered(error, frames))
     except Exception:  # noqa: BLE001 - rendering runs foreign code; a failure without a trace is still a failure
         return error_text(error)
     if len(text) <= _HEAD + _TAIL:
         return clean_text(text)
     left_out = len(text) - _HEAD - _TAIL
     return clean_text(f"{text[:_HEAD]}\n… ({left_out} characters left out) …\n{text[-_TAIL:]}")
+
+
+def _rendered(error: BaseException, frames: TracebackType | None) -> Iterator[str]:
+    """A trace as Python writes it, without the marks under the lines.
+
+    Those are found by parsing the source, and Python 3.11 bears neither two threads that parse at once nor an agent
+    that is cut off while it does.
+    """
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None and cause is not error:
+        yield f"{error_text(cause)}\n\nwhich led to:\n\n"
+    yield "Traceback (most recent call last):\n"
+    for frame, line in itertools.islice(traceback.walk_tb(frames), _FRAMES):
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
+        if source := linecache.getline(code.co_filename, line).strip():
+            yield f"    {source}\n"
+    yield f"{error_text(error)}\n"

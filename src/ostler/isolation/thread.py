@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from ostler.agents.failures import error_text
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
@@ -21,6 +23,7 @@ from ostler.isolation.workers import Census, Cutoff, Workers
 from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
 from ostler.seams import Clock
 
+_log = logging.getLogger("ostler.isolation")
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(
     {
         "execution_timeout": Enforcement.APPROXIMATED,  # cancelling asks; blocking code hears it when it returns
@@ -69,6 +72,7 @@ class AgentLoop(asyncio.SelectorEventLoop):
     def __init__(self, workers: Executor) -> None:
         self.workers = workers
         super().__init__()
+        self.set_exception_handler(_note)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
@@ -223,6 +227,12 @@ def _drop(task: asyncio.Task[Any]) -> None:
 def _resolve(made: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not made.done():
         made.set_result(outcome)
+
+
+def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What goes wrong beside the calls, on one line and written without a trace: see `agents.failures` for why."""
+    error = context.get("exception")
+    _log.error("%s%s", context.get("message", "an error"), f" ({error_text(error)})" if error else "")
 
 
 def _nothing() -> None:

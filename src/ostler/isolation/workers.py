@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
+from ostler.agents.failures import error_text
+
 #: A worker that has had nothing to do for so many seconds ends, so that an idle agent has one thread.
 LINGER_SECONDS = 1.0
 
@@ -101,8 +103,8 @@ class Census:
             self._living.add(own)
         try:
             life()
-        except BaseException:  # noqa: BLE001 - logged; whatever it was, the thread has to be counted out
-            _log.exception("a thread of an agent ended by an error")
+        except BaseException as error:  # noqa: BLE001 - logged; whatever it was, the thread has to be counted out
+            _log.error("a thread of an agent ended by an error: %s", error_text(error))
         with self._lock:
             self._spent += time.thread_time()
             self._living.remove(own)
