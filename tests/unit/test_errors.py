@@ -10,6 +10,7 @@ from ostler import errors
 from ostler.errors import (
     CursorGoneError,
     DeadlineError,
+    DefinitionError,
     InvalidOperationError,
     MissingExtraError,
     OstlerError,
@@ -47,7 +48,7 @@ def test_every_error_stands_in_the_drawn_tree(cls: type[Exception]) -> None:
 @pytest.mark.parametrize("cls", ALL)
 def test_the_docstring_is_the_default_message(cls: type[OstlerError]) -> None:
     assert cls.__doc__
-    if cls not in {ValidationError, CursorGoneError, MissingExtraError}:
+    if cls not in {ValidationError, DefinitionError, CursorGoneError, MissingExtraError}:
         assert str(cls()) == cls.__doc__
         assert str(cls("said otherwise")) == "said otherwise"
 

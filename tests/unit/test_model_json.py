@@ -47,6 +47,7 @@ SAMPLES: dict[str, Any] = {
     "timedelta": 90 * S, "tuple[str, ...]": ("a", "b"), "tuple[UUID, ...]": (ID,),
     "tuple[Role, ...]": (Role.ADMIN,), "tuple[Permission, ...]": (Permission.AUDIT_READ,),
     "Mapping[str, Any]": {"Key": [1, None, {"b": "é"}]},
+    "Mapping[str, float]": {"files read": 12.5},
     "Mapping[str, Enforcement]": {"memory": Enforcement.ADVISORY},
     "Mapping[AgentState, int]": {AgentState.READY: 1}, "Mapping[HealthState, int]": {HealthState.UNKNOWN: 2},
 }  # fmt: skip

@@ -32,10 +32,11 @@ from ostler.model import (
     Wait,
     WaitKind,
 )
+from ostler.model.ledger import MAX_REASON
+from ostler.model.text import plain_text_faults
 from ostler.seams import Deadline
 from ostler.store import SYSTEM, Actor
 from ostler.store.commands import AttemptEnd, Beside, Restarting, RestartInstance
-from ostler.store.commands.checking import said_faults
 
 #: When the plan has no room, or the store no ear: how long until the next try.
 _LATER = timedelta(seconds=5)
@@ -70,7 +71,7 @@ async def restart_due(house: House, wait: Wait) -> None:
 
 async def restart(house: House, asker: Asker, instance_id: UUID, reason: str | None = None) -> AgentInstance:
     """By hand: a failed one at once, a living one after an orderly stop. It counts like any other start."""
-    ValidationResult(faults=tuple(said_faults("reason", reason))).require()
+    ValidationResult(faults=tuple(plain_text_faults("reason", reason, MAX_REASON))).require()
     record = await reach(house, asker, instance_id, Permission.AGENTS_SPAWN)
     if record.state in _REFUSED:
         raise InvalidOperationError(

@@ -28,6 +28,17 @@ async def spawn(
 ) -> AgentInstance:
     """A ready instance, or an error and nothing left of it but its record."""
     require_kind("request", request, SpawnRequest)
+    # In a task of the house: one that closes meanwhile waits until this has come to an end, good or bad.
+    task = house.run(_spawn(house, asker, request, idempotency_key), "ostler-spawn")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+
+
+async def _spawn(house: House, asker: Asker, request: SpawnRequest, idempotency_key: str | None) -> AgentInstance:
     house.log.emit("spawn_requested", definition_id=request.agent_definition_id, options=request.options)
     began = house.clock.mono()
     try:
@@ -65,6 +76,7 @@ async def spawn(
 
 async def _reserve(house: House, asker: Asker, admission: Admission, key: str | None) -> AgentInstance:
     """Intent first: record, place in the quota, event and audit are one commit, before anything lives."""
+    house.require_open()
     request = admission.request
     short = house.ids.new().hex[-6:]
     command = ReserveInstance(
