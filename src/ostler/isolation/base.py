@@ -139,6 +139,10 @@ class Cell(ABC):
     async def ping(self) -> None:
         """Returns when the agent's place answers; the heartbeat. Costs nothing to speak of."""
 
+    def alive_now(self) -> bool | None:
+        """Whether it lives and uses nothing of its own, where that can be said without asking; else None."""
+        return None
+
     @abstractmethod
     async def freeze(self) -> None:
         """Stop everything in it where it stands; only where `capabilities.freezes`."""

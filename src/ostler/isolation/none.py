@@ -60,6 +60,9 @@ class InlineCell(LoopCell):
         if self._closing:
             raise AgentGoneError
 
+    def alive_now(self) -> bool | None:
+        return not self._closing
+
     async def usage(self) -> Usage:
         return Usage(memory_bytes=self.gauge.read(), memory_is_shared=True)
 

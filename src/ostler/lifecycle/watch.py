@@ -80,7 +80,8 @@ class Watch:
             probing = now >= life.pulse.next_probe
             if probing:
                 life.pulse.next_probe = now + life.check.interval.total_seconds()
-            if probing or now - life.pulse.sampled >= sampling:
+            due = now - life.pulse.sampled >= sampling
+            if (probing or due) and not _nothing_new(life, life.cell, now, due=due):
                 life.pulse.looking = True
                 look = house.run(self._look_at(life, life.cell, probing=probing), "ostler-look")
                 self._looks[look] = None
@@ -183,6 +184,24 @@ class Watch:
 
 def _since(house: House, mono: float) -> timedelta:
     return timedelta(seconds=house.clock.mono() - mono)
+
+
+def _nothing_new(life: Life, cell: Cell, now: float, *, due: bool) -> bool:
+    """An idle agent on our own loop has nothing to tell. To find that out takes no task, and there may be thousands."""
+    pulse, last = life.pulse, life.tally.last_metrics
+    if life.check.probe is not ProbeType.HEARTBEAT or pulse.health.state is not HealthState.HEALTHY:
+        return False
+    if not cell.alive_now() or last is None or last.cpu_percent:
+        return False
+    tally = life.tally
+    if (last.completed_tasks, last.failed_tasks, last.tokens_used) != (tally.completed, tally.failed, tally.tokens):
+        return False
+    if last.open_tasks != len(life.calls) or (life.own_metrics or None) != last.custom:
+        return False
+    pulse.heartbeat = now
+    if due:
+        pulse.sampled = now
+    return True
 
 
 def _passed() -> ProbeResult:
