@@ -26,7 +26,7 @@ from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Key, Kind, Ledger, key_of
 from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
 
-_CACHE_LIMIT = 20_000
+_CACHE_LIMIT = 50_000
 _MAX_DETAIL = 2000
 _ABSENT: Any = object()
 
