@@ -67,7 +67,7 @@ async def show(stream: Any, last: Callable[[Any], bool]) -> None:
 
 
 async def settled(manager: Manager, agent: AgentInstance, state: AgentState) -> None:
-    """The log can tell of a move a moment before the manager acts on it."""
+    """Wait until it has come so far."""
     found = await manager.get_instance(agent.instance_id)
     while found is not None and found.state is not state:
         await asyncio.sleep(0.001)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -342,3 +344,42 @@ async def test_a_step_of_a_stream_that_took_too_long_can_be_taken_again(
     await manager.terminate(one.instance_id)
     types = [event.event_type async for event in stream if isinstance(event, ostler.AgentEvent)]
     assert types[-1] == "agent_terminated"
+
+
+DEAF = """
+import asyncio, sys
+from datetime import timedelta
+import ostler
+
+class Deaf(ostler.Agent):
+    async def process(self, request):
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+async def main():
+    async with ostler.open(sys.argv[1]) as manager:
+        deaf = manager.registry.register(Deaf)
+        options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.NONE)
+        one = await manager.spawn(ostler.SpawnRequest(agent_definition_id=deaf.id, options=options))
+        asked = asyncio.ensure_future(manager.process(one.instance_id, 1))
+        await asyncio.sleep(0.05)
+        result = await manager.terminate(one.instance_id, ostler.TerminationOptions.immediate())
+        await asyncio.wait([asked])
+        print(result.was_graceful, type(asked.exception()).__name__)
+
+asyncio.run(main())
+"""
+
+
+def test_a_task_that_heeds_no_cancellation_does_not_keep_the_program(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DEAF, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "False AgentGoneError\n"), done.stderr
