@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 
 pytest.register_assert_rewrite("ostler.testing.store_suite", "ostler.testing.isolation_suite")
+
+# A busy machine draws slowly, which is no fault of the test; the time limit of each test bounds it.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 _numbers = itertools.count()
 

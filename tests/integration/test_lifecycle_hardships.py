@@ -383,3 +383,27 @@ def test_a_task_that_heeds_no_cancellation_does_not_keep_the_program(tmp_path: P
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "False AgentGoneError\n"), done.stderr
+
+
+async def test_a_live_stream_tells_nothing_of_what_was_done_before_it(manager: ostler.AgentLifecycleManager) -> None:
+    one = await spawned(manager)
+    for number in range(30):
+        await manager.process(one.instance_id, number)
+        stream = manager.observe(one.instance_id)
+        await manager.suspend(one.instance_id)
+        first = await anext(stream)
+        assert isinstance(first, ostler.AgentStateChangedEvent)
+        assert first.new_state is ostler.AgentState.SUSPENDED
+        await stream.aclose()
+        await manager.resume(one.instance_id)
+
+
+async def test_a_restart_while_it_is_being_parked_starts_one_that_lives(
+    manager: ostler.AgentLifecycleManager,
+) -> None:
+    one = await spawned(manager, context={"slow": True})
+    parked = asyncio.create_task(manager.suspend(one.instance_id, ostler.SuspendDepth.PARK))
+    await reached(manager, one, ostler.AgentState.SUSPENDED)
+    await manager.restart(one.instance_id)
+    await asyncio.wait([parked])
+    assert await manager.process(one.instance_id, 1) == 1

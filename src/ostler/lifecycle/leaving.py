@@ -7,7 +7,7 @@ import contextlib
 from datetime import timedelta
 
 from ostler.errors import AgentGoneError
-from ostler.isolation.base import StopReport
+from ostler.isolation.base import Cell, StopReport
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
 from ostler.seams import Deadline
@@ -25,9 +25,9 @@ async def leave_cell(house: House, life: Life, why: str) -> str | None:
     return report.left_behind
 
 
-async def stop_cell(life: Life, grace: timedelta) -> StopReport:
+async def stop_cell(life: Life, grace: timedelta, cell: Cell | None = None) -> StopReport:
     """Stop it and let go of it. The cell stays with the life until it is proven gone."""
-    cell = life.cell
+    cell = cell or life.cell
     if cell is None:
         return StopReport(graceful=True)
     report = await cell.stop(grace)

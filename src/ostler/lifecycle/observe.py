@@ -58,7 +58,8 @@ class Observation(AsyncIterator[Seen]):
         self._options.validate().require()
         if after is not None and after < 0:
             raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
-        self._seen = fanout.cursor if after is None else after
+        # What is committed is past, also what the fan-out has not come to yet.
+        self._seen = max(fanout.cursor, house.store.newest) if after is None else after
         self._wanted = wanted_by(self._options)
         self._buffer = Buffer(instance_id, self._options.buffer_capacity)
         self._live = after is None

@@ -97,6 +97,9 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
     if life.ending is not None or life.starting is not None or life.mourned >= life.attempt:
         raise InvalidOperationError(f"instance {life.instance_id} is ending or starting already", current=life.state)
     life.mourned = life.attempt
+    if life.parking is not None:
+        await asyncio.wait([life.parking])  # it is on its way out already
+        life.parking = None
     cancel_calls(life)
     turn_away(life, "the agent is being restarted")
     farewell, grace = Farewell(), TerminationOptions.default().graceful_timeout

@@ -161,7 +161,7 @@ def suspension(house: House, life: Life, depth: SuspendDepth, resume_after: time
 
 async def park(house: House, life: Life) -> None:
     """Its process ends in order; the record stays suspended, and a resume starts it fresh."""
-    cell, grace = life.cell, TerminationOptions.default().graceful_timeout
+    cell, attempt, grace = life.cell, life.attempt, TerminationOptions.default().graceful_timeout
     life.depth = SuspendDepth.PARK
     cancel_calls(life)  # one that waits for an answer can be left when the manager closes
     if cell is not None:
@@ -171,12 +171,12 @@ async def park(house: House, life: Life) -> None:
                 await say_goodbye(cell, farewell, keep=False)
         except TimeoutError:
             farewell.faults.append("it did not shut down in time")
-        report = await stop_cell(life, grace)
+        report = await stop_cell(life, grace, cell)  # this one, though another start may have followed it
         faults = [*farewell.faults, *([report.left_behind] if report.left_behind else [])]
         command = EndAttempt(
             by=SYSTEM,
             instance_id=life.instance_id,
-            attempt=life.attempt,
+            attempt=attempt,
             outcome=AttemptOutcome.STOPPED,
             detail="; ".join([_PARKED, *faults]),
         )

@@ -96,6 +96,14 @@ class Store(ABC):
         only reading tells which. Cancelling the caller does not undo a command that was already accepted.
         """
 
+    @property
+    def newest(self) -> int:
+        """The number of the newest event that this store has committed since it was opened; 0 before the first.
+
+        Whoever was answered finds it at or above the events of what they did.
+        """
+        return 0
+
     @abstractmethod
     def subscribe(self, listener: Callable[[int], None]) -> Callable[[], None]:
         """Be told that the log has grown: the listener gets the number of the newest event.

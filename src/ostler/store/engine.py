@@ -111,6 +111,10 @@ class EngineStore(Store):
         command.validate().require()
         return await self._living().submit(command, self._epoch)
 
+    @property
+    def newest(self) -> int:
+        return self._listeners.newest
+
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         return self._listeners.add(listener)
 

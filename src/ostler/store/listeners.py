@@ -25,6 +25,8 @@ class Listeners:
         self._lock = threading.Lock()
         #: Replaced as a whole, so that the writer reads it without the lock.
         self._all: tuple[_Subscription, ...] = ()
+        #: The number of the newest event that was committed; known before whoever committed it is answered.
+        self.newest = 0
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Returns what ends it; ending it twice is harmless."""

@@ -58,6 +58,7 @@ class Desk:
         except BaseException:
             self._deliver(refused(submissions, OutcomeUnknownError(_DIED)))
             raise
+        self._listeners.newest = batch.newest or self._listeners.newest
         self._deliver(outcomes)
         if batch.newest:
             # After the answers: who follows the log must not be ahead of who wrote it.
