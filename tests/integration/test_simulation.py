@@ -33,6 +33,12 @@ def test_whatever_goes_wrong_the_record_stays_true(first: int) -> None:
         rehearse(seed).require()
 
 
+@pytest.mark.parametrize("seed", [73, 76, 96, 147, 297, 426, 871, 1006, 5010, 30900, 31689])
+def test_nights_that_once_went_wrong(seed: int) -> None:
+    """Twins, lost slots, waits that nobody ended: each was found by its number, and is kept by it."""
+    rehearse(seed).require()
+
+
 @pytest.mark.parametrize("seed", range(1000, 1010))
 def test_the_same_number_gives_the_same_night(seed: int) -> None:
     once, again = rehearse(seed), rehearse(seed)

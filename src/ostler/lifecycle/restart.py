@@ -117,11 +117,12 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
     async with life.lock:
         beside = _beside(life, wait, ended, why)
         await house.insist(lambda: house.move(life, AgentState.FAILED, by=by, reason=why, beside=beside))
-    if life.suspension is not None:
-        house.timers.drop(life.suspension)
-    life.suspension = life.depth = None
-    life.backoff = wait.wait_id
-    house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
+        # Under the lock: whoever ends it next must find what is written down.
+        if life.suspension is not None:
+            house.timers.drop(life.suspension)
+        life.suspension = life.depth = None
+        life.backoff = wait.wait_id
+        house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
 
 
 def _beside(life: Life, wait: Wait, ended: AttemptEnd, why: str) -> Beside:

@@ -52,7 +52,8 @@ async def _resume(house: House, life: Life, by: Actor) -> None:
     if life.parking is not None:
         await asyncio.wait([life.parking])  # first it must be gone; then it can come back
         life.parking = None
-    beside = Beside(end_wait=life.suspension, wait_outcome="resumed") if life.suspension else Beside()
+    pause = life.suspension
+    beside = Beside(end_wait=pause, wait_outcome="resumed") if pause else Beside()
     if life.depth is SuspendDepth.PARK or life.cell is None:
         await _fresh(house, life, by, beside)
     else:
@@ -65,7 +66,8 @@ async def _resume(house: House, life: Life, by: Actor) -> None:
                 await house.move(
                     life, AgentState.READY, by=by, reason=f"resumed by {by.name}", beside=beside, act="resume"
                 )
-    _awake(house, life)
+            life.suspension = life.depth = None  # under the lock: whoever ends it next must not end the pause again
+    _awake(house, life, pause)
     await settle(house, life)
     house.log.emit("resumed", instance_id=life.instance_id, to_state=life.state)
 
@@ -98,10 +100,9 @@ async def _fresh(house: House, life: Life, by: Actor, beside: Beside) -> None:
         raise
 
 
-def _awake(house: House, life: Life) -> None:
-    if life.suspension is not None:
-        house.timers.drop(life.suspension)
-    life.suspension = life.depth = None
+def _awake(house: House, life: Life, pause: UUID | None) -> None:
+    if pause is not None:
+        house.timers.drop(pause)
     if life.resumed is not None:
         life.resumed.set()
 

@@ -74,6 +74,7 @@ async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
         known = beside if life.isolation.capabilities.outlives_manager else replace(beside, identity=cell.handle)
         async with life.lock:
             await house.move(life, AgentState.READY, by=by, beside=known, **said)
+            life.suspension = life.depth = None
         house.fault("spawn.ready.after")
     except BaseException:
         await asyncio.shield(house.run(_undo(life, plan, cell), "ostler-undo-start"))

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, VersionConflictError
 from ostler.isolation.base import Cell, Verb
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
@@ -74,7 +74,10 @@ async def terminate(
             burial = house.run(_bury(house, asker.actor, record, chosen), "ostler-bury")
             house.burials[instance_id] = burial
             burial.add_done_callback(lambda _: house.burials.pop(instance_id, None))
-        return await asyncio.shield(burial)
+        try:
+            return await asyncio.shield(burial)
+        except VersionConflictError:  # it came back, or was ended, in between: look again
+            return await terminate(house, asker, instance_id, options)
     return await asyncio.shield(end(house, life, chosen, asker.actor))
 
 
@@ -218,11 +221,11 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
         house.timers.drop(wait.wait_id)
         house.forget_stranger(wait)
     said: dict[str, Any] = {"by": by, "instance_id": record.instance_id, "reason": options.reason, "act": _ACT}
-    graceful = record.state is not AgentState.FAILED
+    graceful, seen = record.state is not AgentState.FAILED, record.version
     if record.state not in {AgentState.FAILED, AgentState.TERMINATING}:
-        await house.store.commit(MoveInstance(**said, to=AgentState.TERMINATING, beside=beside))
-        beside = None
-    last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside)
+        going = MoveInstance(**said, to=AgentState.TERMINATING, beside=beside, expected_version=seen)
+        beside, seen = None, (await house.store.commit(going)).version
+    last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside, expected_version=seen)
     final = await house.insist(lambda: house.store.commit(last))
     _tell(house, final, graceful=graceful)
     return TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0))
