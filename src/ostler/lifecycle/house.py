@@ -76,11 +76,19 @@ class House:
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OstlerError):
             self.log.emit("background_error", task=task.get_name(), error=repr(error))
 
-    async def settle_down(self) -> None:
-        """Wait for all that goes on by itself, then for what that started."""
-        current = asyncio.current_task()
+    async def settle_down(self, limit: float) -> None:
+        """Wait for all that goes on by itself, and for what that started; but an end must come to an end."""
+        current, over = asyncio.current_task(), asyncio.get_running_loop().time() + limit
         while others := [task for task in self._tasks if task is not current]:
-            await asyncio.wait(others)
+            left = over - asyncio.get_running_loop().time()
+            if left > 0:
+                await asyncio.wait(others, timeout=left)
+                continue
+            for task in others:
+                task.cancel()
+                self.log.emit("background_error", task=task.get_name(), error="it did not end in time and is left")
+            await asyncio.wait(others, timeout=1.0)
+            return
 
     async def firm(self, work: Coroutine[Any, Any, T]) -> T:
         """See it through, even when the caller is cancelled meanwhile; the cancellation comes after."""

@@ -39,6 +39,8 @@ WORKROOM = "work"
 #: As many are ended together as the store takes in without complaint.
 _AT_ONCE = 2000
 _ROUNDS = 2
+#: Beyond twice the grace, for what has no grace of its own: commits, forced ends.
+_PATIENCE_SECONDS = 15.0
 _CLOSING = "this manager is closed, or about to be; open one again"
 
 
@@ -185,6 +187,7 @@ class Keeping:
     async def close(self) -> None:
         house = self._house
         owned = house.shut is None
+        limit = 2 * house.settings.close_grace.total_seconds() + _PATIENCE_SECONDS
         house.shut = house.shut or InvalidOperationError(_CLOSING)
         if self._forget is not None:
             self._forget()
@@ -192,12 +195,12 @@ class Keeping:
         house.timers.close()
         for _ in range(_ROUNDS):  # a spawn that was under way when the door was shut comes to light only later
             if owned:
-                await self._retire_all()
+                await asyncio.wait([house.run(self._retire_all(), "ostler-retire")], timeout=limit)
             for life in house.living():  # what could not be ended in order must not outlive us either
                 if life.starting is not None:
                     life.starting.cancel()
                 cancel_calls(life)
-            await house.settle_down()
+            await house.settle_down(limit)
         for life in house.living():
             with contextlib.suppress(OstlerError):
                 await stop_cell(life, NO_GRACE)
