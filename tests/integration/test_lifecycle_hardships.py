@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 import ostler
 from ostler.isolation.loopcell import LoopCell
 from ostler.lifecycle import open_manager
+from ostler.lifecycle.observe import Observation
 from ostler.store import Seams
 from ostler.testing import ManualClock
 
@@ -54,9 +56,11 @@ class Willing(ostler.Agent):
         await self.context.wait_for("human", timeout=timedelta.max)
 
     async def hang(self) -> None:
+        self.context.signal("hangs")
         await asyncio.Event().wait()
 
     async def deaf(self) -> None:
+        self.context.signal("deaf now")
         while True:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
@@ -97,6 +101,12 @@ async def spawned(
     return await manager.spawn(ostler.SpawnRequest(agent_definition_id=definition.id, options=chosen, context=context))
 
 
+async def _turns() -> None:
+    """What a moved clock woke gets its turn."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def state_of(manager: ostler.AgentLifecycleManager, instance: ostler.AgentInstance) -> ostler.AgentState:
     found = await manager.get_instance(instance.instance_id)
     assert found is not None
@@ -115,6 +125,25 @@ async def reached(
                 return
 
 
+async def _told(manager: ostler.AgentLifecycleManager, one: ostler.AgentInstance, request: str) -> asyncio.Task[Any]:
+    """A request that goes on; the agent has signalled that it is at it."""
+    async with manager.observe(one.instance_id) as seen:
+        asked = asyncio.create_task(manager.process(one.instance_id, request))
+        async for event in seen:
+            if isinstance(event, ostler.AgentSignalEvent):
+                break
+    return asked
+
+
+async def _failed(manager: ostler.AgentLifecycleManager) -> ostler.AgentInstance:
+    """One that failed for good."""
+    one = await spawned(manager, fail_on_error=True)
+    with pytest.raises(ostler.AgentExecutionError):
+        await manager.process(one.instance_id, "fail")
+    await reached(manager, one, ostler.AgentState.FAILED)
+    return one
+
+
 async def test_an_error_of_any_length_fails_a_spawn_as_it_should(manager: ostler.AgentLifecycleManager) -> None:
     with pytest.raises(ostler.AgentInitializationError, match="its initialisation failed"):
         await spawned(manager, context={"fails": True})
@@ -123,10 +152,7 @@ async def test_an_error_of_any_length_fails_a_spawn_as_it_should(manager: ostler
 
 
 async def test_an_error_of_any_length_is_a_death_that_is_written(manager: ostler.AgentLifecycleManager) -> None:
-    one = await spawned(manager, fail_on_error=True)
-    with pytest.raises(ostler.AgentExecutionError):
-        await manager.process(one.instance_id, "fail")
-    await reached(manager, one, ostler.AgentState.FAILED)
+    one = await _failed(manager)
     found = await manager.get_instance(one.instance_id)
     assert found is not None
     assert LONG[:1500] in (found.error_message or "")
@@ -192,9 +218,8 @@ async def test_a_request_that_does_not_heed_its_caller_ends_the_agent(
 ) -> None:
     monkeypatch.setattr(LoopCell, "GIVE_UP", timedelta(milliseconds=50))
     one = await spawned(manager, isolation_level=level, restart_policy=ostler.RestartPolicy.immediate())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await manager.process(one.instance_id, "deaf")
+    asked = await _told(manager, one, "deaf")
+    asked.cancel()
     async for event in manager.observe(one.instance_id, after=0):
         if isinstance(event, ostler.AgentStateChangedEvent) and event.attempt == 2:
             break
@@ -209,8 +234,7 @@ async def test_a_hold_waits_for_the_one_that_works_beside_one_that_waits(
     waits = asyncio.create_task(manager.process(one.instance_id, "two waits"))
     while len(await manager.get_waits(one.instance_id)) < 2:  # noqa: ASYNC110 - the store has no event for it
         await asyncio.sleep(0.01)
-    works = asyncio.create_task(manager.process(one.instance_id, "hang"))
-    await reached(manager, one, ostler.AgentState.PROCESSING)
+    works = await _told(manager, one, "hang")
     held = asyncio.create_task(manager.suspend(one.instance_id, ostler.SuspendDepth.HOLD))
     done, _ = await asyncio.wait([held], timeout=0.05)
     assert not done
@@ -231,7 +255,7 @@ async def test_the_time_of_a_request_stands_still_while_it_waits(tmp_path: Path)
         while not (waits := await manager.get_waits(one.instance_id)):  # noqa: ASYNC110 - the store has no event for it
             await asyncio.sleep(0.01)
         clock.advance(600)
-        await asyncio.sleep(0)
+        await _turns()
         await manager.answer(waits[0].wait_id)
         assert await asked == "wait"
 
@@ -257,19 +281,24 @@ async def test_a_flood_of_tokens_and_signals_costs_a_bounded_amount(manager: ost
     assert await asked == "signals"
 
 
+async def _first_metrics(seen: Observation) -> ostler.AgentMetrics:
+    async for event in seen:
+        if isinstance(event, ostler.AgentMetricsUpdatedEvent):
+            return event.metrics
+    raise AssertionError("it ended and told none")
+
+
 async def test_numbers_of_its_own_are_in_its_metrics(tmp_path: Path) -> None:
     clock = ManualClock()
     async with open_manager(tmp_path, seams=Seams(clock=clock)) as manager:
         one = await spawned(manager)
         await manager.process(one.instance_id, "count")
         seen = manager.observe(one.instance_id, ostler.ObservationOptions(include_metrics=True))
-        for _ in range(12):
+        told = asyncio.create_task(_first_metrics(seen))
+        while not told.done():
             clock.advance(1)
             await asyncio.sleep(0.01)
-        async for event in seen:
-            if isinstance(event, ostler.AgentMetricsUpdatedEvent):
-                assert event.metrics.custom == {"files read": 3}
-                break
+        assert (await told).custom == {"files read": 3}
 
 
 async def test_a_definition_may_be_registered_from_another_thread(tmp_path: Path) -> None:
@@ -285,29 +314,47 @@ async def test_a_definition_may_be_registered_from_another_thread(tmp_path: Path
         thread.join()
 
 
+async def test_who_asks_for_an_end_in_time_shares_it_however_late_he_gets_there(
+    manager: ostler.AgentLifecycleManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await _failed(manager)
+    ended, get = asyncio.Event(), manager.store.get_instance
+
+    async def slow(instance_id: UUID) -> Any:
+        if asyncio.current_task() is late:
+            await ended.wait()
+        return await get(instance_id)
+
+    monkeypatch.setattr(manager.store, "get_instance", slow)
+    late = asyncio.create_task(manager.terminate(one.instance_id))
+    first = await manager.terminate(one.instance_id)
+    ended.set()
+    assert await late == first
+    with pytest.raises(ostler.InvalidOperationError, match="terminated already"):
+        await manager.terminate(one.instance_id)
+
+
 async def test_two_may_terminate_one_that_failed_for_good(manager: ostler.AgentLifecycleManager) -> None:
-    one = await spawned(manager, fail_on_error=True)
-    with pytest.raises(ostler.AgentExecutionError):
-        await manager.process(one.instance_id, "fail")
-    await reached(manager, one, ostler.AgentState.FAILED)
+    one = await _failed(manager)
     results = await asyncio.gather(*(manager.terminate(one.instance_id) for _ in range(3)))
     assert all(result.success for result in results)
 
 
-async def _never_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()
-    writer.close()
-
-
 async def test_closing_does_not_wait_for_a_slow_probe(tmp_path: Path) -> None:
-    clock = ManualClock()
-    server = await asyncio.start_server(_never_answers, "127.0.0.1", 0)
+    clock, asked = ManualClock(), asyncio.Event()
+
+    async def never_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never_answers, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     check = ostler.HealthCheckConfig(probe=ostler.ProbeType.HTTP, target=f"http://127.0.0.1:{port}/")
     try:
         async with open_manager(tmp_path, seams=Seams(clock=clock)) as manager:
             await spawned(manager, health_check=check)
-            for _ in range(7):
+            while not asked.is_set():
                 clock.advance(1)
                 await asyncio.sleep(0.01)
     finally:
@@ -334,13 +381,11 @@ async def test_a_step_of_a_stream_that_took_too_long_can_be_taken_again(
 ) -> None:
     one = await spawned(manager)
     stream = manager.observe(one.instance_id)
-    await asyncio.sleep(0.05)
     for _ in range(3):
-        try:
-            async with asyncio.timeout(0.01):
-                await anext(stream)
-        except TimeoutError:
-            continue
+        step = asyncio.ensure_future(anext(stream))
+        await _turns()
+        step.cancel()
+        await asyncio.wait([step])
     await manager.terminate(one.instance_id)
     types = [event.event_type async for event in stream if isinstance(event, ostler.AgentEvent)]
     assert types[-1] == "agent_terminated"
@@ -353,6 +398,7 @@ import ostler
 
 class Deaf(ostler.Agent):
     async def process(self, request):
+        began.set()
         while True:
             try:
                 await asyncio.sleep(60)
@@ -360,12 +406,14 @@ class Deaf(ostler.Agent):
                 pass
 
 async def main():
+    global began
+    began = asyncio.Event()
     async with ostler.open(sys.argv[1]) as manager:
         deaf = manager.registry.register(Deaf)
         options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.NONE)
         one = await manager.spawn(ostler.SpawnRequest(agent_definition_id=deaf.id, options=options))
         asked = asyncio.ensure_future(manager.process(one.instance_id, 1))
-        await asyncio.sleep(0.05)
+        await began.wait()
         result = await manager.terminate(one.instance_id, ostler.TerminationOptions.immediate())
         await asyncio.wait([asked])
         print(result.was_graceful, type(asked.exception()).__name__)

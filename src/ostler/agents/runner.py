@@ -204,7 +204,7 @@ class AgentRunner:
             await self._invoke(partial(hook.call), token, patient=False)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - told, and the next hook has its turn
             return error
         return None
 

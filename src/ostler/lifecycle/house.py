@@ -30,6 +30,15 @@ _RETRY_SECONDS = 1.0
 _PLAN_SECONDS = 1.0
 
 
+@dataclass(kw_only=True, eq=False, slots=True)
+class Parting:
+    """All who ask at the same time for the end of one instance; they share its result, however late they get there."""
+
+    instance_id: UUID
+    askers: int = 0
+    result: TerminationResult | None = None
+
+
 @dataclass(kw_only=True, eq=False)
 class House:
     store: Store
@@ -52,6 +61,7 @@ class House:
     told_definitions: dict[UUID, AgentManifest] = field(default_factory=dict)
     #: Terminations of those that have no life here, by instance; all who ask share one.
     burials: dict[UUID, asyncio.Task[TerminationResult]] = field(default_factory=dict)
+    partings: dict[UUID, Parting] = field(default_factory=dict)
     #: Why nothing new is taken on; None while the door is open.
     shut: OstlerError | None = None
     restarting: asyncio.Semaphore = field(init=False)
@@ -177,6 +187,24 @@ class House:
 
     def drop(self, life: Life) -> None:
         self.lives.pop(life.instance_id, None)
+
+    @contextlib.contextmanager
+    def parting(self, instance_id: UUID) -> Iterator[Parting]:
+        found = self.partings.setdefault(instance_id, Parting(instance_id=instance_id))
+        found.askers += 1
+        try:
+            yield found
+        finally:
+            found.askers -= 1
+            if not found.askers:
+                self.partings.pop(instance_id, None)
+
+    def parted(self, result: TerminationResult) -> TerminationResult:
+        """It has ended; whoever asks for that at this moment is told the same."""
+        known = self.partings.get(result.final_instance.instance_id) if result.final_instance else None
+        if known is not None:
+            known.result = result
+        return result
 
     def forget_stranger(self, wait: Wait) -> None:
         """It no longer waits for its definition."""

@@ -12,7 +12,7 @@ from uuid import UUID
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, VersionConflictError
 from ostler.isolation.base import Cell, Verb
 from ostler.lifecycle.doors import Asker, reach, require_kind
-from ostler.lifecycle.house import House
+from ostler.lifecycle.house import House, Parting
 from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, stop_cell, sweep_up, turn_away
 from ostler.lifecycle.life import Life
 from ostler.model import (
@@ -55,14 +55,22 @@ async def terminate(
     chosen = options or TerminationOptions.default()
     require_kind("options", chosen, TerminationOptions)
     chosen.validate().require()
+    with house.parting(instance_id) as parting:
+        return await _part(house, asker, chosen, parting)
+
+
+async def _part(house: House, asker: Asker, chosen: TerminationOptions, parting: Parting) -> TerminationResult:
+    instance_id = parting.instance_id
     record = await reach(house, asker, instance_id, Permission.AGENTS_TERMINATE)
+    if parting.result is not None:  # it ended while this caller was on the way
+        return parting.result
     life = house.lives.get(instance_id)
     if life is not None and life.ending is not None:
         ending, cell = life.ending, life.cell
         if cell is not None and not chosen.graceful_timeout:
             await cell.stop(NO_GRACE)  # who comes later may have less patience than the first
         return await asyncio.shield(ending)
-    if record.state is AgentState.TERMINATED:
+    if record.state is AgentState.TERMINATED and instance_id not in house.burials:
         raise InvalidOperationError(
             f"instance {instance_id} is terminated already",
             current=AgentState.TERMINATED,
@@ -77,7 +85,7 @@ async def terminate(
         try:
             return await asyncio.shield(burial)
         except VersionConflictError:  # it came back, or was ended, in between: look again
-            return await terminate(house, asker, instance_id, options)
+            return await _part(house, asker, chosen, parting)
     return await asyncio.shield(end(house, life, chosen, asker.actor))
 
 
@@ -198,7 +206,7 @@ async def _final(
         house.metrics.count("lifecycle.terminate.forced")
     _tell(house, life.record, graceful=farewell.graceful)
     result = TerminationResult.successful(life.record, farewell.graceful, timedelta(seconds=duration))
-    return result.evolve(error_message=detail)
+    return house.parted(result.evolve(error_message=detail))
 
 
 async def _end_failed(house: House, life: Life, options: TerminationOptions, by: Actor) -> TerminationResult:
@@ -210,7 +218,8 @@ async def _end_failed(house: House, life: Life, options: TerminationOptions, by:
     sweep_up(life)
     house.drop(life)
     _tell(house, life.record, graceful=False)
-    return TerminationResult.successful(life.record, was_graceful=False, duration=timedelta(seconds=0))
+    result = TerminationResult.successful(life.record, was_graceful=False, duration=timedelta(seconds=0))
+    return house.parted(result)
 
 
 async def _bury(house: House, by: Actor, record: AgentInstance, options: TerminationOptions) -> TerminationResult:
@@ -228,7 +237,7 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
     last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside, expected_version=seen)
     final = await house.insist(lambda: house.store.commit(last))
     _tell(house, final, graceful=graceful)
-    return TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0))
+    return house.parted(TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0)))
 
 
 def _tell(house: House, record: AgentInstance, *, graceful: bool) -> None:
