@@ -1,0 +1,104 @@
+"""What agents write to a real keeper: all of it when it is little, bounded and counted when it is much."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeper_client import Home, Manager, wait_until
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+MEGABYTE = 1024 * 1024
+#: As fast as it goes.
+FLOOD = "import os\nblock = (b'x' * 99 + b'\\n') * 600\nwhile True: os.write(1, block)"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(tmp_path_factory.mktemp("home") / "keeper")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def manager(home: Home) -> Iterator[Manager]:
+    yield home.manager()
+    home.clear()
+
+
+def test_both_streams_are_kept_to_the_last_byte(manager: Manager, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    manager.start("a.1", [*PYTHON, "import os; os.write(2, b'e' * 30_000); os.write(1, b'o' * 60_000)"], log=str(log))
+    record = manager.exit_of("a.1")
+    assert (record["written"], record["dropped"]) == (90_000, 0)
+    assert log.read_bytes() == b"e" * 30_000 + b"o" * 60_000
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_is_turned_over_and_only_one_more_is_kept(manager: Manager, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    code = "import os\nfor n in range(100): os.write(1, b'%9d\\n' % n * 1000)"
+    manager.start("a.1", [*PYTHON, code], log=str(log), log_bytes=100_000)
+    assert manager.exit_of("a.1")["written"] == 1_000_000
+    kept = (tmp_path / "a.log.1").read_bytes() + log.read_bytes()
+    assert 100_000 <= len(kept) <= 200_000
+    assert kept.endswith(b"%9d\n" % 99)
+    assert sorted(path.name for path in tmp_path.glob("a.log*")) == ["a.log", "a.log.1"]
+
+
+def test_too_much_is_dropped_counted_and_marked(manager: Manager, tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    code = "import os\nblock = b'x' * 65536\nfor _ in range(512): os.write(1, block)"
+    manager.start("a.1", [*PYTHON, code], log=str(log), log_bytes=64 * MEGABYTE)
+    record = manager.exit_of("a.1")
+    assert record["written"] + record["dropped"] == 32 * MEGABYTE
+    assert 8 * MEGABYTE - 65536 <= record["written"] < 24 * MEGABYTE
+    said = [line for line in log.read_text().replace("x", "").splitlines() if line]
+    gaps = [int(line.removeprefix("[ostler: ").removesuffix(" bytes dropped]")) for line in said]
+    assert sum(gaps) == record["dropped"]
+
+
+def test_without_a_log_nothing_is_kept(manager: Manager, tmp_path: Path) -> None:
+    manager.start("a.1", ["echo", "hello"])
+    assert manager.exit_of("a.1")["written"] == 0
+    manager.start("b.1", ["echo", "hello"], pty=True)
+    assert manager.exit_of("b.1")["dropped"] == 6
+    assert not list(tmp_path.glob("*.log"))
+
+
+def test_a_log_that_cannot_be_opened_is_no_start(manager: Manager, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Exception, match="could not be started") as refused:
+        manager.start("a.1", ["echo", "hello"], log=str(tmp_path / "link"))
+    assert "start" in str(refused.value)
+    assert not (tmp_path / "elsewhere").exists()
+    assert manager.ask("list") == {"units": []}
+
+
+def test_a_flood_slows_no_neighbour_and_fills_no_disk(manager: Manager, tmp_path: Path) -> None:
+    log = tmp_path / "flood.log"
+    manager.start("flood.1", [*PYTHON, FLOOD], log=str(log), log_bytes=MEGABYTE, limits={"cpu_percent": 50})
+    wait_until((tmp_path / "flood.log.1").exists)
+    took = []
+    for number in range(40):
+        began = time.monotonic()
+        manager.start(f"u{number}.1", ["true"])
+        took.append(time.monotonic() - began)
+        manager.exit_of(f"u{number}.1")
+    # Of 40 the third slowest is the 95th of a hundred.
+    assert sorted(took)[-3] < 0.05 * _slowness()
+    manager.stop("flood.1")
+    record = manager.exit_of("flood.1")
+    assert record["dropped"] > 10 * MEGABYTE
+    assert sum(path.stat().st_size for path in tmp_path.glob("flood.log*")) <= 2 * MEGABYTE
+
+
+def _slowness() -> float:
+    """How much slower than alone this machine is now: other tests run beside this one."""
+    began = time.process_time(), time.monotonic()
+    while time.process_time() - began[0] < 0.05:
+        pass
+    return max(1.0, (time.monotonic() - began[1]) / 0.05)

@@ -1,0 +1,173 @@
+"""Numbers that are somebody else's by now: of a log that was closed, of a template that has ended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostler.keeper import template
+from ostler.keeper.boxes import BoxLimits
+from ostler.keeper.children import Children, Ended
+from ostler.keeper.loop import Loop
+from ostler.keeper.output import Log, Output
+from ostler.keeper.plainboxes import PlainBoxes
+from ostler.keeper.protocol import Line
+from ostler.keeper.spawning import Files, has_descriptors, spawn
+from ostler.keeper.tag import tag_for, tag_of
+from ostler.keeper.template import Birth, Recipe, Template
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    failures: list[BaseException] = []
+    made = Loop(failures.append)
+    yield made
+    made.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    assert failures == []
+
+
+def settle() -> dict[str, Any]:
+    return {"env": {"PATH": os.environ["PATH"]}, "cwd": "/", "keeper": os.getpid()}
+
+
+# --- a log -------------------------------------------------------------------------------------------
+
+
+def none_left(path: str, flags: int, mode: int = 0o777) -> int:
+    raise OSError(errno.ENOSPC, f"No space left on device: {path} {flags} {mode}")
+
+
+def test_a_log_that_cannot_be_opened_anew_closes_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(str(tmp_path / "a.log"), 4096)
+    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
+    assert log.write(b"x" * 5000) == 4096
+    assert log.write(b"y") == 0
+    monkeypatch.undo()
+    stranger = os.open(os.devnull, os.O_RDONLY)  # it has the number that the log had
+    log.close()
+    os.close(stranger)  # raises when it was closed already
+    again = Log(str(tmp_path / "b.log"), 4096)
+    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
+    again.write(b"x" * 5000)
+    monkeypatch.undo()
+    assert again.write(b"there is room again") == 19
+    again.close()
+    assert (tmp_path / "b.log").read_text() == "there is room again"
+
+
+def test_the_end_of_an_output_never_raises(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    kept = Output(loop, read, Log(str(tmp_path / "a.log"), 4096))
+    os.write(write, b"x" * 5000)
+    os.close(write)
+    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
+    kept.finish()
+    kept.finish()
+    assert (kept.written, kept.dropped) == (4096, 904)
+
+
+# --- a template --------------------------------------------------------------------------------------
+
+
+class Kept:
+    def __init__(self, loop: Loop, argv: list[str]) -> None:
+        self.children = Children()
+        loop.on_signal(signal.SIGCHLD, self._reap)
+        box = PlainBoxes("0" * 16).make("template-1", BoxLimits())
+        recipe = Recipe(argv=argv, settle=settle(), setup={})
+        self.template = Template(loop, self.children, recipe, box, ready=lambda _: None, gone=lambda _: None)
+
+    def _reap(self) -> None:
+        self.children.reap()
+
+
+def until_over(loop: Loop, template: Template) -> None:
+    end = time.monotonic() + 20
+    while not template.is_over:
+        assert time.monotonic() < end, "it did not end"
+        loop.later(0.1, lambda: None)
+        loop.turn()
+
+
+def test_the_last_call_of_a_template_that_has_ended_hits_nobody(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "_END_SECONDS", 0.1)
+    kept = Kept(loop, ["/bin/sh", "-c", "exit 0"])
+    kept.template.retire()
+    until_over(loop, kept.template)
+    ends: list[Ended] = []
+    pid, report = spawn(["sleep", "1000"], settle(), Files())
+    kept.children.add(pid, ends.append, "an agent")
+    kept.template.pid = pid  # as if the kernel had given its number out again
+    kept.template.kill()
+    over = time.monotonic() + 0.3
+    while time.monotonic() < over:
+        loop.later(0.05, lambda: None)
+        loop.turn()
+    assert ends == []
+    kept.children.kill(pid, signal.SIGKILL, "an agent")
+    end = time.monotonic() + 20
+    while not ends:
+        assert time.monotonic() < end
+        loop.later(0.05, lambda: None)
+        loop.turn()
+    os.close(report)
+
+
+def test_a_birth_that_cannot_be_told_fails_with_a_sentence(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(loop, ["sleep", "1000"])
+    told: list[tuple[str, str]] = []
+    birth = Birth("a.1", {}, made=lambda _: None, failed=lambda *words: told.append(words))
+    birth.give(os.dup(0))
+
+    def send(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Line, "send", send)
+    kept.template.bring_forth(birth)
+    monkeypatch.undo()
+    assert [kind for kind, _ in told] == ["start"]
+    assert "Too many open files" in told[0][1]
+    assert kept.template.told == {}
+    kept.template.kill()
+    until_over(loop, kept.template)
+
+
+# --- small ones --------------------------------------------------------------------------------------
+
+
+def test_a_tag_goes_on_to_all_that_come_after() -> None:
+    tag = tag_for("0" * 16, "a.1")
+    assert tag is not None
+    assert tag == tag_for("0" * 16, "a.1") != tag_for("0" * 16, "a.2")
+    assert tag < (tag_for("0" * 16, "template-1") or 0)
+    read, write = os.pipe()
+    argv = ["/bin/sh", "-c", "setsid env -i sleep 1000 >/dev/null 2>&1 & echo $!; wait"]
+    pid, report = spawn(argv, {**settle(), "tag": tag}, Files(output=write))
+    os.close(write)
+    grandchild = int(os.read(read, 100))
+    assert (tag_of(pid), tag_of(grandchild), tag_of(os.getpid())) == (tag, tag, None)
+    os.kill(grandchild, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(read)
+    os.close(report)
+    assert tag_of(pid) is None
+
+
+def test_a_few_descriptors_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_descriptors()
+    lowest = os.dup(0)
+    os.close(lowest)
+    bounds = {64: False, 65: True}
+    for more, enough in bounds.items():
+        monkeypatch.setattr("resource.getrlimit", lambda _, more=more: (lowest + more, -1))
+        assert has_descriptors() is enough
