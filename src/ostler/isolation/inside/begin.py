@@ -1,0 +1,53 @@
+"""The plan of one start, as it comes over the channel, made into what the agent is handed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from ostler.agents import AgentContext, Voice
+from ostler.model import ContextData, ResourceLimits
+from ostler.seams import SystemClock
+
+#: How a duration is written in JSON: days, hours, minutes, seconds.
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+
+
+def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
+    """Raises `KeyError`, `TypeError` or `ValueError` for what is no plan."""
+    workspace = plan.get("workspace")
+    return AgentContext(
+        instance_id=UUID(plan["instance_id"]),
+        attempt=int(plan["attempt"]),
+        definition_id=UUID(plan["definition_id"]),
+        name=plan["name"],
+        data=ContextData(plan.get("context") or {}),
+        limits=limits_of(plan.get("limits") or {}),
+        clock=SystemClock(),
+        voice=voice,
+        directory=None if workspace is None else Path(workspace),
+    )
+
+
+def limits_of(given: Mapping[str, Any]) -> ResourceLimits:
+    """By hand: the library that reads records is larger than all else in an agent, and the manager has checked them."""
+    known = {one.name for one in fields(ResourceLimits)}
+    values = {name: value for name, value in given.items() if name in known and value is not None}
+    if "execution_timeout" in values:
+        values["execution_timeout"] = _duration(values["execution_timeout"])
+    return ResourceLimits(**values)
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, int | float):
+        return timedelta(seconds=value)
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise ValueError(f"{value!r:.50} is no duration")
+    days, hours, minutes, seconds = (float(one or 0) for one in found.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -1,0 +1,293 @@
+"""The loop on which an agent lives in a process of its own: hears the manager, runs the calls, ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ostler.agents import AgentRunner, WaitAnswer
+from ostler.errors import AgentExecutionError
+from ostler.isolation import wire
+from ostler.isolation.inside.begin import context_of
+from ostler.isolation.inside.finding_source import maker_of
+from ostler.isolation.inside.speaking import CURRENT_CALL_ID, CallId, Speaker
+from ostler.isolation.inside.telling import complain, exit_code, rendered
+from ostler.isolation.thread import AgentLoop
+from ostler.isolation.workers import Census, Workers
+from ostler.model import clean_text
+
+#: Nobody is left to whom it could matter: neither the manager nor the keeper.
+ORPHANED = 70
+#: How long clean-up and shutdown may take after a TERM; whoever sent it has a KILL ready.
+_LEAVE_SECONDS = 5.0
+#: How long the last words wait for somebody to read them.
+_DRAIN_SECONDS = 2.0
+_PACKETS_PER_TURN = 64
+#: These belong to the end, and are not cut off by it.
+_ENDING = frozenset({"cleanup", "shutdown"})
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    id: CallId
+    verb: str
+    task: asyncio.Task[Any] | None = None
+    crashed: bool = False
+
+
+class Host:
+    """One agent. `run` returns the code with which the process should exit."""
+
+    def __init__(self, channel: socket.socket, module: ModuleType) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._module = module
+        self._workers = _Workers()
+        self._loop = AgentLoop(self._workers)
+        self._joiner = wire.Joiner()
+        self._speaker: Speaker | None = None
+        self._runner: AgentRunner | None = None
+        self._attempt = self._epoch = 0
+        self._running: dict[CallId, _Call] = {}
+        #: Somebody asked for the end.
+        self._ending = False
+        self._crash: BaseException | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._code = 0
+
+    def run(self) -> int:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        loop.add_reader(self._channel, self._readable)
+        loop.add_signal_handler(signal.SIGTERM, self._leave)
+        try:
+            loop.run_forever()
+            if not self._ending and self._crash is None:
+                self._crash = AgentExecutionError("the agent stopped the loop on which it lives")
+            if self._crash is None:
+                self._end_tasks()
+        except BaseException as error:  # noqa: BLE001 - a task of the agent's own wants to end the program
+            self._crash = self._crash or error
+        if self._crash is not None and not self._ending:
+            self._code = self._tell_crash(self._crash)
+        if self._speaker is not None:
+            self._speaker.drain(_DRAIN_SECONDS)
+        return self._code
+
+    def close(self) -> None:
+        """For a process that goes on after it."""
+        self._loop.remove_signal_handler(signal.SIGTERM)
+        self._loop.close()
+        asyncio.set_event_loop(None)
+
+    # --- hearing -------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        for _ in range(_PACKETS_PER_TURN):
+            try:
+                packet = wire.receive(self._channel)
+            except (BlockingIOError, InterruptedError):
+                return
+            if packet is None:
+                # Not even the keeper is there any more, so nobody will ever look after this process.
+                os._exit(ORPHANED)
+            try:
+                self._take(wire.read(packet))
+            except (wire.WireError, LookupError, TypeError, ValueError, AttributeError) as error:
+                complain(f"what the manager says makes no sense: {type(error).__name__}: {error}")
+
+    def _take(self, packet: wire.Packet) -> None:
+        if packet.epoch < self._epoch:
+            return  # the last words of a manager that is gone
+        message = self._joiner.take(packet)
+        if message is None:
+            return
+        kind = message["t"]
+        if self._speaker is None:
+            if kind not in {"begin", "hello", "stop"}:
+                raise wire.WireError(f"{kind} before the agent was begun")
+            self._attempt, self._epoch = packet.attempt, packet.epoch
+            self._speaker = Speaker(self._channel, self._loop, packet.attempt, packet.epoch)
+        if packet.attempt != self._attempt:
+            raise wire.WireError(f"a message for start {packet.attempt}; this is start {self._attempt}")
+        if packet.epoch > self._epoch and kind != "hello":
+            raise wire.WireError(f"{kind} from a manager that has not said hello")
+        self._obey(kind, message, packet.epoch, self._speaker)
+
+    def _obey(self, kind: str, message: Mapping[str, Any], epoch: int, speaker: Speaker) -> None:
+        match kind:
+            case "call":
+                speaker.forget(message.get("ack", ()))
+                self._begin_call(message, speaker)
+            case "cancel":
+                call = self._running.get(message["id"])
+                if call is not None and call.task is not None:
+                    call.task.cancel()
+            case "ack":
+                speaker.forget(message["ids"])
+            case "told":
+                speaker.told(message["id"], _told(message))
+            case "ping":
+                speaker.tell({"t": "pong", "n": message["n"]})
+            case "hello":
+                self._epoch = epoch
+                calls = [{"id": call.id, "verb": call.verb} for call in self._running.values()]
+                speaker.greet(epoch, {"t": "state", "calls": calls, "made": self._runner is not None})
+            case "begin":
+                self._begin(message["plan"], speaker)
+            case "stop":
+                self._stop()
+            case _:
+                raise wire.WireError(f"nobody here knows {kind!r:.50}")
+
+    # --- the beginning -------------------------------------------------------------------------------
+
+    def _begin(self, plan: Mapping[str, Any], speaker: Speaker) -> None:
+        if self._runner is not None:
+            raise wire.WireError("the agent was begun before")
+        try:
+            context = context_of(plan, speaker)
+            self._workers.most = context.limits.max_worker_threads
+            runner = AgentRunner(maker_of(self._module, plan["source"]["qualname"]), context, workers=self._workers)
+            runner.make()
+        except BaseException as error:  # noqa: BLE001 - told, and the process ends
+            speaker.tell({"t": "made", "error": rendered(error, ours=__file__)})
+            self._code = exit_code(error)
+            self._stop()
+            return
+        self._runner = runner
+        speaker.tell({"t": "made"})
+
+    # --- calls ---------------------------------------------------------------------------------------
+
+    def _begin_call(self, message: Mapping[str, Any], speaker: Speaker) -> None:
+        number, verb = message["id"], message["verb"]
+        if number in self._running or speaker.answer_again(number):
+            return  # asked before, by a manager that is gone: nothing is done twice
+        runner = self._runner
+        if runner is None or self._ending:
+            speaker.answer(number, wire.encode({"t": "answer", "id": number, "cancelled": True}))
+            return
+        call = self._running[number] = _Call(number, verb)
+        call.task = self._loop.create_task(self._work(call, runner, message.get("payload")))
+        call.task.add_done_callback(partial(self._finished, call))
+
+    async def _work(self, call: _Call, runner: AgentRunner, payload: Any) -> Any:
+        CURRENT_CALL_ID.set(call.id)
+        try:
+            return await runner.run(call.verb, payload)
+        except (asyncio.CancelledError, Exception):
+            raise
+        except BaseException as error:  # noqa: BLE001 - let out of a task it would end the loop in mid-turn
+            if not self._ending:
+                # It stays among the running: all of them are told how it ended.
+                self._crash, call.crashed = self._crash or error, True
+                self._loop.stop()
+            return None
+
+    def _finished(self, call: _Call, task: asyncio.Task[Any]) -> None:
+        if self._speaker is None or call.crashed:
+            return
+        self._running.pop(call.id, None)
+        answer: dict[str, Any] = {"t": "answer", "id": call.id}
+        if task.cancelled():
+            answer["cancelled"] = True
+        elif (error := task.exception()) is not None:
+            answer["error"] = rendered(error, ours=__file__)
+        else:
+            answer["ok"] = task.result()
+        try:
+            body = wire.encode(answer)
+        except Exception as error:  # noqa: BLE001 - what the agent answers is foreign, and so is how it is written
+            why = f"what {call.verb} answered cannot leave its process: {error}; answer plain JSON data"
+            told = {"message": clean_text(why), "exception_type": type(error).__name__, "stack_trace": None}
+            body = wire.encode({"t": "answer", "id": call.id, "error": told})
+        self._speaker.answer(call.id, body)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        if self._runner is not None:
+            self._runner.context.mark_stopping()
+        self._loop.stop()
+
+    def _leave(self) -> None:
+        """TERM: whoever sent it has no words for it, so hooks and shutdown are run here, if they were not before."""
+        if self._ending or self._leaving is not None:
+            return
+        if self._runner is None:
+            self._stop()
+            return
+        self._leaving = self._loop.create_task(self._go(self._runner))
+
+    async def _go(self, runner: AgentRunner) -> None:
+        runner.context.mark_stopping()
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._cancel_calls()
+                for complaint in await runner.run("cleanup"):
+                    complain(complaint)
+                await runner.run("shutdown")
+        except Exception as error:  # noqa: BLE001 - it leaves all the same
+            complain(f"the agent did not shut down: {error}")
+        finally:
+            self._stop()
+
+    async def _cancel_calls(self) -> None:
+        """Work ends before the agent shuts down; one that does not end must not take all the time there is."""
+        tasks = [one.task for one in self._running.values() if one.task is not None and one.verb not in _ENDING]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LEAVE_SECONDS / 2)
+
+    def _end_tasks(self) -> None:
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            # One that wants to end the program instead is done with that; the others have their turn again.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+    def _tell_crash(self, crash: BaseException) -> int:
+        told = rendered(crash, ours=__file__)
+        if self._speaker is not None:
+            for number in self._running:
+                self._speaker.answer(number, wire.encode({"t": "answer", "id": number, "crash": told}))
+        if not isinstance(crash, SystemExit):
+            complain(told["stack_trace"] or str(crash))
+        return exit_code(crash)
+
+
+class _Workers(Executor):
+    """Made when first needed: many an agent has none, and each page of memory that it need not touch counts."""
+
+    def __init__(self) -> None:
+        self.most = 1
+        self._made: Workers | None = None
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._made is None:
+            # Nobody waits for the last of them: they are daemons, and the process ends without them.
+            self._made = Workers(self.most, "ostler-agent", Census(lambda: None))
+        return self._made.submit(fn, *args, **kwargs)
+
+
+def _told(message: Mapping[str, Any]) -> WaitAnswer | str:
+    error = message.get("error")
+    if error is not None:
+        return str(error["message"]) if isinstance(error, Mapping) else str(error)
+    return WaitAnswer(outcome=str(message["outcome"]), answer=message.get("answer"))

@@ -1,0 +1,133 @@
+"""A template: where the code of its agents comes from, and what becomes of a module that cannot be forked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inside_agents import load
+from inside_ground import Template
+
+__all__ = ["load"]
+
+# --- where the code comes from -----------------------------------------------------------------------
+
+_SMALL = """
+from ostler.agents import Agent
+class Mine(Agent):
+    def process(self, request):
+        return {answer}
+"""
+
+
+def test_files_that_can_be_edited_are_named(load: Callable[..., Template], tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("word = 'beside'")
+    template = load("import beside, json, pytest\n" + _SMALL.format(answer="beside.word"))
+    files = template.answer["files"]
+    for path in (template.path, tmp_path / "beside.py"):
+        found = path.stat()
+        assert files[str(path)] == [found.st_mtime_ns, found.st_size]
+    assert not any("site-packages" in one or one.endswith("/json/__init__.py") for one in files)
+    assert template.start("Mine").ask()["ok"] == "beside"
+
+
+def test_a_file_written_while_it_is_loaded_counts_as_changed(load: Callable[..., Template]) -> None:
+    touch = "import os, time\ntime.sleep(0.02)\nos.utime(__file__)\ntime.sleep(0.02)\n"
+    template = load(touch + _SMALL.format(answer="1"))
+    assert template.answer["files"][str(template.path)][0] == 0
+
+
+def test_a_changed_module_is_loaded_anew(load: Callable[..., Template]) -> None:
+    first = load(_SMALL.format(answer="'old'"))
+    agent = first.start("Mine")
+    second = load(_SMALL.format(answer="'much newer'"))
+    assert first.answer["files"][str(first.path)] != second.answer["files"][str(first.path)]
+    assert agent.ask()["ok"] == "old"
+    assert second.start("Mine").ask()["ok"] == "much newer"
+
+
+def test_a_class_of_the_users_own_script(load: Callable[..., Template]) -> None:
+    text = _SMALL.format(answer="[type(self).__module__, word, sys.modules['__main__'].Mine is Mine]")
+    text = f"import sys\n{text}\nword = 'early'\nif __name__ == '__main__':\n    raise SystemExit('it ran')\n"
+    template = load(text + "word = 'late'\n", "script", main=True)
+    assert template.answer["forks"] is True
+    assert template.start("Mine").ask()["ok"] == ["__ostler_main__", "late", True]
+
+
+def test_a_program_that_was_started_as_part_of_a_package(tmp_path: Path) -> None:
+    (tmp_path / "crew").mkdir()
+    (tmp_path / "crew" / "__init__.py").touch()
+    (tmp_path / "crew" / "beside.py").write_text("word = 'relative'")
+    (tmp_path / "crew" / "boss.py").write_text("from .beside import word\n" + _SMALL.format(answer="word"))
+    template = Template(tmp_path, "crew/boss", main=True, package="crew")
+    try:
+        assert template.start("Mine").ask()["ok"] == "relative"
+    finally:
+        template.close()
+
+
+def test_a_module_of_the_same_name_elsewhere_is_not_taken_for_it(load: Callable[..., Template]) -> None:
+    # That of the standard library is loaded long before.
+    template = load(_SMALL.format(answer="__file__"), "pathlib")
+    assert template.start("Mine").ask()["ok"] == str(template.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_module_that_does_not_load_says_why(load: Callable[..., Template], text: str, said: str) -> None:
+    template = load(text)
+    assert said in template.answer["failed"]
+    assert "mine.py" in template.answer["failed"]
+    assert template.process.wait(20) == 1
+
+
+# --- what cannot be forked ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("threading.Thread(target=time.sleep, args=(60,), daemon=True, name='clock').start()", "a thread when"),
+        ("thread.start_new_thread(time.sleep, (60,))", "threads of its own"),
+        ("pair = socket.socketpair()", "socket:"),
+        ("loop = asyncio.new_event_loop()", "anon_inode"),
+        ("file = open(__file__)", "mine.py"),
+        ("child = subprocess.Popen(['sleep', '0.5'], stdin=subprocess.DEVNULL)", "starts a program"),
+    ],
+)
+def test_a_module_that_cannot_be_forked_becomes_its_one_agent(
+    load: Callable[..., Template], first: str, why: str
+) -> None:
+    imports = "import asyncio, socket, subprocess, threading, time, _thread as thread\n"
+    template = load(f"{imports}{first}\n{_SMALL.format(answer='request')}")
+    assert template.answer["forks"] is False
+    assert why in template.answer["why"]
+    agent = template.start("Mine", word="become")
+    assert agent.pid == template.process.pid
+    assert agent.ask("well")["ok"] == "well"
+    agent.tell({"t": "stop"})
+    assert template.process.wait(20) == 0
+    agent.code = 0
+
+
+def test_what_a_module_opened_is_its_own_where_it_is_not_forked(load: Callable[..., Template]) -> None:
+    text = "import socket\none, other = socket.socketpair()\n" + _SMALL.format(answer="other.recv(9).decode()")
+    agent = load(text + "one.send(b'heard')\n").start("Mine", word="become")
+    assert agent.ask()["ok"] == "heard"
+
+
+def test_a_log_that_is_only_added_to_may_be_shared(load: Callable[..., Template], tmp_path: Path) -> None:
+    log = tmp_path / "shared.log"
+    template = load(f"log = open({str(log)!r}, 'a', buffering=1)\n" + _SMALL.format(answer="log.write('line\\n')"))
+    assert template.answer["forks"] is True
+    agents = [template.start("Mine") for _ in range(3)]
+    assert [one.ask()["ok"] for one in agents] == [5, 5, 5]
+    assert log.read_text() == "line\n" * 3
