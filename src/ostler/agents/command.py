@@ -1,4 +1,7 @@
-"""The agent that is a program: runs it once per request, and says what came of it."""
+"""The agent that is a program: runs it once per request, and says what came of it.
+
+The functions below the class are also what the process level goes by, where a keeper runs the program.
+"""
 
 from __future__ import annotations
 
@@ -60,28 +63,18 @@ class CommandAgent(Agent):
 
     def initialize(self, context: AgentContext) -> None:
         """Find out now what would keep every run from starting."""
-        self.spec.validate().require()
-        words = self.spec.fill(dict.fromkeys(PLACEHOLDERS, ""), context.data)
-        if "{" not in self.spec.argv[0]:
-            _require_program(words[0], environment(self.spec, context)["PATH"])
+        require_runnable(self.spec, context)
         self._context = context
 
     async def process(self, request: Any) -> dict[str, Any]:
         if self._context is None:
             raise InvalidOperationError("a command is initialised before it runs")
-        prompt = _prompt(request, self._instructions)
+        prompt = prompt_of(request, self._instructions)
         output = KeptOutput(self.spec.max_output_bytes)
         began = self._context.clock.mono()
-        with _place(self.spec, self._context, prompt) as place:
-            ending = await self._run(self._start(self._context, place, prompt), output, self._context)
-        meaning = _meaning(self.spec, ending, output)
-        return {
-            "exit_code": ending.code,
-            "meaning": meaning.value,
-            "output": output.text(),
-            "dropped_bytes": output.dropped,
-            "duration_seconds": self._context.clock.mono() - began,
-        }
+        with place_of(self.spec, self._context, prompt) as place:
+            ending = await self._run(start_of(self.spec, self._context, place, prompt), output, self._context)
+        return answer_of(self.spec, ending, output, self._context.clock.mono() - began)
 
     async def shutdown(self) -> None:
         """Nothing that it started is left running."""
@@ -91,7 +84,7 @@ class CommandAgent(Agent):
         try:
             child = Child(start, output, context.clock)
         except OSError as error:
-            raise AgentExecutionError(_why_not(error, start)) from error
+            raise AgentExecutionError(why_not(error, start)) from error
         self._children.add(child)
         try:
             ending = await child.wait()
@@ -104,24 +97,47 @@ class CommandAgent(Agent):
             child.close()
         return ending
 
-    def _start(self, context: AgentContext, place: Place, prompt: str) -> Start:
-        spec = self.spec
-        values = {
-            "prompt": prompt,
-            "prompt_file": str(place.prompt_file or ""),
-            "workspace": str(place.workspace),
-            "instance_id": str(context.instance_id),
-            "attempt": str(context.attempt),
-            "name": context.name,
-        }
-        argv = spec.fill(values, context.data)
-        if spec.prompt_by is PromptBy.ARGUMENT and not spec.uses("prompt"):
-            argv = (*argv, prompt)
-        for word in argv:
-            _require_argument(word)
-        env = environment(spec, context, place.prompt_file)
-        stdin = prompt.encode() if spec.prompt_by is PromptBy.STDIN else None
-        return Start(argv=argv, env=env, cwd=place.cwd, stdin=stdin, pty=spec.pty)
+
+def require_runnable(spec: CommandSpec, context: AgentContext) -> None:
+    """Refuse now what would keep every run from starting."""
+    spec.validate().require()
+    words = spec.fill(dict.fromkeys(PLACEHOLDERS, ""), context.data)
+    if "{" not in spec.argv[0]:
+        _require_program(words[0], environment(spec, context)["PATH"])
+
+
+def start_of(spec: CommandSpec, context: AgentContext, place: Place, prompt: str) -> Start:
+    """One run in full: its words, its environment, what it reads."""
+    values = {
+        "prompt": prompt,
+        "prompt_file": str(place.prompt_file or ""),
+        "workspace": str(place.workspace),
+        "instance_id": str(context.instance_id),
+        "attempt": str(context.attempt),
+        "name": context.name,
+    }
+    argv = spec.fill(values, context.data)
+    if spec.prompt_by is PromptBy.ARGUMENT and not spec.uses("prompt"):
+        argv = (*argv, prompt)
+    for word in argv:
+        _require_argument(word)
+    env = environment(spec, context, place.prompt_file)
+    stdin = prompt.encode() if spec.prompt_by is PromptBy.STDIN else None
+    return Start(argv=argv, env=env, cwd=place.cwd, stdin=stdin, pty=spec.pty)
+
+
+def answer_of(
+    spec: CommandSpec, ending: Ending, output: KeptOutput, seconds: float, dropped: int = 0
+) -> dict[str, Any]:
+    """What the agent answers for one run; `dropped` bytes never reached us. Raises for a run that failed."""
+    meaning = _meaning(spec, ending, output)
+    return {
+        "exit_code": ending.code,
+        "meaning": meaning.value,
+        "output": output.text(),
+        "dropped_bytes": output.dropped + dropped,
+        "duration_seconds": seconds,
+    }
 
 
 def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | None = None) -> dict[str, str]:
@@ -141,7 +157,7 @@ def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | No
 
 
 @contextmanager
-def _place(spec: CommandSpec, context: AgentContext, prompt: str) -> Iterator[Place]:
+def place_of(spec: CommandSpec, context: AgentContext, prompt: str) -> Iterator[Place]:
     """The directory of the run and, if the program reads one, its prompt file; what was made here is removed."""
     with ExitStack() as made:
         workspace = context.workspace
@@ -170,7 +186,7 @@ def _remove(file: Path) -> None:
         file.unlink()
 
 
-def _prompt(request: Any, instructions: str | None) -> str:
+def prompt_of(request: Any, instructions: str | None) -> str:
     words = request.get("prompt") if isinstance(request, Mapping) else request
     if words is None and instructions is not None and (request is None or isinstance(request, Mapping)):
         words = ""
@@ -212,7 +228,7 @@ def _require_argument(word: str) -> None:
         raise ValidationError([Fault(field="argument", bound=bound, value=f"{len(word.encode()) // KIB} KiB")])
 
 
-def _why_not(error: OSError, start: Start) -> str:
+def why_not(error: OSError, start: Start) -> str:
     program = start.argv[0]
     if error.errno == errno.E2BIG:
         return f"the arguments of {program} are too long together; pass the prompt by file or stdin"

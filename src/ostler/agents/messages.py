@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import UUID
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +51,9 @@ class WaitAsked:
     reason: str | None = None
     timeout: timedelta | None = None
     detail: Mapping[str, Any] | None = None
+    #: Set where an agent outlives its manager: which question it is, asked again, and of which call.
+    ask_id: UUID | None = None
+    call_id: UUID | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

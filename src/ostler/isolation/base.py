@@ -7,17 +7,23 @@ one living start of one instance. The lifecycle knows these two and nothing of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
-from ostler.model import AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
+from ostler.errors import InvalidOperationError
+from ostler.model import AgentPriority, AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
 from ostler.seams import Clock
+
+_NOTHING: Mapping[UUID, Any] = MappingProxyType({})
+#: What of the manager's environment an agent outside its program sees, unless it is told otherwise.
+DEFAULT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 
 
 class Verb(StrEnum):
@@ -65,6 +71,21 @@ class StartPlan:
     context: Mapping[str, Any]
     #: The private directory of the instance; None where it has none. May not exist yet.
     workspace: Path | None = None
+    priority: AgentPriority = AgentPriority.NORMAL
+
+
+@dataclass(kw_only=True)
+class Site:
+    """Where a manager stands: what a level that reaches beyond its program has to know of it."""
+
+    #: Where a level may keep things; None when nothing is to be kept.
+    directory: Path | None = None
+    #: How long agents go on without a manager, where they can.
+    outlive: timedelta = timedelta(0)
+    #: The epoch of the manager's lease. Known only when the lease is taken, hence not frozen.
+    epoch: int = 0
+    #: Names of the variables that are passed on to agents outside the program.
+    environment: tuple[str, ...] = DEFAULT_NAMES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +139,29 @@ class Cell(ABC):
         """JSON by which `recover` finds it again. Never a bare process id."""
 
     @abstractmethod
-    async def call(self, verb: Verb, payload: Any = None) -> Any:
-        """Ask the agent something and wait for the answer; calls may overlap.
+    async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
+        """Ask the agent something and wait for the answer; calls may overlap. `call_id` is for `in_flight` later.
 
         Cancelling the caller cancels the work, and returns only when it has stopped or the level gives it up.
         Raises `AgentExecutionError` for what the agent raised, `AgentGoneError` when the agent has ended.
         """
+
+    @property
+    def in_flight(self) -> Mapping[UUID, Verb]:
+        """Calls that an earlier manager made, found again with the cell and not taken up by `rejoin` yet."""
+        return _NOTHING
+
+    def when_found(self, tell: Callable[[], None]) -> None:  # noqa: B027 - most know them as soon as they are found
+        """Call this when more of `in_flight` comes to light later: an agent that blocks tells when it does not."""
+
+    async def rejoin(self, call_id: UUID) -> Any:
+        """As `call`, for one of `in_flight`."""
+        raise InvalidOperationError(f"no call {call_id} was found again")
+
+    @property
+    def enforcement(self) -> Mapping[str, Enforcement] | None:
+        """By field of `ResourceLimits`, how well this very cell holds it; None: as the level declares it."""
+        return None
 
     @property
     def is_stuck(self) -> bool:
@@ -158,6 +196,13 @@ class Cell(ABC):
     async def destroy(self) -> None:
         """Let go of what is left: threads, sockets, files. Never raises; safe to call twice."""
 
+    def let_go(self) -> None:  # noqa: B027 - inside a program nothing goes on without it
+        """Leave it alone, alive, for the next manager: open calls and questions end here and go on there.
+
+        Calls raise `AgentGoneError`, nothing is said to the listener any more, and `stop` does nothing from now on.
+        Only where `capabilities.outlives_manager`; never raises, safe to call twice.
+        """
+
     @abstractmethod
     async def usage(self) -> Usage: ...
 
@@ -167,8 +212,9 @@ class Isolation(ABC):
 
     level: ClassVar[IsolationLevel]
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, site: Site | None = None) -> None:
         self._clock = clock
+        self._site = site or Site()
 
     @property
     @abstractmethod
@@ -184,10 +230,22 @@ class Isolation(ABC):
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
         """Make a cell in which the agent object exists; it is initialised by `call`. Failing leaves nothing."""
 
-    async def recover(self, handle: Mapping[str, Any], plan: StartPlan, listener: Listener) -> Cell | Exit:
-        """Find again what an earlier manager started: the living cell, or how it ended."""
+    async def recover(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
+        """Find again what an earlier manager started: the living cell, or how it ended.
+
+        Without a handle only the intent to start was written down; it is found by instance and attempt. The plan's
+        maker is not needed here.
+        """
         del handle, plan, listener  # inside a program nothing outlives it
         return Exit(outcome=AttemptOutcome.LOST, detail="it lived inside a program that has ended")
+
+    async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
+        """After recovery: end all that the level still holds and that is not in `keep` (instance, attempt).
+
+        Answers how many there were.
+        """
+        del keep
+        return 0
 
     async def close(self) -> None:  # noqa: B027 - nor to let go
         """Let go of what the level itself holds. Every cell has been destroyed before."""

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ostler.errors import InvalidOperationError, MissingExtraError
-from ostler.isolation.base import Isolation
+from ostler.isolation.base import Isolation, Site
 from ostler.model import IsolationLevel
 from ostler.seams import Clock
 
@@ -34,6 +34,7 @@ BUILT_IN: Mapping[IsolationLevel, LevelSource] = MappingProxyType(
     {
         IsolationLevel.NONE: LevelSource(path="ostler.isolation.none:NoIsolation"),
         IsolationLevel.THREAD: LevelSource(path="ostler.isolation.thread:ThreadIsolation"),
+        IsolationLevel.PROCESS: LevelSource(path="ostler.isolation.process.level:ProcessIsolation"),
     }
 )
 
@@ -41,17 +42,25 @@ BUILT_IN: Mapping[IsolationLevel, LevelSource] = MappingProxyType(
 class IsolationLevels:
     """The levels of one manager. Each is made once, when it is first asked for."""
 
-    def __init__(self, clock: Clock, sources: Mapping[IsolationLevel, LevelSource] = BUILT_IN) -> None:
+    def __init__(
+        self, clock: Clock, sources: Mapping[IsolationLevel, LevelSource] = BUILT_IN, site: Site | None = None
+    ) -> None:
         self._clock = clock
+        #: All levels share it, so that what becomes known later is known to those already made.
+        self._site = site or Site()
         self._sources = sources
         self._levels: dict[IsolationLevel, Isolation] = {}
         #: Those that another one took the place of: their agents may still live, so they are closed at the end.
         self._replaced: list[Isolation] = []
 
+    @property
+    def site(self) -> Site:
+        return self._site
+
     def get(self, level: IsolationLevel) -> Isolation:
         found = self._levels.get(level)
         if found is None:
-            found = self._levels[level] = self._class_of(level)(self._clock)
+            found = self._levels[level] = self._class_of(level)(self._clock, self._site)
         return found
 
     def use(self, level: IsolationLevel, isolation: Isolation) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError
-from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, StartPlan, Usage
+from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import MemoryGauge, Outcome, close_code
 from ostler.isolation.loopcell import LoopCell
 from ostler.model import Enforcement, IsolationLevel
@@ -32,8 +32,8 @@ class NoIsolation(Isolation):
 
     level: ClassVar[IsolationLevel] = IsolationLevel.NONE
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, site: Site | None = None) -> None:
+        super().__init__(clock, site)
         self._gauge = MemoryGauge(clock)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from ostler.agents.failures import error_text
 from ostler.errors import AgentGoneError, AgentInitializationError
-from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
+from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.loopcell import LoopCell
 from ostler.isolation.workers import Census, Cutoff, Workers
@@ -43,8 +43,8 @@ _JOIN_SECONDS = 1.0
 class ThreadIsolation(Isolation):
     level: ClassVar[IsolationLevel] = IsolationLevel.THREAD
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, clock: Clock, site: Site | None = None) -> None:
+        super().__init__(clock, site)
         self._gauge = MemoryGauge(clock)
 
     @property

@@ -99,6 +99,20 @@ class ScriptedAgent(Agent):
         self._context.signal("ended")
         return "ended"
 
+    async def tick(self, _request: Mapping[str, Any]) -> str:
+        """Says something now and then, so that it shows whether it goes on."""
+        self._context.signal("began")
+        while not self._released():
+            await asyncio.sleep(0.005)
+            self._context.signal("tick")
+        return "ended"
+
+    async def exit_when_released(self, _request: Mapping[str, Any]) -> None:
+        self._context.signal("began")
+        while not self._released():  # noqa: ASYNC110 - what it waits for is a file
+            await asyncio.sleep(0.005)
+        raise SystemExit(3)
+
     async def block(self, _request: Mapping[str, Any]) -> None:
         """Async only by name: nothing else happens on its loop."""
         self._context.signal("began")

@@ -8,6 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -135,10 +136,13 @@ class IsolationGround:
 
     @pytest.fixture
     def plan_of(self, tmp_path: Path) -> Callable[..., StartPlan]:
+        """The first is `INSTANCE`, each further one another instance: no two starts are the same attempt of one."""
+        numbers = count(INSTANCE.int)
+
         def plan(agent: type[Agent] = ScriptedAgent, context: Mapping[str, Any] | None = None) -> StartPlan:
             source = f"{agent.__module__}:{agent.__qualname__}"
             return StartPlan(
-                instance_id=INSTANCE,
+                instance_id=UUID(int=next(numbers)),
                 attempt=ATTEMPT,
                 name="somebody",
                 manifest=AgentManifest(id=DEFINITION, name=agent.__name__, kind=AgentKind.PYTHON, source=source),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -52,9 +53,9 @@ class StartingContract(IsolationGround):
     async def test_a_start_that_fails_leaves_nothing(
         self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], agent: type[Agent]
     ) -> None:
-        before = inventory()
         plan = plan_of(agent)
-        await isolation.prepare(plan)
+        await isolation.prepare(plan)  # whatever is made once for all is made now
+        before = inventory()
         with pytest.raises(AgentExecutionError) as caught:
             await isolation.start(plan, ear)
         assert caught.value.exception_type in {"ValueError", "SystemExit"}
@@ -71,7 +72,8 @@ class StartingContract(IsolationGround):
         self, isolation: Isolation, start: Start, ear: Ear, plan_of: Callable[..., StartPlan]
     ) -> None:
         cell = await start()
-        found = await isolation.recover(cell.handle, plan_of(), ear)
+        plan = replace(plan_of(), instance_id=INSTANCE)
+        found = await isolation.recover(cell.handle, plan, ear)
         if isolation.capabilities.outlives_manager:
             assert not isinstance(found, Exit)
             assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1

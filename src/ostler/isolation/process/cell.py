@@ -1,0 +1,321 @@
+"""A Python agent in a process of its own: the contract of a cell, over the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from ostler.agents.failures import MAX_MESSAGE
+from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError, ValidationError
+from ostler.isolation import wire
+from ostler.isolation.base import Exit, Listener, StartPlan, Verb
+from ostler.isolation.calls import CANCELLED, Outcome, wake
+from ostler.isolation.process import hearing
+from ostler.isolation.process.asks import MAX_OPEN, Asks
+from ostler.isolation.process.calling import FAREWELL, Calls
+from ostler.isolation.process.channel import Channel
+from ostler.isolation.process.ending import LOST, KeptCell, enforcement_of
+from ostler.isolation.process.exits import exit_of
+from ostler.isolation.process.home import KeeperHome
+from ostler.isolation.wire import WireError
+from ostler.model import AttemptOutcome, Fault, clipped, shown
+from ostler.seams import Clock, Timer
+
+_log = logging.getLogger("ostler.isolation")
+#: How long after its last word a process may take to end.
+_LAST_STEPS_SECONDS = 5.0
+#: How long a new manager waits to hear what it works on. One that blocks its loop tells later.
+_CATCH_UP_SECONDS = 1.5
+_MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
+
+
+class ProcessCell(KeptCell):
+    def __init__(self, clock: Clock, home: KeeperHome, plan: StartPlan, listener: Listener, epoch: int) -> None:
+        super().__init__(clock, home, plan, listener)
+        self._epoch = epoch
+        self._channel: Channel | None = None
+        self._asks = Asks(listener, plan.attempt, self._say)
+        self._calls = Calls(clock, self._say, self.GIVE_UP)
+        self._made: asyncio.Future[None] = self._loop.create_future()
+        self._stated: asyncio.Future[None] = self._loop.create_future()
+        self._pong: asyncio.Future[None] | None = None
+        self._pings = 0
+        #: What it said of its own end, or what we hold against it.
+        self._crash: Exit | None = None
+        self._verdict: Exit | None = None
+        self._deadline: Timer | None = None
+        self._identity: dict[str, Any] = {}
+        self._found: Callable[[], None] | None = None
+
+    # --- the beginning -------------------------------------------------------------------------------
+
+    async def open(self, asked: Mapping[str, Any], begin: Mapping[str, Any]) -> None:
+        """Have the keeper start it, and wait until the agent object exists. Raises after what is left was let go."""
+        mine, theirs = wire.channel()
+        self._channel = Channel(mine, self._plan.attempt, self._epoch, self._heard, self._left)
+        with contextlib.closing(theirs):
+            self._home.move_in(self.box, self)
+            # It lies in the socket until there is somebody to read it, so that a start is one way and back.
+            self._channel.put({"t": "begin", "plan": begin})
+            answer = self._home.ask("start", fds=(theirs.fileno(), mine.fileno()), unit=self.box, box=self.box, **asked)
+        self._know((await answer)[0])
+        await self._made
+        self._quiet = False
+
+    async def adopt(self, sock: socket.socket, status: Mapping[str, Any]) -> None:
+        """Take over what an earlier manager started; `in_flight` is known when this returns, unless it is frozen."""
+        self._know(status)
+        self._frozen = bool(status.get("frozen"))
+        self._calls.catching_up = True
+        self._made.set_result(None)
+        self._channel = Channel(sock, self._plan.attempt, self._epoch, self._heard, self._left)
+        self._channel.greet()
+        self._say({"t": "ping", "n": 0})
+        if not self._frozen:
+            await self._caught_up()
+        self._quiet = self._how is not None
+
+    async def _caught_up(self) -> None:
+        """For so long; one that is busy with something that never awaits may need more, and is no worse for it."""
+        timer = self._clock.call_later(_CATCH_UP_SECONDS, partial(wake, self._stated))
+        try:
+            await asyncio.wait((self._stated,))
+        finally:
+            timer.cancel()
+        if self._calls.catching_up and not self._closing:
+            self._stated = self._loop.create_future()
+
+    def _know(self, status: Mapping[str, Any]) -> None:
+        self._enforcement = enforcement_of(status.get("enforcement") or {})
+        self._identity = {key: status.get(key) for key in ("pid", "start_time", "boot_id")}
+
+    # --- the contract --------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Mapping[str, Any]:
+        who = {"instance_id": str(self._plan.instance_id), "attempt": self._plan.attempt}
+        return {"level": "process", **who, "unit": self.box, **self._identity}
+
+    @property
+    def memory_mb(self) -> int:
+        return self._plan.limits.max_memory_mb
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._calls.is_stuck
+
+    @property
+    def in_flight(self) -> Mapping[UUID, Verb]:
+        return self._calls.in_flight
+
+    async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
+        if self._closing or self._channel is None:
+            raise AgentGoneError
+        if self._frozen and verb in FAREWELL:
+            with contextlib.suppress(InvalidOperationError):
+                await self.thaw()  # or its whole grace would pass before it hears of its end
+        call_id = call_id or uuid4()
+        if call_id in self._calls.in_flight:
+            return await self.rejoin(call_id)
+        self._calls.require_new(call_id)
+        message = {"t": "call", "id": hearing.key_of(verb, call_id), "verb": verb.value, "payload": payload}
+        body = _encoded(self._calls.with_acks(message))
+        self._calls.sent_acks()
+        await self._channel.has_room()
+        if self._closing:
+            raise AgentGoneError
+        call = self._calls.begin(call_id, verb)
+        self._channel.send(body)
+        return await self._calls.answered(call_id, call)
+
+    async def rejoin(self, call_id: UUID) -> Any:
+        call = self._calls.take_up(call_id)
+        if call is None:
+            return await super().rejoin(call_id)
+        return await self._calls.answered(call_id, call)
+
+    async def ping(self) -> None:
+        if not self._closing:
+            # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
+            if self._pong is None or self._pong.done():
+                self._pong = self._loop.create_future()
+                self._pings += 1
+                self._say({"t": "ping", "n": self._pings})
+            await asyncio.wait((self._pong,))
+        if self._closing:
+            raise AgentGoneError
+
+    async def thaw(self) -> None:
+        if not self._frozen:
+            return
+        await super().thaw()
+        if self._calls.catching_up and not self._closing:
+            await self._caught_up()
+
+    def when_found(self, tell: Callable[[], None]) -> None:
+        self._found = tell
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        if self._channel is not None:
+            self._channel.put(message)
+
+    # --- hearing -------------------------------------------------------------------------------------
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        try:
+            self._take(message)
+        except WireError as error:
+            self._condemn(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the agent has brought it about
+            _log.exception("what an agent said could not be dealt with")
+            self._condemn(f"{type(error).__name__}: {error}")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["t"]:
+            case "say":
+                self._hear(message)
+            case "answer":
+                self._settle(*hearing.read_key(message.get("id")), hearing.outcome_of(message))
+            case "ask":
+                self._asked(message)
+            case "unask":
+                self._asks.call_off(hearing.ask_key(message.get("id")))
+            case "pong":
+                self._ponged(message.get("n"))
+            case "made":
+                self._is_made(message)
+            case "state":
+                self._calls.find_all(hearing.calls_of(message))
+            case other:
+                raise WireError(f"a message of the unknown kind {other!r:.40}")
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        said = hearing.message_of(message)
+        try:
+            self._listener.heard(self._plan.attempt, said)
+        except Exception:  # noqa: BLE001 - logged; the next message may fare better
+            _log.exception("the manager failed to hear a message of an agent")
+
+    def _settle(self, verb: Verb, call_id: UUID, outcome: Outcome) -> None:
+        self._calls.settle(verb, call_id, outcome)
+        if outcome.crash is not None and self._crash is None:
+            self._crash = outcome.crash
+            self._shut()
+            self._expect_end()
+
+    def _asked(self, message: Mapping[str, Any]) -> None:
+        key = hearing.ask_key(message.get("id"))
+        ask_id = uuid5(self._plan.instance_id, f"ask {self._plan.attempt} {key}")
+        wait = hearing.wait_of(message, ask_id)
+        if len(self._asks) >= MAX_OPEN:
+            raise WireError(f"more than {MAX_OPEN} open questions")
+        if self._stopping is None:
+            self._asks.open(key, wait)
+
+    def _ponged(self, number: Any) -> None:
+        if number == 0:
+            self._calls.catching_up = False
+            wake(self._stated)
+            if self._found is not None and self._calls.in_flight:
+                self._found()
+        elif number == self._pings and self._pong is not None:
+            wake(self._pong)
+
+    def _is_made(self, message: Mapping[str, Any]) -> None:
+        if self._made.done():
+            return
+        if "error" in message:
+            self._made.set_exception(hearing.error_of(message["error"]))
+            self._made.exception()  # whoever waited may have gone
+        else:
+            self._made.set_result(None)
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def _shut(self) -> None:
+        super()._shut()
+        self._calls.closing = True
+
+    def _left(self, why: str | None) -> None:
+        """The channel is at its end."""
+        if why is not None:
+            self._condemn(why)
+        else:
+            self._expect_end()
+
+    def _condemn(self, why: str) -> None:
+        """It is not believed any more."""
+        if self._verdict is None and not self._gone.done():
+            detail = clipped(f"it sent what is no message: {why}", MAX_MESSAGE)
+            self._verdict = Exit(outcome=AttemptOutcome.ERROR, detail=detail)
+            self._shut()
+            if self._channel is not None:
+                self._channel.close()
+            self._end_it()
+
+    def _expect_end(self) -> None:
+        """It is about to end, and the keeper will say how. What closed its channel and lives on is made to."""
+        if self._deadline is None and self._stopping is None and not self._gone.done():
+            self._deadline = self._clock.call_later(_LAST_STEPS_SECONDS, self._overdue)
+
+    def _overdue(self) -> None:
+        if not self._gone.done():
+            self._verdict = self._crash or _MUTE
+            self._end_it()
+
+    def _end_it(self) -> None:
+        self._home.run(self._force())
+
+    def has_ended(self, record: Mapping[str, Any]) -> None:
+        try:
+            if self._channel is not None:
+                self._channel.drain()  # all that it ever said lies there now
+        finally:  # it is dead, whatever it said
+            self._die(self._verdict or exit_of(record, self.memory_mb, self._crash))
+
+    def was_lost(self) -> None:
+        self._die(LOST)
+
+    async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
+        if not self._gone.done() and not over.done():
+            self._say({"t": "stop"})
+            await asyncio.wait((self._gone, over), return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done():
+            return True, []
+        return False, await self._force()
+
+    def _release(self, how: Exit | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._channel is not None:
+            self._channel.drain()
+            self._channel.close()
+        self._asks.close()
+        self._calls.release(CANCELLED if how is None else Outcome(crash=how))
+        if not self._made.done():
+            why = "it was stopped" if how is None else how.detail
+            self._made.set_exception(AgentInitializationError(f"it ended before the agent was made: {why}"))
+            self._made.exception()  # whoever waited may have gone
+        for waiter in (self._pong, self._stated):
+            if waiter is not None:
+                wake(waiter)
+
+    def _close(self) -> None:
+        self._home.move_out(self.box, self)
+        self._calls.send_acks()
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _encoded(message: Mapping[str, Any]) -> bytes:
+    try:
+        return wire.encode(message)
+    except (TypeError, ValueError, RecursionError) as error:
+        bound = f"must be plain JSON data to reach a process of its own: {error}"
+        raise ValidationError([Fault(field="request", bound=bound, value=shown(message.get("payload")))]) from error

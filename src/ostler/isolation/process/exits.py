@@ -1,0 +1,55 @@
+"""From a keeper's record of an end to what the manager is told. Pure; nothing is guessed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ostler.agents.child import Ending
+from ostler.isolation.base import Exit
+from ostler.model import AttemptOutcome
+
+#: What ended by our own hand, by the keeper's word for it.
+_OURS: Mapping[str, str] = MappingProxyType(
+    {"stop": "it was stopped", "lease": "it was stopped because no manager came back for it in time"}
+)
+#: What was ended for breaking a limit that the machine does not hold by itself.
+_PIDS = "it had more processes and threads than its limit"
+
+
+def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None) -> Exit:
+    """`crash` is what the agent itself said of its end, if it could: it knows the error and the trace."""
+    by = str(record.get("by"))
+    if record.get("oom") or by == "memory":
+        return Exit(outcome=AttemptOutcome.OOM, detail=f"it used more memory than its limit of {memory_mb} MB")
+    if crash is not None:
+        return crash
+    if by in _OURS:
+        return Exit(outcome=AttemptOutcome.STOPPED, detail=_OURS[by])
+    if by == "pids":
+        return Exit(outcome=AttemptOutcome.SIGNAL, detail=str(record.get("why") or _PIDS))
+    code, number = record.get("code"), record.get("signal")
+    if isinstance(number, int):
+        return Exit(outcome=AttemptOutcome.SIGNAL, detail=f"killed by {signal_name(number)}")
+    if not isinstance(code, int):
+        return Exit(outcome=AttemptOutcome.UNKNOWN, detail="it ended, and nobody saw how")
+    if code == 0:
+        return Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself")
+    return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {code}")
+
+
+def ending_of(record: Mapping[str, Any]) -> Ending:
+    """The same for one run of a command, in the terms of the command."""
+    number = record.get("signal")
+    if isinstance(number, int):
+        return Ending(signal_name=signal_name(number))
+    return Ending(code=record.get("code"))
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

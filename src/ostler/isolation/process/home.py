@@ -1,0 +1,293 @@
+"""The keeper of one home, as a level sees it: found or started when first needed, and buried when it dies.
+
+Whoever has a unit there registers for it *before* it is started, so that no end is told to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ostler.errors import InvalidOperationError, StaleWriterError
+from ostler.isolation.base import Site
+from ostler.isolation.process import launch
+from ostler.isolation.process.link import Answer, KeeperError, Link
+from ostler.keeper.protocol import VERSION
+from ostler.seams import Clock
+
+_log = logging.getLogger("ostler.isolation")
+#: How long a keeper may take to end all that it has; it bounds every step of that by itself.
+_FAREWELL_SECONDS = 30.0
+#: How long a keeper that is just leaving is asked again, or one that hangs, and how long that is waited in between.
+_CONNECT_SECONDS = 20.0
+_PAUSE_SECONDS = 0.025
+#: It hung up, or is about to, or says nothing.
+_GOING = frozenset({"lost", "ending", "late"})
+
+
+class Tenant(Protocol):
+    """Whoever has a unit at the keeper."""
+
+    def has_ended(self, record: Mapping[str, Any]) -> None:
+        """It and all that it started is gone."""
+        raise NotImplementedError
+
+    def was_lost(self) -> None:
+        """The keeper was killed and with it all of this; it is proven gone, and how it ended nobody saw."""
+        raise NotImplementedError
+
+    def was_taken(self) -> None:
+        """Another manager has taken over; it lives on, and is none of ours any more."""
+        raise NotImplementedError
+
+
+class KeeperHome:
+    def __init__(self, clock: Clock, site: Site) -> None:
+        self._clock = clock
+        self._site = site
+        self._link: Link | None = None
+        self._opening = asyncio.Lock()
+        self._burial: asyncio.Task[None] | None = None
+        self._own: Path | None = None
+        self._tenants: dict[str, Tenant] = {}
+        self._work: set[asyncio.Task[Any]] = set()
+        #: By unit, what the keeper held when we came: for those who look for what an earlier manager started.
+        self.found: dict[str, dict[str, Any]] = {}
+        self._by_box: dict[str, set[str]] | None = None
+        #: What the keeper said of itself: token, boxes, enforcement.
+        self.about: Mapping[str, Any] = {}
+
+    @property
+    def outlives(self) -> bool:
+        return self._site.directory is not None and self._site.outlive.total_seconds() > 0
+
+    @property
+    def directory(self) -> Path:
+        """The home; a private one that goes away again, where the manager has none."""
+        if self._site.directory is not None:
+            return self._site.directory.absolute()
+        if self._own is None:
+            self._own = Path(tempfile.mkdtemp(prefix="ostler-home-"))
+        return self._own
+
+    @property
+    def is_linked(self) -> bool:
+        return self._link is not None and self._link.is_open
+
+    # --- asking --------------------------------------------------------------------------------------
+
+    async def open(self, *, start: bool = True) -> bool:
+        """Connect to the living keeper, or start one. Whether there is one now."""
+        await self.settled()
+        if self.is_linked:
+            return True
+        async with self._opening:
+            if not self.is_linked:
+                await self._connect(start=start)
+        return self.is_linked
+
+    async def request(self, op: str, /, **fields: Any) -> dict[str, Any]:
+        """Ask the present keeper. Raises `KeeperError`."""
+        if self._link is None:
+            raise KeeperError("the keeper of this home is gone", "lost")
+        return await self._link.request(op, **fields)
+
+    def ask(self, op: str, /, fds: Sequence[int] = (), **fields: Any) -> asyncio.Future[Answer]:
+        if self._link is None:
+            raise KeeperError("the keeper of this home is gone", "lost")
+        return self._link.ask(op, fds, **fields)
+
+    def move_in(self, unit: str, tenant: Tenant) -> Tenant | None:
+        """From now on this one is told. Whoever was before is answered."""
+        before = self._tenants.get(unit)
+        self._tenants[unit] = tenant
+        return before
+
+    def has_tenant(self, unit: str) -> bool:
+        return unit in self._tenants
+
+    def move_out(self, unit: str, tenant: Tenant) -> None:
+        if self._tenants.get(unit) is tenant:
+            del self._tenants[unit]
+        self.found.pop(unit, None)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Something that nobody waits for, held until it is done."""
+        task = asyncio.get_running_loop().create_task(work, name="ostler-keeper-errand")
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+    def units_in(self, box: str) -> set[str]:
+        """The runs of a command that the keeper had when we came, or that have a tenant."""
+        if self._by_box is None:
+            self._by_box = {}
+            for unit, status in self.found.items():
+                self._by_box.setdefault(str(status["box"]), set()).add(unit)
+        ours = {unit for unit in self._tenants if unit.startswith(f"{box}.")}
+        return {unit for unit in self._by_box.get(box, ()) if unit in self.found} | ours
+
+    def boxes_in_use(self) -> set[str]:
+        return _boxes(self._tenants)
+
+    # --- coming and going ----------------------------------------------------------------------------
+
+    async def _connect(self, *, start: bool) -> None:
+        directory = self.directory / launch.KEEPER
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _CONNECT_SECONDS
+        while loop.time() < until:
+            sock = launch.connect(directory)
+            if sock is None:
+                if not start:
+                    return
+                if not await launch.start(directory):
+                    await asyncio.sleep(_PAUSE_SECONDS)  # another is about to leave; no clock of ours knows when
+                continue
+            link = Link(sock, self._told, self._lost)
+            try:
+                await self._greet(link)
+            except KeeperError as error:
+                link.close()
+                if error.kind == "stale":
+                    raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
+                if error.kind not in _GOING:
+                    raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
+                await asyncio.sleep(_PAUSE_SECONDS)
+            except BaseException:
+                link.close()
+                raise
+            else:
+                self._link = link
+                return
+        raise InvalidOperationError(f"the keeper of {directory} neither answers nor makes room for another")
+
+    async def _greet(self, link: Link) -> None:
+        lease = self._site.outlive.total_seconds() if self.outlives else 0
+        hello = {"version": VERSION, "epoch": self._site.epoch, "lease_seconds": lease, "pid": os.getpid()}
+        about = await link.request("hello", **hello)
+        if await launch.renew(link, about, self.directory / launch.KEEPER):
+            about = await link.request("hello", **hello)
+        self.found, self._by_box = {one["unit"]: one for one in about.get("units", ())}, None
+        self.about = about
+        _log.info("the keeper of %s holds limits by %s", self.directory, about.get("boxes"))
+
+    async def sweep_dead(self) -> None:
+        """A keeper that ended in order took its socket along; one that was killed may have left processes."""
+        if self._site.directory is not None:
+            directory = self._site.directory / launch.KEEPER
+            with launch.vacant(directory) as is_vacant:
+                if is_vacant:
+                    await launch.sweep(launch.token_of_dead(directory))
+
+    async def settled(self) -> None:
+        """Until a keeper that was lost is buried, if one was."""
+        while self._burial is not None and self._burial is not asyncio.current_task():
+            await asyncio.wait((self._burial,))
+
+    async def close(self) -> None:
+        """Take leave: of agents that go on without us, or of a keeper that ends with what it has."""
+        if self._burial is not None:
+            _, pending = await asyncio.wait((self._burial,), timeout=_FAREWELL_SECONDS)
+            for burial in pending:
+                burial.cancel()
+                await asyncio.wait((burial,))
+        link, self._link = self._link, None
+        if link is not None and link.is_open:
+            link.depart()
+            try:
+                await link.request("bye", leave=self.outlives)
+                if not self.outlives:
+                    await asyncio.wait((link.over,), timeout=_FAREWELL_SECONDS)
+            except KeeperError as error:
+                if error.kind != "lost":  # else it is gone already, and with it all that it had
+                    _log.warning("%s; it ends what it has when it can", error)
+            link.close()
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own = None
+
+    # --- being told ----------------------------------------------------------------------------------
+
+    def _told(self, message: Mapping[str, Any]) -> None:
+        if message.get("event") != "exit":
+            return
+        unit, record = str(message.get("unit")), message.get("exit") or {}
+        if unit in self.found:
+            self.found[unit]["exit"] = record
+        tenant = self._tenants.get(unit)
+        if tenant is not None:
+            _tell(tenant, {"exit": record})
+
+    def _lost(self) -> None:
+        """Between one message and the next: the keeper was killed, or has crashed."""
+        if self._link is None:
+            return  # it never became ours
+        self._link = None
+        _log.error("the keeper of %s is gone; if it was killed, its agents die with it", self.directory)
+        self._burial = asyncio.get_running_loop().create_task(self._bury(), name="ostler-burial")
+
+    async def _bury(self) -> None:
+        """A new keeper sweeps before it does anything else, and knows what the old one wrote down last."""
+        tenants, token = dict(self._tenants), str(self.about.get("token", ""))
+        self.found, taken = {}, True
+        try:
+            if tenants:
+                await self._again(token)
+            taken = False
+        except StaleWriterError:
+            _log.warning("the agents of %s are left to the keeper or manager that has them now", self.directory)
+        finally:  # whatever happened, those who wait for a word get one
+            for unit, tenant in tenants.items():
+                _tell(tenant, self.found.get(unit), taken=taken)
+            self._burial = None
+
+    async def _again(self, token: str) -> None:
+        """Never sweeps while a keeper lives: then it is not we who look after this home."""
+        try:
+            async with self._opening:
+                await self._patiently()
+        except StaleWriterError:
+            raise
+        except Exception:  # noqa: BLE001 - then it is swept without one
+            _log.exception("no new keeper could be started for %s", self.directory)
+            with launch.vacant(self.directory / launch.KEEPER) as is_vacant:
+                if not is_vacant:
+                    raise StaleWriterError from None
+                await launch.sweep(token)
+
+    async def _patiently(self) -> None:
+        """A program that has no descriptors left may have some again in a moment."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _CONNECT_SECONDS
+        while True:
+            try:
+                return await self._connect(start=True)
+            except InvalidOperationError as error:
+                if not launch.is_short(error) or loop.time() > until:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _tell(tenant: Tenant, status: Mapping[str, Any] | None, *, taken: bool = False) -> None:
+    """One who cannot bear it must not keep the others from being told."""
+    try:
+        if taken:
+            tenant.was_taken()
+        elif status is None:
+            tenant.was_lost()
+        elif status.get("exit"):
+            tenant.has_ended(status["exit"])
+        # Else it lives: the keeper had only hung up on us.
+    except Exception:  # noqa: BLE001 - logged
+        _log.exception("the manager failed to take note of the end of a unit")
+
+
+def _boxes(units: Mapping[str, Any]) -> set[str]:
+    return {".".join(unit.split(".")[:2]) for unit in units}

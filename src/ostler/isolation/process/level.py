@@ -1,0 +1,237 @@
+"""The level itself: what it can do, how an agent is started at the keeper, and how it is found again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import socket
+import weakref
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from uuid import UUID
+
+from ostler.agents import AgentKind, CommandSpec
+from ostler.errors import AgentInitializationError
+from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
+from ostler.isolation.process.cell import ProcessCell
+from ostler.isolation.process.command import CommandCell
+from ostler.isolation.process.ending import KeptCell, box_of, enforcement_of
+from ostler.isolation.process.exits import exit_of
+from ostler.isolation.process.home import KeeperHome
+from ostler.isolation.process.limits import box_limits, likely_enforcement, niceness
+from ostler.isolation.process.link import KeeperError
+from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
+from ostler.isolation.process.sources import source_of
+from ostler.isolation.process.templates import Templates
+from ostler.model import AttemptOutcome, IsolationLevel
+from ostler.seams import Clock
+
+C = TypeVar("C", bound=KeptCell)
+
+_PR_SET_DUMPABLE = 4
+_UNKNOWN = Exit(outcome=AttemptOutcome.LOST, detail="no keeper knows of it; it ended, and nobody saw how")
+_ENDED_WITH_IT = Exit(outcome=AttemptOutcome.LOST, detail="it ended with the program of its manager")
+_AT_ONCE = 64
+
+
+class ProcessIsolation(Isolation):
+    level: ClassVar[IsolationLevel] = IsolationLevel.PROCESS
+
+    def __init__(self, clock: Clock, site: Site | None = None) -> None:
+        super().__init__(clock, site)
+        self._home = KeeperHome(clock, self._site)
+        self._cells: weakref.WeakSet[KeptCell] = weakref.WeakSet()
+        self._likely: Mapping[str, str] | None = None
+        self._templates = Templates()
+        self._hardened = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """By what the keeper found out, once there is one; each cell says for itself what holds for it."""
+        if self._likely is None:
+            self._likely = likely_enforcement()
+        return Capabilities(
+            limits=enforcement_of(self._home.about.get("enforcement") or self._likely),
+            freezes=True,
+            kills=True,
+            outlives_manager=self._home.outlives,
+        )
+
+    # --- starting ------------------------------------------------------------------------------------
+
+    async def prepare(self, plan: StartPlan) -> None:
+        if plan.manifest.kind is AgentKind.PYTHON:
+            source_of(plan.maker)
+        prune(self._home.directory, plan)
+        await self._open()
+
+    async def start(self, plan: StartPlan, listener: Listener) -> Cell:
+        await self._open()
+        if plan.manifest.kind is AgentKind.COMMAND:
+            return self._command(plan, listener)
+        if self._home.has_tenant(box_of(plan)):
+            raise AgentInitializationError(f"attempt {plan.attempt} of {plan.name} lives already")
+        cell = self._noted(ProcessCell(self._clock, self._home, plan, listener, self._site.epoch))
+        source = source_of(plan.maker)
+        try:
+            await cell.open(self._asked(plan, source), _begin(plan, source))
+        except BaseException as error:
+            if isinstance(error, KeeperError) and error.kind == "taken":
+                cell.let_go()  # it is somebody else's, and must not be touched
+            else:
+                # In a task of its own: whoever gave up waiting must not keep it from being undone.
+                await asyncio.shield(self._home.run(cell.destroy()))
+            if isinstance(error, KeeperError | OSError):
+                raise AgentInitializationError(f"its process could not be started: {error}") from error
+            raise
+        return cell
+
+    async def _open(self, *, start: bool = True) -> bool:
+        opened = await self._home.open(start=start)
+        if opened and not self._hardened:
+            self._hardened = True
+            _harden()
+        return opened
+
+    def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
+        spec = plan.manifest.command
+        if not isinstance(spec, CommandSpec):
+            raise AgentInitializationError(f"the definition of {plan.name} names no command")
+        return self._noted(CommandCell(self._clock, self._home, plan, listener, spec))
+
+    def _noted(self, cell: C) -> C:
+        self._cells.add(cell)
+        return cell
+
+    def _asked(self, plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:
+        """What the keeper is told of it."""
+        env = {name: os.environ[name] for name in self._site.environment if name in os.environ}
+        cwd = _working_directory()
+        return {
+            "leaf": None,
+            "limits": box_limits(plan),
+            "how": self._templates.find(source, env, cwd),
+            "env": env,
+            "cwd": cwd,
+            "log": str(log_of(self._home.directory, plan)),
+            "log_bytes": LOG_BYTES,
+            "pty": False,
+            "channel": True,
+            "stdin": False,
+            "nice": niceness(plan),
+        }
+
+    # --- finding again -------------------------------------------------------------------------------
+
+    async def recover(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
+        del handle  # the keeper knows it by its instance and attempt
+        # Where agents end with their program there is a keeper only if an earlier manager had them go on.
+        if self._site.directory is None or not await self._open(start=self._home.outlives):
+            return _ENDED_WITH_IT
+        if plan.manifest.kind is AgentKind.COMMAND:
+            return await self._recovered_command(plan, listener)
+        box = box_of(plan)
+        cell = ProcessCell(self._clock, self._home, plan, listener, self._site.epoch)
+        before = self._home.move_in(box, cell)
+        try:
+            if isinstance(before, ProcessCell):
+                before.let_go()
+                self._home.move_in(box, cell)
+            found = await self._adopted(cell, box)
+        except BaseException:
+            cell.let_go()
+            raise
+        if isinstance(found, Exit):
+            cell.let_go()
+        return found
+
+    async def _adopted(self, cell: ProcessCell, box: str) -> Cell | Exit:
+        try:
+            status, fds = await self._home.ask("attach", unit=box)
+        except KeeperError as error:
+            if error.kind == "unknown":
+                return _UNKNOWN
+            raise
+        if status.get("exit"):
+            _close_all(fds)
+            return exit_of(status["exit"], cell.memory_mb)
+        await cell.adopt(socket.socket(fileno=fds[0]), status)
+        return cell.ended or self._noted(cell)
+
+    async def _recovered_command(self, plan: StartPlan, listener: Listener) -> Cell:
+        """Between two runs there is nothing that could have died, so there is always a cell."""
+        cell = self._command(plan, listener)
+        statuses = []
+        for unit in self._home.units_in(box_of(plan)):
+            with contextlib.suppress(KeeperError):
+                status, fds = await self._home.ask("attach", unit=unit)
+                _close_all(fds)
+                statuses.append(status)
+        cell.adopt(statuses)
+        return cell
+
+    async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
+        if not await self._home.open(start=False):
+            await self._home.sweep_dead()
+            return 0
+        kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep} | self._home.boxes_in_use()
+        boxes: dict[str, bool] = {}
+        for one in (await self._home.request("list")).get("units", ()):
+            if one["box"] not in kept:
+                boxes[one["box"]] = boxes.get(one["box"], False) or one.get("exit") is None
+        places = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._swept(box, places) for box in boxes))
+        return sum(boxes.values())
+
+    async def _swept(self, box: str, places: asyncio.Semaphore) -> None:
+        async with places:
+            with contextlib.suppress(KeeperError):
+                await self._home.request("stop", box=box, leaf=None, unit=None, grace_seconds=0)
+            with contextlib.suppress(KeeperError):
+                await self._home.request("forget", box=box)
+
+    async def close(self) -> None:
+        for cell in list(self._cells):
+            cell.let_go()
+        await self._home.close()
+
+
+def _begin(plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:
+    """What the agent is told of itself."""
+    return {
+        "instance_id": str(plan.instance_id),
+        "attempt": plan.attempt,
+        "name": plan.name,
+        "definition_id": str(plan.manifest.id),
+        "context": dict(plan.context),
+        "limits": json.loads(plan.limits.to_json()),
+        "workspace": None if plan.workspace is None else str(plan.workspace),
+        "source": dict(source),
+    }
+
+
+def _working_directory() -> str:
+    """The manager's own, as at the other levels; one that was removed cannot be gone to."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "/"
+
+
+def _harden() -> None:
+    """No agent may look into this program, and there must be room for a socket to each."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _close_all(fds: list[int]) -> None:
+    for one in fds:
+        os.close(one)

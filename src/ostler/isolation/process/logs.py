@@ -1,0 +1,60 @@
+"""Where the output of agents goes, and how much of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from uuid import UUID
+
+from ostler.agents.output import KeptOutput
+from ostler.isolation.base import StartPlan
+
+LOGS = "logs"
+#: A file is turned over at this size, once; so twice as much stays.
+LOG_BYTES = 5 * 1024 * 1024
+_KEPT_ATTEMPTS = 5
+_KEPT_RUNS = 20
+_CHUNK = 256 * 1024
+_ATTEMPT = re.compile(r"(\d+)[.-].*")
+
+
+def log_of(home: Path, plan: StartPlan, run: UUID | None = None) -> Path:
+    """Of one start, or of one run of a command."""
+    name = f"{plan.attempt}.log" if run is None else f"{plan.attempt}-{run.hex}.log"
+    return home / LOGS / str(plan.instance_id) / name
+
+
+def prune(home: Path, plan: StartPlan) -> None:
+    """Forget the output of starts that are long past. Never raises."""
+    if plan.attempt <= _KEPT_ATTEMPTS:
+        return
+    with contextlib.suppress(OSError):
+        for file in (home / LOGS / str(plan.instance_id)).iterdir():
+            found = _ATTEMPT.fullmatch(file.name)
+            if found is not None and int(found[1]) <= plan.attempt - _KEPT_ATTEMPTS:
+                file.unlink()
+
+
+def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> None:
+    """A command may run any number of times in one start; the output of the last few stays. Never raises."""
+    needed = {log_of(home, plan, run).name for run in running}
+    with contextlib.suppress(OSError):
+        found = [one for one in log_of(home, plan).parent.glob(f"{plan.attempt}-*.log") if one.name not in needed]
+        if len(found) <= _KEPT_RUNS:
+            return
+        for file in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-_KEPT_RUNS]:
+            file.unlink()
+            file.with_name(f"{file.name}.1").unlink(missing_ok=True)
+
+
+def read_output(file: Path, written: int, limit: int) -> tuple[KeptOutput, int]:
+    """What a run said, as far as it was kept; and how many bytes of what was written are on no disk any more."""
+    output, size = KeptOutput(limit), 0
+    for part in (file.with_name(f"{file.name}.1"), file):
+        with contextlib.suppress(OSError), part.open("rb") as opened:
+            while chunk := opened.read(_CHUNK):
+                output.feed(chunk)
+                size += len(chunk)
+    return output, max(written - size, 0)

@@ -1,0 +1,68 @@
+"""Where the class of an agent stands, so that another process finds it again: by module and name, never by pickle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ostler.agents import AgentMaker
+from ostler.errors import AgentInitializationError
+
+_MOVE = "move it to the top level of a file, so that another process can import it"
+
+
+def source_of(maker: AgentMaker) -> Mapping[str, Any]:
+    """`{module, path, qualname, main}`. Raises `AgentInitializationError` for what no other process can find."""
+    target = getattr(maker, "target", None)
+    if isinstance(target, str) and ":" in target:  # from a definition file: it is imported only where it lives
+        named, _, path_in_it = target.partition(":")
+        return {"module": named, "path": None, "qualname": path_in_it, "main": False}
+    module, qualname = getattr(maker, "__module__", None), getattr(maker, "__qualname__", None)
+    if not module or not qualname:
+        raise AgentInitializationError(
+            f"{maker!r:.100} has no name of its own, so no other process can find it; register a class or a function "
+            "from the top level of a file"
+        )
+    if "<lambda>" in qualname:
+        raise AgentInitializationError(f"a lambda cannot be found by another process; give it a name and {_MOVE}")
+    if "<locals>" in qualname:
+        raise AgentInitializationError(f"{qualname} is defined inside a function; {_MOVE}")
+    held = sys.modules.get(module)
+    if held is None or _found(held, qualname) is not maker:
+        raise AgentInitializationError(f"{module}:{qualname} is not what is found under that name; {_MOVE}")
+    if module == "__main__":
+        return _of_script(held, qualname)
+    path = getattr(held, "__file__", None)
+    return {"module": module, "path": _absolute(path), "qualname": qualname, "main": False}
+
+
+def _of_script(script: ModuleType, qualname: str) -> Mapping[str, Any]:
+    """A class of the program that runs. `python -m` knows the module's true name; else there is only its file."""
+    path = getattr(script, "__file__", None)
+    if path is None or not Path(path).is_file():
+        raise AgentInitializationError(
+            f"{qualname} was typed in or read from standard input, where no other process can read it; {_MOVE}"
+        )
+    spec = getattr(script, "__spec__", None)
+    name = getattr(spec, "name", None) or "__main__"
+    package = getattr(spec, "parent", None)
+    return {"module": name, "path": _absolute(path), "qualname": qualname, "main": True, "package": package}
+
+
+def _found(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
+
+
+def import_path() -> list[str]:
+    """What this program imports from. An empty entry means the directory it was started in."""
+    return [str(Path(entry).absolute()) for entry in sys.path]

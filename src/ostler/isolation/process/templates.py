@@ -1,0 +1,46 @@
+"""What the keeper is told of the preloaded parent that a Python agent is forked from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ostler
+from ostler.isolation.process.launch import template_argv
+from ostler.isolation.process.sources import import_path
+
+_KEPT = 64
+_PACKAGE = Path(ostler.__file__).parent
+
+
+class Templates:
+    """The same description for the same circumstances, without writing it down anew for each of many starts."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        #: When our own code was last written: a template of older code is no parent for agents of this manager.
+        self._written = max(one.stat().st_mtime_ns for one in _PACKAGE.rglob("*.py"))
+
+    def find(self, source: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
+        """Agents with the same key share a parent: the same module, found the same way, in the same surroundings."""
+        place = (source["module"], source["path"], source["main"], source.get("package"))
+        circumstances = (place, tuple(sys.path), tuple(sys.argv), tuple(sorted(env.items())), cwd)
+        found = self._known.get(circumstances)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            found = self._known[circumstances] = _described(source, env, cwd, self._written)
+        return found
+
+
+def _described(source: Mapping[str, Any], env: Mapping[str, str], cwd: str, written: int) -> dict[str, Any]:
+    setup = {"sys_path": import_path(), "source": {**source, "qualname": None}, "written": written}
+    if source["main"]:
+        setup["argv"] = list(sys.argv)
+    template = {"argv": template_argv(), "env": dict(env), "cwd": cwd, "setup": setup}
+    key = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:32]
+    return {"template": key, **template}

@@ -1,0 +1,88 @@
+"""Agents that talk too much, or nonsense, or not at all. Imported in processes of their own, so it imports little."""
+
+# ruff: noqa: SLF001 - they speak past what an agent is given
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import struct
+import threading
+import time
+from functools import cache
+from typing import Any
+
+from ostler.agents import Agent, AgentContext
+from ostler.errors import ValidationError
+from ostler.isolation.inside.speaking import Speaker
+
+_WHOLE = 3
+
+
+class Nuisance(Agent):
+    """Does what the request names."""
+
+    def initialize(self, context: AgentContext) -> None:
+        self.context = context
+
+    async def process(self, request: Any) -> Any:
+        return await getattr(self, request["do"])(request)
+
+    async def echo(self, request: Any) -> Any:
+        return request.get("value")
+
+    async def block(self, request: Any) -> Any:
+        """Its loop stands still."""
+        with open(request["note"], "a") as file:  # noqa: ASYNC230, PTH123 - that is what it is for
+            file.write("done\n")
+        time.sleep(request["seconds"])  # noqa: ASYNC251 - that is what it is for
+        return request.get("value")
+
+    async def tell(self, request: Any) -> str:
+        """As it should: by its context. What came of it."""
+        try:
+            if request["how"] == "signal":
+                self.context.signal("x", {"text": "v" * request["length"]})
+            else:
+                self.context.report(0.5, text="v" * request["length"])
+        except ValidationError as error:
+            return str(error)
+        return "said"
+
+    async def babble(self, request: Any) -> None:
+        """The same over and over, past its context; and then it is gone."""
+        for _ in range(request.get("times", 60)):
+            with contextlib.suppress(BlockingIOError):
+                _send(request["text"].encode(), request.get("flags", _WHOLE))
+        if "code" in request:
+            os._exit(request["code"])
+        await asyncio.Event().wait()
+
+    async def flood(self, request: Any) -> None:
+        """Until the end, as fast as it is taken, and its loop stays free."""
+        body = json.dumps(request["message"], separators=(",", ":")).encode()
+
+        def run() -> None:
+            while True:
+                try:
+                    _send(body, _WHOLE)
+                except BlockingIOError:
+                    time.sleep(0.0005)
+                except OSError:
+                    return
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+def _send(body: bytes, flags: int) -> None:
+    speaker = _speaker()
+    header = struct.pack("!BBIQ", 1, flags, speaker._sender._attempt, speaker._sender.epoch)
+    speaker._sock.send(header + body)
+
+
+@cache
+def _speaker() -> Speaker:
+    return next(one for one in gc.get_objects() if isinstance(one, Speaker))

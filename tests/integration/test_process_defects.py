@@ -1,0 +1,253 @@
+"""What once went wrong on the manager's side of level process: nonsense that is said, chatter, and want."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from defect_agents import Nuisance
+from defect_ground import Begin, do, keeper, plan_for
+from promise_ground import lives, opened
+
+from ostler import AgentState
+from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
+from ostler.isolation import Cell, Site, StartPlan, Verb
+from ostler.isolation.process import launch
+from ostler.isolation.process.level import ProcessIsolation
+from ostler.keeper import protocol
+from ostler.model import AttemptOutcome, TerminationOptions
+from ostler.seams import SystemClock
+from ostler.testing.isolation_suite.ground import Ear, until
+
+pytestmark = pytest.mark.anyio
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(directory=tmp_path / "home", outlive=timedelta(seconds=20), epoch=1)
+
+
+@pytest.fixture
+async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
+    level = ProcessIsolation(SystemClock(), site)
+    yield level
+    site.outlive = timedelta(0)  # what a test has left ends now
+    await level.close()
+
+
+@pytest.fixture
+async def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
+    async def begin(plan: StartPlan | None = None) -> Cell:
+        plan = plan or plan_for()
+        await isolation.prepare(plan)
+        cell = await isolation.start(plan, ear)
+        await cell.call(Verb.INITIALIZE)
+        return cell
+
+    return begin
+
+
+# --- nonsense ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"t":"say","kind":"metric","name":"x","value":{HUGE}}}',
+        f'{{"t":"say","kind":"progress","fraction":{HUGE}}}',
+        '{"t":"ask","id":"\\ud800","kind":"human","reason":"x"}',
+        '{"t":"unask","id":["x"]}',
+        '{"t":"say","kind":"signal","name":"x","payload":{"x":"\\ud800"}}',
+        '{"t":"answer","id":"process:\\ud800","ok":1}',
+        f'{{"t":"ask","id":1,"kind":"human","timeout_seconds":{HUGE}}}',
+        '{"t":"made","error":7}',
+    ],
+)
+async def test_no_nonsense_hides_a_death(begin: Begin, ear: Ear, text: str) -> None:
+    cell = await begin()
+    with pytest.raises(AgentGoneError):
+        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, code=3)), 10)
+    await until(lambda: bool(ear.exits))
+    assert len(ear.exits) == 1
+    assert ear.exits[0].outcome in {AttemptOutcome.ERROR, AttemptOutcome.EXIT_CODE}
+    assert not lives(cell.handle["pid"])
+    await cell.destroy()
+
+
+async def test_what_nobody_foresaw_ends_its_agent_and_no_other(
+    begin: Begin, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, other = await begin(), await begin()
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("not foreseen")
+
+    monkeypatch.setattr(cell, "_ponged", fail)
+    with pytest.raises(AgentGoneError):
+        await asyncio.wait_for(cell.ping(), 10)
+    await until(lambda: bool(ear.exits))
+    assert "ZeroDivisionError: not foreseen" in (ear.exits[0].detail or "")
+    assert await other.call(Verb.PROCESS, do("echo", value=1)) == 1
+
+
+async def test_one_who_cannot_bear_an_end_keeps_nobody_from_theirs(
+    begin: Begin, ear: Ear, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frail, others = await begin(), [await begin() for _ in range(3)]
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(frail, "has_ended", fail)
+    monkeypatch.setattr(frail, "was_lost", fail)
+    os.kill(frail.handle["pid"], signal.SIGKILL)
+    os.kill(others[0].handle["pid"], signal.SIGKILL)
+    await until(lambda: len(ear.exits) == 1)
+    assert await others[1].call(Verb.PROCESS, do("echo", value=1)) == 1
+    os.kill(keeper(site), signal.SIGKILL)
+    await until(lambda: len(ear.exits) == 3)
+    assert {one.outcome for one in ear.exits[1:]} == {AttemptOutcome.LOST}
+
+
+# --- chatter -----------------------------------------------------------------------------------------
+
+_FLOODS = {
+    "progress": {"t": "say", "kind": "progress", "fraction": 0.5, "details": {"k": [0] * 20_000}},
+    "pong": {"t": "pong", "n": -1, "x": [[]] * 15_000},
+    "signal": {"t": "say", "kind": "signal", "name": "x", "payload": {"k": "v" * 50_000}},
+    "tiny": {"t": "say", "kind": "tokens", "count": 1, "model": None},
+}
+
+
+@pytest.mark.parametrize("kind", _FLOODS)
+async def test_a_talkative_agent_holds_up_no_neighbour(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path) as fleet:
+        definition = fleet.manager.registry.register(Nuisance, name="nuisance").id
+        loud, calm = await fleet.spawn(definition), await fleet.spawn(definition)
+        await fleet.do(loud, "flood", message=_FLOODS[kind])
+        took, end = [], time.monotonic() + 3
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            assert await fleet.do(calm, "echo", value=1) == 1
+            took.append(time.perf_counter() - began)
+        assert (await fleet.record(loud)).state is AgentState.WAITING
+        assert len(took) > 10
+        await fleet.manager.terminate(loud.instance_id, TerminationOptions.immediate())
+        # A tenth of a second on a quiet machine; once it was seconds.
+        assert statistics.quantiles(took, n=20)[-1] < 0.3
+
+
+async def test_what_is_too_long_is_refused_where_it_is_said(begin: Begin, ear: Ear) -> None:
+    cell = await begin()
+    told = await cell.call(Verb.PROCESS, do("tell", how="signal", length=70_000))
+    assert "must be at most 60,000 bytes to leave its process" in told
+    for how, length in (("signal", 50_000), ("progress", 70_000), ("progress", 50_000)):
+        assert await cell.call(Verb.PROCESS, do("tell", how=how, length=length)) == "said"
+    await until(lambda: len(ear.messages) == 2)
+    assert not ear.exits
+
+
+@pytest.mark.parametrize("text", ['{"t":"say","kind":"signal","name":"', '{"kind":"x","t":"answer","ok":"'])
+async def test_what_is_said_unasked_is_short(begin: Begin, ear: Ear, text: str) -> None:
+    cell = await begin()
+    with pytest.raises(AgentGoneError):
+        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, flags=1, times=1)), 10)
+    await until(lambda: bool(ear.exits))
+    assert "more in one message than may be said unasked" in (ear.exits[0].detail or "")
+
+
+# --- want --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def few_descriptors() -> Iterator[list[int]]:
+    """None is left; those in the list can be closed to have some again."""
+    bounds, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, bounds[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield held
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+
+
+async def test_a_program_without_descriptors_loses_no_keeper(begin: Begin, site: Site, ear: Ear) -> None:
+    site.outlive = timedelta(0)  # then whoever loses its keeper loses its agents
+    cell = await begin()
+    before = keeper(site)
+    with few_descriptors() as held:
+        for _ in range(7):
+            with contextlib.suppress(AgentInitializationError, InvalidOperationError):
+                await begin()
+            assert await cell.call(Verb.PROCESS, do("echo", value=1)) == 1
+            os.close(held.pop())
+    assert await (await begin()).call(Verb.PROCESS, do("echo", value=2)) == 2
+    assert (keeper(site), ear.exits) == (before, [])
+
+
+async def test_a_keeper_that_is_just_leaving_is_not_the_last_word(begin: Begin, site: Site) -> None:
+    assert site.directory is not None
+    place = site.directory / launch.KEEPER
+    place.mkdir(parents=True)
+    loop = asyncio.get_running_loop()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(place / protocol.SOCKET))
+    listener.listen()
+    listener.setblocking(False)
+
+    async def refuse() -> None:
+        peer, _ = await loop.sock_accept(listener)
+        listener.close()
+        (place / protocol.SOCKET).unlink()
+        await loop.sock_recv(peer, 65536)
+        with contextlib.closing(protocol.Line(peer)) as line:
+            line.send({"id": 1, "error": "this keeper is ending", "kind": "ending"})
+
+    refusing = asyncio.create_task(refuse())
+    assert await (await begin()).call(Verb.PROCESS, do("echo", value=1)) == 1
+    await refusing
+
+
+async def test_whoever_waits_is_told_whatever_becomes_of_the_burial(
+    begin: Begin, ear: Ear, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [await begin() for _ in range(2)]
+
+    async def fail(*_: Any) -> bool:
+        raise InvalidOperationError("no keeper today")
+
+    def refuse(*_: Any) -> None:
+        raise InvalidOperationError("nor does one answer")
+
+    monkeypatch.setattr(launch, "start", fail)
+    monkeypatch.setattr(launch, "connect", refuse)
+    os.kill(keeper(site), signal.SIGKILL)
+    await until(lambda: len(ear.exits) == 2)
+    assert not any(lives(cell.handle["pid"]) for cell in cells)

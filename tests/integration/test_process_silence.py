@@ -1,0 +1,193 @@
+"""What once went wrong when somebody does not answer: a keeper that hangs, an agent that blocks, a crowd of runs."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from defect_agents import Nuisance
+from defect_ground import Begin, do, keeper, plan_for
+from promise_ground import end_keeper, lives, opened
+
+from ostler import AgentState
+from ostler.agents import CommandSpec
+from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
+from ostler.isolation import Cell, Site, StartPlan, Verb
+from ostler.isolation.process import home, launch, link
+from ostler.isolation.process.level import ProcessIsolation
+from ostler.keeper import protocol
+from ostler.seams import SystemClock
+from ostler.testing.isolation_suite.ground import Ear, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(directory=tmp_path / "home", outlive=timedelta(seconds=20), epoch=1)
+
+
+@pytest.fixture
+async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
+    level = ProcessIsolation(SystemClock(), site)
+    yield level
+    site.outlive = timedelta(0)  # what a test has left ends now
+    await level.close()
+
+
+@pytest.fixture
+async def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
+    async def begin(plan: StartPlan | None = None) -> Cell:
+        plan = plan or plan_for()
+        await isolation.prepare(plan)
+        cell = await isolation.start(plan, ear)
+        await cell.call(Verb.INITIALIZE)
+        return cell
+
+    return begin
+
+
+# --- silence -----------------------------------------------------------------------------------------
+
+
+async def test_a_keeper_that_hangs_holds_nobody_up(
+    begin: Begin, isolation: ProcessIsolation, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_SECONDS", 0.5)
+    monkeypatch.setattr(link, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(link, "_SECONDS_OF", {"hello": 0.5, "bye": 0.5})
+    monkeypatch.setattr(home, "_CONNECT_SECONDS", 1.0)
+    cell, silent = await begin(), keeper(site)
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        with pytest.raises(InvalidOperationError, match="left usage unanswered"):
+            await cell.usage()
+        with pytest.raises(AgentInitializationError, match="left start unanswered"):
+            await begin()
+        report = await asyncio.wait_for(cell.stop(timedelta(seconds=0.1)), 20)
+        assert "left stop unanswered" in (report.left_behind or "")
+        site.outlive = timedelta(0)
+        await asyncio.wait_for(isolation.close(), 20)
+        with pytest.raises(InvalidOperationError, match="neither answers nor"):
+            await ProcessIsolation(SystemClock(), site).prepare(plan_for())
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    await until(lambda: not lives(silent))
+    assert not lives(cell.handle["pid"])
+
+
+async def test_nothing_is_swept_while_a_keeper_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert site.directory is not None
+    place = site.directory / launch.KEEPER
+    place.mkdir(parents=True)
+    (place / protocol.TOKEN).write_text("0123456789abcdef")
+    (place / protocol.SOCKET).touch()
+    swept: list[str] = []
+
+    async def sweep(token: str) -> None:
+        swept.append(token)
+
+    monkeypatch.setattr(launch, "sweep", sweep)
+    monkeypatch.setattr(launch, "connect", lambda _: None)
+    with (place / protocol.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert await ProcessIsolation(SystemClock(), site).sweep(keep=()) == 0
+        assert swept == []
+    assert await ProcessIsolation(SystemClock(), site).sweep(keep=()) == 0
+    assert swept == ["0123456789abcdef"]
+
+
+# --- one that blocks ---------------------------------------------------------------------------------
+
+
+async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, site: Site, tmp_path: Path) -> None:
+    plan, call_id, note = plan_for(), uuid4(), tmp_path / "note"
+    cell = await begin(plan)
+    request = do("block", seconds=4, value="once", note=str(note))
+    first = asyncio.ensure_future(cell.call(Verb.PROCESS, request, call_id=call_id))
+    await until(note.exists)
+    heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
+    began, told = time.monotonic(), []
+    found = await heir.recover(None, plan, Ear())
+    assert isinstance(found, Cell)
+    found.when_found(lambda: told.append(dict(found.in_flight)))
+    await found.thaw()
+    assert time.monotonic() - began < 2
+    with pytest.raises(AgentGoneError):
+        await first
+    assert dict(found.in_flight) == {}
+    await until(lambda: bool(told))
+    assert told == [{call_id: Verb.PROCESS}]
+    assert await found.call(Verb.PROCESS, request, call_id=call_id) == "once"
+    assert note.read_text() == "done\n"
+    await found.destroy()
+    await heir.close()
+
+
+async def test_a_request_of_one_that_blocks_is_joined_before_and_after_it_tells(tmp_path: Path) -> None:
+    names, note = [uuid4(), uuid4()], tmp_path / "note"
+    request = do("block", seconds=3, value="once", note=str(note))
+    settings: dict[str, Any] = {"outlive": timedelta(seconds=60)}
+    async with opened(tmp_path, **settings) as fleet:
+        definition = fleet.manager.registry.register(Nuisance, name="nuisance").id
+        ones = [await fleet.spawn(definition) for _ in names]
+        asking = [
+            asyncio.ensure_future(fleet.manager.process(one.instance_id, request, request_id=name))
+            for one, name in zip(ones, names, strict=True)
+        ]
+        await until(lambda: note.exists() and note.read_text() == "done\n" * 2)
+    await asyncio.wait(asking)
+    assert all(isinstance(one.exception(), AgentGoneError) for one in asking)
+    async with opened(tmp_path, **settings) as fleet:
+        fleet.manager.registry.register(Nuisance, name="nuisance", replace=True)
+        before, after = ones
+        assert await fleet.manager.process(before.instance_id, request, request_id=names[0]) == "once"
+        await fleet.comes_to(before, AgentState.WAITING)
+        assert await fleet.manager.process(after.instance_id, request, request_id=names[1]) == "once"
+        await fleet.comes_to(after, AgentState.WAITING)
+        for one in ones:
+            await fleet.manager.terminate(one.instance_id)
+    assert note.read_text() == "done\n" * 2
+    end_keeper(tmp_path)
+
+
+# --- much of it --------------------------------------------------------------------------------------
+
+
+async def test_a_command_that_never_pauses_gathers_nothing(
+    begin: Begin, isolation: ProcessIsolation, site: Site, tmp_path: Path
+) -> None:
+    code = "import sys, time, os; print(sys.argv[1], flush=True)\nwhile sys.argv[1] == 'long' and "
+    code += f"not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    cell = await begin(plan_for(CommandSpec(argv=(sys.executable, "-S", "-c", code, "{prompt}")), tmp_path))
+    long = asyncio.ensure_future(cell.call(Verb.PROCESS, "long"))
+    for _ in range(30):
+        await cell.call(Verb.PROCESS, "short")
+    units = (await isolation._home.request("list"))["units"]  # noqa: SLF001 - only the keeper knows
+    assert len(units) <= 2
+    assert site.directory is not None
+    assert len(list((site.directory / "logs").rglob("*.log"))) <= 22
+    (tmp_path / "go").touch()
+    assert (await long)["output"] == "long\n"
+    await until(lambda: not cell.in_flight)
+    await cell.destroy()

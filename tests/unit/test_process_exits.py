@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from ostler.agents import Agent
+from ostler.agents.child import Ending
+from ostler.errors import AgentInitializationError
+from ostler.isolation import Exit, Verb
+from ostler.isolation.process.exits import ending_of, exit_of
+from ostler.isolation.process.hearing import calls_of, key_of, message_of, outcome_of, read_key, wait_of
+from ostler.isolation.process.sources import source_of
+from ostler.isolation.wire import WireError
+from ostler.model import AttemptOutcome
+
+CRASH = Exit(outcome=AttemptOutcome.ERROR, detail="SystemExit: 3", exception_type="SystemExit")
+ID = UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome", "detail"),
+    [
+        ({"code": 0}, AttemptOutcome.CLEAN, "its process ended by itself"),
+        ({"code": 3}, AttemptOutcome.EXIT_CODE, "exit code 3"),
+        ({"signal": 11}, AttemptOutcome.SIGNAL, "killed by SIGSEGV"),
+        ({"signal": 62}, AttemptOutcome.SIGNAL, "killed by signal 62"),
+        ({"signal": 9, "oom": True}, AttemptOutcome.OOM, "it used more memory than its limit of 64 MB"),
+        ({"signal": 9, "oom": False}, AttemptOutcome.SIGNAL, "killed by SIGKILL"),
+        ({"signal": 9, "oom": None}, AttemptOutcome.SIGNAL, "killed by SIGKILL"),
+        ({"signal": 9, "by": "memory"}, AttemptOutcome.OOM, "it used more memory than its limit of 64 MB"),
+        ({"signal": 9, "by": "pids", "why": "300 of 260"}, AttemptOutcome.SIGNAL, "300 of 260"),
+        ({"signal": 15, "by": "stop"}, AttemptOutcome.STOPPED, "it was stopped"),
+        ({"code": 0, "by": "lease"}, AttemptOutcome.STOPPED, "no manager came back"),
+        ({}, AttemptOutcome.UNKNOWN, "nobody saw how"),
+        ({"code": None, "signal": None}, AttemptOutcome.UNKNOWN, "nobody saw how"),
+    ],
+)
+def test_an_end_is_told_for_what_it_was(record: dict[str, Any], outcome: AttemptOutcome, detail: str) -> None:
+    how = exit_of(record, 64)
+    assert how.outcome is outcome
+    assert detail in (how.detail or "")
+
+
+def test_the_agents_own_word_counts_but_not_against_the_kernel() -> None:
+    assert exit_of({"code": 3}, 64, CRASH) is CRASH
+    assert exit_of({"signal": 9, "by": "stop"}, 64, CRASH) is CRASH, "we only hastened it"
+    assert exit_of({"signal": 9, "oom": True}, 64, CRASH).outcome is AttemptOutcome.OOM
+
+
+def test_a_run_of_a_command_ends_in_its_own_terms() -> None:
+    assert ending_of({"code": 3}) == Ending(code=3)
+    assert ending_of({"signal": 15}) == Ending(signal_name="SIGTERM")
+    assert ending_of({}) == Ending()
+
+
+# --- where the class stands --------------------------------------------------------------------------
+
+
+class Plain(Agent):
+    class Inner(Agent):
+        pass
+
+
+def make() -> Agent:
+    return Plain()
+
+
+def local() -> Callable[[], Agent]:
+    class Hidden(Agent):
+        pass
+
+    return Hidden
+
+
+def test_what_stands_at_the_top_of_a_file_is_found() -> None:
+    here = {"module": __name__, "path": str(Path(__file__).absolute()), "main": False}
+    assert source_of(Plain) == {**here, "qualname": "Plain"}
+    assert source_of(Plain.Inner) == {**here, "qualname": "Plain.Inner"}
+    assert source_of(make) == {**here, "qualname": "make"}
+
+
+@pytest.mark.parametrize(
+    ("maker", "complaint"),
+    [
+        (lambda: (Plain(),)[0], "a lambda cannot be found"),
+        (local(), "defined inside a function; move it to the top level of a file"),
+        (functools.partial(make), "has no name of its own"),
+        (type("Plain", (Agent,), {"__module__": __name__, "__qualname__": "Plain"}), "is not what is found"),
+    ],
+)
+def test_what_no_other_process_can_find_is_refused(maker: Any, complaint: str) -> None:
+    with pytest.raises(AgentInitializationError, match=complaint):
+        source_of(maker)
+
+
+SCRIPT = """
+from ostler.agents import Agent
+from ostler.errors import AgentInitializationError
+from ostler.isolation.process.sources import source_of
+
+class Mine(Agent):
+    pass
+
+try:
+    found = source_of(Mine)
+    print(found["module"], found["path"], found["qualname"], found["main"])
+except AgentInitializationError as error:
+    print(error)
+"""
+
+
+def test_a_class_of_the_program_itself_is_found_by_its_file(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+
+    def said(*arguments: str, text: str | None = None) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], check=True, capture_output=True, text=True, input=text, cwd=tmp_path
+        )
+        return done.stdout.strip()
+
+    assert said(str(script)) == f"__main__ {script} Mine True"
+    assert said("-m", "mine") == f"mine {script} Mine True"
+    assert "typed in or read from standard input" in said("-", text=SCRIPT)
+    assert "typed in or read from standard input" in said("-c", SCRIPT)
+
+
+# --- what an agent says ------------------------------------------------------------------------------
+
+
+def test_a_call_is_known_by_its_key() -> None:
+    assert read_key(key_of(Verb.PROCESS, ID)) == (Verb.PROCESS, ID)
+    assert calls_of({"calls": [{"id": key_of(Verb.HEALTH, ID)}]}) == {ID: Verb.HEALTH}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"kind": "progress", "fraction": 2},
+        {"kind": "progress", "fraction": True},
+        {"kind": "progress", "message": 7},
+        {"kind": "progress", "details": [1]},
+        {"kind": "signal"},
+        {"kind": "signal", "name": "x" * 10_000},
+        {"kind": "signal", "name": "two\nlines"},
+        {"kind": "signal", "name": "x", "payload": {"a": "\0"}},
+        {"kind": "tokens", "count": -1},
+        {"kind": "tokens", "count": 1.5},
+        {"kind": "metric", "name": "x", "value": float("inf")},
+        {"kind": "rumour"},
+        {},
+    ],
+)
+def test_what_is_no_message_is_not_believed(said: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        message_of(said)
+
+
+def test_nor_what_is_no_answer_no_question_and_no_state() -> None:
+    answers: list[dict[str, Any]] = [{}, {"error": {}}, {"error": "no"}, {"crash": None}]
+    for answer in answers:
+        with pytest.raises(WireError):
+            outcome_of(answer)
+    questions: list[dict[str, Any]] = [{}, {"kind": "human", "timeout_seconds": "soon"}, {"kind": "human", "call": 3}]
+    for question in questions:
+        with pytest.raises(WireError):
+            wait_of(question, ID)
+    for state in ({}, {"calls": 3}, {"calls": [3]}, {"calls": [{"id": "process:x"}]}):
+        with pytest.raises(WireError):
+            calls_of(state)
