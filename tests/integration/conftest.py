@@ -22,8 +22,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage()
+def stage(level: IsolationLevel, tmp_path: Path) -> Stage:
+    if level is not IsolationLevel.PROCESS:
+        return Stage()
+    directory = tmp_path / "stage"
+    directory.mkdir()
+    return Stage(directory)
 
 
 @pytest.fixture(params=LEVELS, ids=str)

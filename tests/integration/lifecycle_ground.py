@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import pytest
@@ -45,21 +45,60 @@ LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD)
 _LAST_RESORT_SECONDS = 30
 
 
-class Stage:
-    """Where a test and its agents meet. Usable from every thread."""
+class Flag(Protocol):
+    def set(self) -> None: ...
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool: ...
+
+
+class FileFlag:
+    """An event that another process can see."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(self) -> None:
+        self._path.touch()
+
+    def is_set(self) -> bool:
+        return self._path.exists()
+
+    def wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while not self.is_set() and time.monotonic() < end:
+            time.sleep(0.005)
+        return self.is_set()
+
+
+class Stage:
+    """Where a test and its agents meet. Usable from every thread and, on a directory, from every process."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
+        self._said: list[str] = []
         #: Whatever waits, blocks or refuses to end goes on when this is set.
-        self.let_go = threading.Event()
+        self.let_go: Flag = FileFlag(directory / "let_go") if directory else threading.Event()
         self._began = time.monotonic()
+
+    @property
+    def said(self) -> list[str]:
+        if self.directory is None:
+            return self._said
+        file = self.directory / "said"
+        return file.read_text().splitlines() if file.exists() else []
 
     @property
     def over(self) -> bool:
         return self.let_go.is_set() or time.monotonic() - self._began > _LAST_RESORT_SECONDS
 
     def say(self, word: str) -> None:
-        self.said.append(word)
+        if self.directory is None:
+            self._said.append(word)
+            return
+        with (self.directory / "said").open("a") as file:
+            file.write(f"{word}\n")
 
     async def heard(self, word: str, times: int = 1) -> None:
         await until(lambda: self.said.count(word) >= times)
@@ -180,6 +219,16 @@ class Actor(Agent):
         return run
 
 
+class ProcessActor(Actor):
+    """The same in a process of its own: it is told where the stage is."""
+
+    agent_name = "actor"
+
+    async def initialize(self, context: AgentContext) -> None:
+        self.stage = Stage(Path(context.data["stage"]))
+        await super().initialize(context)
+
+
 class Crew:
     """A manager, and short words for what the tests do with it all the time."""
 
@@ -198,6 +247,8 @@ class Crew:
         **options: Any,
     ) -> SpawnRequest:
         kind = agent or type("Actor", (Actor,), {"stage": self.stage, "agent_name": "actor"})
+        if self.level is IsolationLevel.PROCESS and agent is None:
+            kind, context = ProcessActor, {**(context or {}), "stage": str(self.stage.directory)}
         known = self.manager.registry.register(kind, replace=True, **(about or {}))
         chosen = AgentSpawnOptions(**{"isolation_level": self.level, **options})
         return SpawnRequest(agent_definition_id=known.id, options=chosen, context=context)

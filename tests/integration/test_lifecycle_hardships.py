@@ -455,3 +455,9 @@ async def test_a_restart_while_it_is_being_parked_starts_one_that_lives(
     await manager.restart(one.instance_id)
     await asyncio.wait([parked])
     assert await manager.process(one.instance_id, 1) == 1
+
+
+async def test_a_home_that_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    async with ostler.open(tmp_path / "home"):
+        pass
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700

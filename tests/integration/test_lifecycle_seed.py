@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from lifecycle_ground import Crew, agent_threads, logged
+from lifecycle_ground import LEVELS, Crew, agent_threads, logged
 
 from ostler import (
     AgentNotFoundError,
@@ -39,6 +39,12 @@ pytestmark = pytest.mark.anyio
 _A = AgentState
 
 
+@pytest.fixture(params=[*LEVELS, IsolationLevel.PROCESS], ids=str)
+def level(request: pytest.FixtureRequest) -> IsolationLevel:
+    found: IsolationLevel = request.param
+    return found
+
+
 def p95(seconds: list[float]) -> float:
     return sorted(seconds)[math.ceil(len(seconds) * 0.95) - 1]
 
@@ -62,20 +68,23 @@ async def test_spawn_invalid_definition_throws_not_found(crew: Crew) -> None:
     assert await crew.manager.get_active_instances(GetInstancesFilter(include_terminated=True)) == []
 
 
+def _plan(crew: Crew) -> tuple[Tier, int]:
+    """The smallest plan that admits the level, and how many agents it admits."""
+    return (Tier.TEAMS, 20) if crew.level is IsolationLevel.PROCESS else (Tier.CORE, 2)
+
+
 async def test_spawn_license_limit_exceeded_throws_license_exception(crew: Crew) -> None:
-    await crew.set_tier(Tier.CORE)
-    first, second = await crew.spawn(), await crew.spawn()
-    with pytest.raises(
-        LicenseError, match="the core plan admits 2 active agents and 2 are active; terminate one"
-    ) as no:
+    tier, most = _plan(crew)
+    await crew.set_tier(tier)
+    first, *others = [await crew.spawn() for _ in range(most)]
+    sentence = f"the {tier} plan admits {most} active agents and {most} are active; terminate one"
+    with pytest.raises(LicenseError, match=sentence) as no:
         await crew.spawn()
-    assert (no.value.tier, no.value.current, no.value.maximum) == ("core", 2, 2)
+    assert (no.value.tier, no.value.current, no.value.maximum) == (tier, most, most)
     await crew.manager.terminate(first.instance_id)
-    third = await crew.spawn()
-    assert {one.instance_id for one in await crew.manager.get_active_instances()} == {
-        second.instance_id,
-        third.instance_id,
-    }
+    last = await crew.spawn()
+    active = await crew.manager.get_active_instances()
+    assert {one.instance_id for one in active} == {one.instance_id for one in (*others, last)}
 
 
 async def test_terminate_graceful_shutdown_releases_resources(crew: Crew) -> None:
@@ -146,19 +155,20 @@ async def test_observe_state_changes_streams_events(crew: Crew) -> None:
 
 
 async def test_concurrent_spawns_enforces_limit(crew: Crew) -> None:
-    await crew.set_tier(Tier.CORE)
+    tier, most = _plan(crew)
+    await crew.set_tier(tier)
     request = crew.request()
-    outcomes = await asyncio.gather(*(crew.manager.spawn(request) for _ in range(5)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(crew.manager.spawn(request) for _ in range(most + 3)), return_exceptions=True)
     refused = [one for one in outcomes if isinstance(one, LicenseError)]
     assert len(refused) == 3
     for one in refused:
-        assert "the core plan admits 2 active agents and 2 are active" in str(one)
-        assert (one.tier, one.current, one.maximum) == ("core", 2, 2)
+        assert f"the {tier} plan admits {most} active agents and {most} are active" in str(one)
+        assert (one.tier, one.current, one.maximum) == (tier, most, most)
     active = await crew.manager.get_active_instances()
-    assert len(active) == 2
+    assert len(active) == most
     assert {one.state for one in active} == {_A.READY}
     everything = await crew.manager.get_active_instances(GetInstancesFilter(include_terminated=True))
-    assert len(everything) == 2, "what is refused leaves no record"
+    assert len(everything) == most, "what is refused leaves no record"
     assert crew.counted("ostler_lifecycle_license_rejections_total") == 3
 
 

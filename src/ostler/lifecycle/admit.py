@@ -10,6 +10,7 @@ from ostler.errors import LicenseError, ValidationError
 from ostler.isolation.base import Capabilities, Isolation
 from ostler.lifecycle.doors import Asker, enter, note_refusal
 from ostler.lifecycle.house import House
+from ostler.lifecycle.introduce import introduce
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.slots import Slots
 from ostler.lifecycle.start import LIMITS
@@ -107,6 +108,8 @@ async def revive(house: House, record: AgentInstance) -> Life:
     """The life of a record that has none in this manager: found by recovery, or failed and let go."""
     known = house.lives.get(record.instance_id)
     if known is not None:
+        if known.cell is None:  # to bring it back takes its definition
+            await introduce(house, known)
         return known
     manifest = await house.registry.get_manifest(record.definition_id)
     options = record.spawn_options or AgentSpawnOptions()

@@ -38,7 +38,7 @@ class Ear:
 
     def heard(self, attempt: int, message: Message) -> None:
         life = self._life
-        if attempt != life.attempt or not life.record.is_active:
+        if attempt != life.attempt or life.left or not life.record.is_active:
             return
         life.pulse.output = self._house.clock.mono()
         match message:
@@ -55,14 +55,25 @@ class Ear:
                 self._hear_signal(attempt, message)
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
-        if attempt != self._life.attempt:
+        await self._found(self._life)
+        if attempt != self._life.attempt or self._life.left:
             raise AgentGoneError("a later start has taken over")
         self._life.pulse.output = self._house.clock.mono()
         return await wait_for(self._house, self._life, wait)
 
     def exited(self, attempt: int, how: Exit) -> None:
         if attempt == self._life.attempt:
-            self._house.run(died(self._house, self._life, attempt, how), "ostler-died")
+            self._house.run(self._died(attempt, how), "ostler-died")
+
+    async def _died(self, attempt: int, how: Exit) -> None:
+        await self._found(self._life)
+        await died(self._house, self._life, attempt, how)
+
+    @staticmethod
+    async def _found(life: Life) -> None:
+        """One that is being found again speaks as soon as it is reached; what it says counts when all is in place."""
+        if life.adopted is not None:
+            await life.adopted.wait()
 
     def _count_tokens(self, count: int) -> None:
         tally, now = self._life.tally, self._house.clock.mono()

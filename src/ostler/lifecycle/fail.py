@@ -8,7 +8,7 @@ from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, 
 from ostler.isolation.base import Exit
 from ostler.lifecycle.dying import Death, plan_death
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import leave_cell, turn_away
+from ostler.lifecycle.leaving import clear_away, leave_cell, turn_away
 from ostler.lifecycle.life import Life
 from ostler.model import INACTIVE_STATES, AgentState, SuspendDepth, Wait
 from ostler.policy import RestartDecision
@@ -18,7 +18,7 @@ _OVER = INACTIVE_STATES | {AgentState.TERMINATING}
 
 async def died(house: House, life: Life, attempt: int, how: Exit) -> None:
     """However many signals announce it: the first claims it, the rest find it claimed."""
-    if life.mourned >= attempt or life.attempt != attempt or life.state in _OVER:
+    if life.left or life.mourned >= attempt or life.attempt != attempt or life.state in _OVER:
         return
     if life.starting is not None:
         return  # whoever starts it sees it end, and tells
@@ -39,6 +39,8 @@ async def died(house: House, life: Life, attempt: int, how: Exit) -> None:
     async with life.lock:
         if life.state not in _OVER:
             await write_failure(house, life, how)
+    if life.state in INACTIVE_STATES:
+        await clear_away(life)
 
 
 async def write_failure(house: House, life: Life, how: Exit, *, final: bool = False) -> None:

@@ -17,6 +17,7 @@ from ostler.isolation import IsolationLevels
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.timers import Timers
+from ostler.lifecycle.turnstile import Turnstile
 from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, TerminationResult, Wait, WaitKind, Workspace
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store import SYSTEM, Actor, Store
@@ -64,13 +65,16 @@ class House:
     partings: dict[UUID, Parting] = field(default_factory=dict)
     #: Why nothing new is taken on; None while the door is open.
     shut: OstlerError | None = None
-    restarting: asyncio.Semaphore = field(init=False)
+    restarting: Turnstile = field(init=False)
     #: In the order of their making.
     _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     _plans: dict[UUID, tuple[float, Workspace]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.restarting = asyncio.Semaphore(self.settings.restarts_at_once)
+        settings = self.settings
+        self.restarting = Turnstile(
+            self.clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second
+        )
 
     # --- background work ------------------------------------------------------------------------
 
@@ -85,6 +89,10 @@ class House:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OstlerError):
             self.log.emit("background_error", task=task.get_name(), error=repr(error))
+
+    def abandon(self, task: asyncio.Task[Any]) -> None:
+        """Whatever becomes of it, the house does not wait for it."""
+        self._tasks.pop(task, None)
 
     async def settle_down(self, limit: float) -> None:
         """Wait for all that goes on by itself, and for what that started; but an end must come to an end."""

@@ -26,15 +26,28 @@ async def leave_cell(house: House, life: Life, why: str) -> str | None:
 
 
 async def stop_cell(life: Life, grace: timedelta, cell: Cell | None = None) -> StopReport:
-    """Stop it and let go of it. The cell stays with the life until it is proven gone."""
+    """Stop it. The cell stays with the life until it is proven gone; then write that down, and `clear_away`."""
     cell = cell or life.cell
     if cell is None:
         return StopReport(graceful=True)
     report = await cell.stop(grace)
-    await cell.destroy()
+    life.spent = [*(one for one in life.spent or () if one is not cell), cell]
     if life.cell is cell:
         life.cell = None
     return report
+
+
+async def clear_away(life: Life) -> None:
+    """Let go of what has ended. Not before its end is written down: the next manager might have to ask how it was."""
+    spent, life.spent = life.spent or (), None
+    for cell in spent:
+        await cell.destroy()
+
+
+async def put_out(life: Life) -> None:
+    """Stop it by force and let go of it, where there is nothing more to write."""
+    await stop_cell(life, NO_GRACE)
+    await clear_away(life)
 
 
 def cancel_calls(life: Life) -> None:
@@ -55,6 +68,14 @@ async def calls_ended(house: House, life: Life, limit: timedelta) -> None:
         with contextlib.suppress(TimeoutError):
             async with Deadline(house.clock, limit):
                 await asyncio.wait(list(life.calls))
+
+
+def let_go(life: Life) -> None:
+    """Leave it as it is, for the next manager; its work goes on, and only those who wait for it here do not."""
+    life.left = True
+    turn_away(life, "this manager has let go of the agent, which lives on; ask the next one")
+    if life.cell is not None:
+        life.cell.let_go()
 
 
 def turn_away(life: Life, why: str) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from ostler.agents import AgentManifest
+from ostler.agents import AgentKind, AgentManifest
 from ostler.isolation.base import Cell, Isolation, StartPlan
 from ostler.lifecycle.slots import Slots
 from ostler.model import (
@@ -35,7 +35,8 @@ class Pulse:
     heartbeat: float = 0.0
     output: float = 0.0
     cpu_change: float = 0.0
-    cpu_seconds: float = 0.0
+    #: None until the first look at one that was found again: what it used before is not of this interval.
+    cpu_seconds: float | None = 0.0
     sampled: float = 0.0
     next_probe: float = 0.0
     #: A look that is still under way; the next waits for it.
@@ -60,8 +61,12 @@ class Tally:
 class Run:
     """One request that is being worked on, and the time it has left."""
 
-    since: float
+    #: The name of the call, by which it is found again after the manager has died.
+    call_id: UUID
     left: float
+    since: float = 0.0
+    #: The agent has been asked; before that nothing of it has happened.
+    began: bool = False
     #: When its clock was last set going.
     armed: float = 0.0
     timer: Timer | None = None
@@ -70,6 +75,16 @@ class Run:
     #: How many things outside it waits for; while there are any it is not worked on.
     waits: int = 0
     task: asyncio.Task[object] | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Order:
+    """A request with a name of its own: whoever asks for it again gets this one, not another."""
+
+    run: Run
+    task: asyncio.Task[object]
+    #: Who waits for it; the last one to give up calls it off.
+    askers: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,12 +97,24 @@ class Life:
     isolation: Isolation
     plan: StartPlan | None = None
     cell: Cell | None = None
+    #: Cells that are proven to have ended, kept until that is written down: they know how.
+    spent: list[Cell] | None = None
     #: Held while the state is moved, so that one move follows the other.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Requests that the agent works on now.
     calls: dict[asyncio.Task[object], Run] = field(default_factory=dict)
+    #: Requests that were asked by name, under way or answered; the oldest answers are forgotten.
+    orders: dict[UUID, Order] | None = None
     #: Open waits that the agent asked for, with the future that ends each.
     waits: dict[UUID, asyncio.Future[object]] | None = None
+    #: Waits that it had opened under an earlier manager and has not asked for again yet, with the request that waits.
+    unasked: dict[UUID, Run | None] | None = None
+    #: Set once it is found again and all of it is in place; what it says before that waits. None: born here.
+    adopted: asyncio.Event | None = None
+    #: It is left alone, alive: what becomes of it is the next manager's to tell.
+    left: bool = False
+    #: Found again, while its definition is not registered here; it lives, but cannot be started again.
+    stranger: bool = False
     #: The start that is under way.
     starting: asyncio.Task[None] | None = None
     #: The termination that is under way; all who ask share it.
@@ -127,6 +154,11 @@ class Life:
     @property
     def attempt(self) -> int:
         return self.record.attempt
+
+    @property
+    def is_riddle(self) -> bool:
+        """A command of which nobody here knows what it runs, nor what the end of a run means."""
+        return self.stranger and self.manifest.kind is AgentKind.COMMAND
 
     @property
     def check(self) -> HealthCheckConfig:

@@ -75,10 +75,18 @@ class AgentLifecycleManager:
         ):
             return await spawn(self._house, self._asker, request, idempotency_key=idempotency_key)
 
-    async def process(self, instance_id: UUID, request: Any, *, wait: bool = True) -> Any:
-        """Give the agent a request and answer its result. `wait=False`: refuse rather than queue."""
+    async def process(
+        self, instance_id: UUID, request: Any, *, wait: bool = True, request_id: UUID | None = None
+    ) -> Any:
+        """Give the agent a request and answer its result. `wait=False`: refuse rather than queue.
+
+        A request with an id of its own is done once. Asked for again under that id, `request` is not looked at: the
+        caller joins the work that is under way, or gets what came of it, result or error; the last 100 answers of
+        each instance are kept for that. So it is also after this program has died in mid-work, where the agent
+        outlives it: open a manager, and ask again. One that was called off by all who asked for it is forgotten.
+        """
         async with refusals(self._house, self._asker, "process", f"instance:{instance_id}"):
-            return await process(self._house, self._asker, instance_id, request, wait=wait)
+            return await process(self._house, self._asker, instance_id, request, wait=wait, request_id=request_id)
 
     async def suspend(
         self, instance_id: UUID, depth: SuspendDepth | None = None, *, resume_after: timedelta | None = None

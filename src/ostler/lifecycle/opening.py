@@ -18,7 +18,9 @@ from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
 from ostler.isolation import IsolationLevels
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import NO_GRACE, cancel_calls, stop_cell, turn_away
+from ostler.lifecycle.introduce import introduce
+from ostler.lifecycle.leaving import cancel_calls, let_go, put_out, turn_away
+from ostler.lifecycle.life import Life
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.ownership import HomeLock, Ownership
 from ostler.lifecycle.recover import recover
@@ -41,6 +43,7 @@ _AT_ONCE = 2000
 _ROUNDS = 2
 #: Beyond twice the grace, for what has no grace of its own: commits, forced ends.
 _PATIENCE_SECONDS = 15.0
+_SETTLED = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING, AgentState.SUSPENDED})
 _CLOSING = "this manager is closed, or about to be; open one again"
 
 
@@ -57,8 +60,9 @@ async def open_manager(
     """A manager over a home directory, a `postgresql://` address or a store.
 
     Nothing else may manage it meanwhile. Whatever an earlier manager left is recovered first; on leaving, the
-    agents end in order, and those that are suspended stay so. `workroom` is where the private directories of
-    instances are made; a home has its own.
+    agents end in order, and those that are suspended stay so. With `LifecycleSettings.outlive`, those that can go on
+    without a manager are left as they are, in mid-work too, until the next one finds them. `workroom` is where the
+    private directories of instances are made; a home has its own.
     """
     chosen = settings or LifecycleSettings()
     chosen.validate().require()
@@ -74,7 +78,10 @@ async def open_manager(
         house = _build(store, chosen, outside, room, (registry, levels))
         stack.push_async_callback(house.levels.close)
         ownership = Ownership(store, house.clock, chosen)
-        await ownership.take(certain=home is not None)
+        site = house.levels.site
+        site.directory = site.directory or (home.absolute() if home is not None else None)
+        site.outlive, site.environment = chosen.outlive, chosen.environment
+        site.epoch = await ownership.take(certain=home is not None)
         stack.push_async_callback(ownership.release)
         keeping = Keeping(house, ownership)
         try:
@@ -173,16 +180,22 @@ class Keeping:
             return
         for wait in self._house.strangers.pop(manifest.id, {}).values():
             self._due(wait)
+        for life in self._house.living():
+            if life.stranger and life.record.definition_id == manifest.id:
+                self._house.run(introduce(self._house, life), "ostler-introduce")
 
     def _lost(self, error: StaleWriterError) -> None:
-        """Somebody else owns the store now, and takes our agents for lost. They must not live on beside it."""
+        """Somebody else owns the store now, and takes agents inside our program for lost; they must not live on."""
         house = self._house
         house.shut = error
         house.log.emit("ownership_lost", error=str(error))
         for life in house.living():
+            if life.isolation.capabilities.outlives_manager:
+                let_go(life)  # the new owner finds it again
+                continue
             cancel_calls(life)
             turn_away(life, str(error))
-            house.run(stop_cell(life, NO_GRACE), "ostler-disowned")
+            house.run(put_out(life), "ostler-disowned")
 
     async def close(self) -> None:
         house = self._house
@@ -193,22 +206,37 @@ class Keeping:
             self._forget()
         await self._watch.close()
         house.timers.close()
+        house.restarting.open()
         for _ in range(_ROUNDS):  # a spawn that was under way when the door was shut comes to light only later
             if owned:
                 await asyncio.wait([house.run(self._retire_all(), "ostler-retire")], timeout=limit)
             for life in house.living():  # what could not be ended in order must not outlive us either
+                if life.left:
+                    continue
                 if life.starting is not None:
                     life.starting.cancel()
                 cancel_calls(life)
             await house.settle_down(limit)
         for life in house.living():
-            with contextlib.suppress(OstlerError):
-                await stop_cell(life, NO_GRACE)
+            if not life.left:
+                with contextlib.suppress(OstlerError):
+                    await put_out(life)
         await self.fanout.close()
 
     async def _retire_all(self) -> None:
-        """Agents that live in this program end with it; a pause is kept, without a process."""
+        """Agents that live in this program end with it; a pause is kept, without a process.
+
+        What can go on by itself, and is to, is left as it is; also what is about to be ready.
+        """
         house = self._house
+        if house.settings.outlive:
+            staying = [life for life in house.living() if life.isolation.capabilities.outlives_manager]
+            starts = [life.starting for life in staying if life.starting is not None and life.ending is None]
+            if starts:
+                await asyncio.wait(starts, timeout=house.settings.close_grace.total_seconds())
+            for life in staying:
+                if _stays(life):
+                    let_go(life)
         options = TerminationOptions(
             graceful_timeout=_grace(house.settings.close_grace), reason="the manager was closed"
         )
@@ -216,11 +244,19 @@ class Keeping:
         for first in range(0, len(lives), _AT_ONCE):
             ends = []
             for life in lives[first : first + _AT_ONCE]:
+                if life.left:
+                    continue
                 if life.state is AgentState.SUSPENDED and life.starting is None:
                     ends.append(house.run(park(house, life), "ostler-park"))
                 elif life.record.is_active:
                     ends.append(end(house, life, options))
             await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _stays(life: Life) -> bool:
+    """It lives, and is not on its way anywhere else."""
+    under_way = life.starting or life.ending or life.parking
+    return life.state in _SETTLED and life.cell is not None and not under_way and life.mourned < life.attempt
 
 
 def _grace(wanted: timedelta) -> timedelta:

@@ -28,7 +28,7 @@ class HomeLock:
 
     def take(self) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
@@ -64,11 +64,11 @@ class Ownership:
         self._ttl = settings.lease_ttl
         self._task: asyncio.Task[None] | None = None
 
-    async def take(self, *, certain: bool) -> None:
-        """`certain` is who holds the lock on the home: whatever lease there is, its owner is gone."""
+    async def take(self, *, certain: bool) -> int:
+        """Answers the epoch. `certain` is who holds the lock on the home: whoever has a lease there is gone."""
         # Two managers of one process are two owners.
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        await self._store.take_lease(owner, ttl=self._ttl, steal=certain)
+        return (await self._store.take_lease(owner, ttl=self._ttl, steal=certain)).epoch
 
     def keep(self, lost: Callable[[StaleWriterError], None]) -> None:
         self._task = asyncio.get_running_loop().create_task(self._renew(lost), name="ostler-lease")

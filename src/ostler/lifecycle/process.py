@@ -1,55 +1,72 @@
-"""One request to one agent: admitted, bounded in number and time, answered or told why not."""
+"""One request to one agent: admitted, bounded in number and time, answered or told why not.
+
+A request may have a name. Then it is done once, however often it is asked for: who asks again shares the answer, also
+after the manager has died and another has found the agent, and its work, again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import (
-    AgentExecutionError,
-    AgentGoneError,
-    ExecutionTimeoutError,
-    InvalidOperationError,
-    OstlerError,
-)
-from ostler.isolation.base import Cell, Exit, Verb
-from ostler.lifecycle.clocks import CURRENT_RUN, arm, pause
-from ostler.lifecycle.doors import Asker, reach
-from ostler.lifecycle.ear import tokens_wait
-from ostler.lifecycle.fail import died
+from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError
+from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
+from ostler.lifecycle.introduce import introduce
 from ostler.lifecycle.life import Life, Run
-from ostler.lifecycle.settle import settle
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AgentState, AttemptOutcome, Permission
-from ostler.store import Actor, AgentError
-from ostler.store.commands import RecordAudit, ReportError
-
-_OPEN = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
-_ADVICE = {
-    AgentState.INITIALIZING: "wait until it is ready",
-    AgentState.SUSPENDED: "resume it first",
-    AgentState.TERMINATING: "spawn another",
-    AgentState.TERMINATED: "spawn another",
-    AgentState.FAILED: "restart it, or look at why",
-}
+from ostler.lifecycle.orders import follow, take_order
+from ostler.lifecycle.working import begin, closed, let_go_error, require_open, work
+from ostler.model import Permission
+from ostler.store import Actor
 
 
-async def process(house: House, asker: Asker, instance_id: UUID, request: Any, *, wait: bool = True) -> Any:
+async def process(
+    house: House,
+    asker: Asker,
+    instance_id: UUID,
+    request: Any,
+    *,
+    wait: bool = True,
+    request_id: UUID | None = None,
+) -> Any:
     """Answer the agent's result. With `wait=False` a full agent is an error at once, not a place in the queue."""
+    if request_id is not None:
+        require_kind("request_id", request_id, UUID)
     record = await reach(house, asker, instance_id, Permission.AGENTS_PROCESS)
     life = house.lives.get(instance_id)
     if life is None:
         raise closed(record)
+    if life.stranger:
+        await _introduced(house, life)
+    order = (life.orders or {}).get(request_id) if request_id is not None else None
+    if order is not None:
+        return await follow(order)
     require_open(life)
+    run = Run(call_id=request_id or house.ids.new(), left=life.limits.execution_timeout.total_seconds())
+    serving = _serve(house, life, request, asker.actor, run, wait=wait)
+    if request_id is None:
+        return await serving
+    return await follow(take_order(life, run, house.run(serving, "ostler-order")))
+
+
+async def _introduced(house: House, life: Life) -> None:
+    """An agent that is a program of ours can answer whatever its definition is; of a command it is the definition."""
+    try:
+        await introduce(house, life)
+    except AgentNotFoundError as error:
+        if life.is_riddle:
+            raise InvalidOperationError(
+                f"instance {life.instance_id} was found again, but its definition {life.manifest.name} is not "
+                "registered here; register it, then ask again",
+                current=life.state,
+            ) from error
+
+
+async def _serve(house: House, life: Life, request: Any, by: Actor, run: Run, *, wait: bool) -> Any:
     await life.slots.acquire(wait=wait)
-    run = Run(since=house.clock.mono(), left=life.limits.execution_timeout.total_seconds())
-    task = run.task = house.run(_work(house, life, request, asker.actor, run), "ostler-process")
-    life.calls[task] = run
-    # Also for one that is cancelled before its first step, whose `finally` never comes.
-    task.add_done_callback(partial(_left, life))
+    task = begin(house, life, run, work(house, life, request, by, run))
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -58,138 +75,8 @@ async def process(house: House, asker: Asker, instance_id: UUID, request: Any, *
         with contextlib.suppress(BaseException):
             task.result()  # looked at; the caller has gone
         raise
+    if life.left and (task.cancelled() or isinstance(task.exception(), AgentGoneError)):
+        raise let_go_error(life)
     if task.cancelled():
-        raise AgentGoneError(f"instance {instance_id} ended before it had answered")
+        raise AgentGoneError(f"instance {life.instance_id} ended before it had answered")
     return task.result()
-
-
-def require_open(life: Life) -> None:
-    if life.holding or life.state not in _OPEN or life.cell is None:
-        raise closed(life.record, holding=life.holding)
-
-
-def closed(record: AgentInstance, *, holding: bool = False) -> InvalidOperationError:
-    state = record.state
-    advice = _ADVICE.get(state, "try again")
-    if holding:
-        advice = "it is being suspended; resume it first"
-    return InvalidOperationError(
-        f"instance {record.instance_id} is {state} and takes no request; {advice}",
-        current=state,
-        wanted=AgentState.PROCESSING,
-    )
-
-
-async def _work(house: House, life: Life, request: Any, by: Actor, run: Run) -> Any:
-    """All that belongs to one request, in a task of its own, so that its end is tidy whoever gives up on it."""
-    began = house.clock.mono()
-    CURRENT_RUN.set(run)
-    try:
-        cell = await _enter(house, life, by)
-        house.metrics.count("lifecycle.process.count")
-        return await _bounded(house, life, cell, request, run)
-    finally:
-        if run.task is not None:
-            _left(life, run.task)
-        await settle(house, life)
-        house.metrics.observe("lifecycle.process.duration", house.clock.mono() - began)
-
-
-def _left(life: Life, task: asyncio.Task[Any]) -> None:
-    """Its place is free again; said twice, it is so once."""
-    if life.calls.pop(task, None) is not None:
-        life.slots.release()
-        life.note_quiet()
-
-
-async def _enter(house: House, life: Life, by: Actor) -> Cell:
-    """Written down before it begins: a disk that takes no record takes no work either."""
-    full = tokens_wait(life, house.clock.mono())
-    if full:
-        await house.clock.sleep(full.total_seconds())
-    async with life.lock:
-        require_open(life)
-        overlapping = life.state is AgentState.PROCESSING
-        if not overlapping:
-            await house.move(life, AgentState.PROCESSING, by=by, act="process")
-    if overlapping:
-        # The state says it already; that it was asked for once more is for the audit. Not under the lock, so that
-        # many who ask at once share one commit.
-        space = life.record.workspace_id or HOME_WORKSPACE_ID
-        about = f"instance:{life.instance_id}"
-        await house.store.commit(RecordAudit(by=by, workspace_id=space, what="process", about=about))
-        require_open(life)
-    cell = life.cell
-    if cell is None:
-        raise AgentGoneError(f"instance {life.instance_id} ended before it could be asked")
-    return cell
-
-
-async def _bounded(house: House, life: Life, cell: Cell, request: Any, run: Run) -> Any:
-    attempt = life.attempt
-    arm(house, run)
-    try:
-        answer = await cell.call(Verb.PROCESS, request)
-    except asyncio.CancelledError:
-        if not run.expired:
-            if cell.is_stuck:  # nobody waits for it any more, but it works on and would keep others from their turn
-                detail = "a request was called off and did not heed that"
-                how = Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)
-                house.run(died(house, life, attempt, how), "ostler-died")
-            raise
-        raise await _timed_out(house, life, cell, attempt) from None
-    except AgentGoneError as error:
-        how = cell.ended or Exit(outcome=AttemptOutcome.LOST, detail=str(error))
-        house.run(died(house, life, attempt, how), "ostler-died")
-        raise
-    except AgentExecutionError as error:
-        await _erred(house, life, attempt, error)
-        raise
-    finally:
-        pause(house, run)
-    if run.expired:  # it finished all the same, but nobody counts on a late answer
-        raise await _timed_out(house, life, cell, attempt)
-    life.tally.completed += 1
-    life.pulse.output = house.clock.mono()
-    return answer
-
-
-async def _timed_out(house: House, life: Life, cell: Cell, attempt: int) -> ExecutionTimeoutError:
-    """It was cancelled. If it does not heed that, it is ended."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        task.uncancel()
-    limit = f"{life.limits.execution_timeout.total_seconds():g} s"
-    house.metrics.count("lifecycle.process.timeouts")
-    house.log.emit("execution_timeout", instance_id=life.instance_id, limit=limit)
-    life.tally.failed += 1
-    if cell.is_stuck:
-        detail = f"a request ran longer than {limit} and did not heed its cancellation"
-        # Not awaited: dealing with the death waits for this very request to leave.
-        house.run(died(house, life, attempt, Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)), "ostler-died")
-        return ExecutionTimeoutError(f"{detail}; the agent was ended")
-    return ExecutionTimeoutError(f"the request ran longer than {limit} and was cancelled")
-
-
-async def _erred(house: House, life: Life, attempt: int, error: AgentExecutionError) -> None:
-    life.tally.failed += 1
-    house.metrics.count("lifecycle.process.failures")
-    if life.manifest.fail_on_error:
-        how = Exit(
-            outcome=AttemptOutcome.ERROR,
-            detail=str(error),
-            exception_type=error.exception_type,
-            stack_trace=error.stack_trace,
-        )
-        house.run(died(house, life, attempt, how), "ostler-died")
-        return
-    told = AgentError(
-        message=str(error),
-        exception_type=error.exception_type,
-        stack_trace=error.stack_trace,
-        is_recoverable=True,
-    )
-    try:
-        await house.store.commit(ReportError(instance_id=life.instance_id, attempt=attempt, error=told))
-    except OstlerError as failure:
-        house.log.emit("report_lost", instance_id=life.instance_id, error=str(failure))

@@ -17,7 +17,8 @@ from ostler.errors import (
 from ostler.lifecycle.admit import revive
 from ostler.lifecycle.doors import Asker, reach
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import calls_ended, cancel_calls, stop_cell, turn_away
+from ostler.lifecycle.introduce import introduce
+from ostler.lifecycle.leaving import calls_ended, cancel_calls, clear_away, stop_cell, turn_away
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.spawn import give_up
 from ostler.lifecycle.start import start
@@ -56,7 +57,7 @@ async def restart_due(house: House, wait: Wait) -> None:
     except OstlerError as error:  # its level is not installed any more
         house.log.emit("restart_failed", instance_id=record.instance_id, error=str(error))
         return
-    async with house.restarting:
+    async with house.restarting.turn(life.options.priority):
         try:
             await _come_back(house, life, SYSTEM, (wait.wait_id, wait.reason))
         except (LicenseError, StoreError) as error:
@@ -80,6 +81,7 @@ async def restart(house: House, asker: Asker, instance_id: UUID, reason: str | N
             wanted=AgentState.INITIALIZING,
         )
     life = await revive(house, record)
+    await introduce(house, life)  # before it is stopped for a start that cannot be
     await asyncio.shield(house.run(_restart(house, life, asker.actor, reason), "ostler-restart"))
     return life.record
 
@@ -123,6 +125,7 @@ async def _stop(house: House, life: Life, by: Actor, why: str) -> None:
         life.suspension = life.depth = None
         life.backoff = wait.wait_id
         house.timers.add(wait, _LATER)  # for the case that it cannot come back at once
+    await clear_away(life)
 
 
 def _beside(life: Life, wait: Wait, ended: AttemptEnd, why: str) -> Beside:

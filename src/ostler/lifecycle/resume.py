@@ -15,6 +15,7 @@ from ostler.lifecycle.life import Life
 from ostler.lifecycle.settle import settle
 from ostler.lifecycle.spawn import give_up
 from ostler.lifecycle.start import start
+from ostler.lifecycle.working import rejoin
 from ostler.model import AgentInstance, AgentState, Permission, SuspendDepth, Wait
 from ostler.store import SYSTEM, Actor
 from ostler.store.commands import Beside, NewAttempt
@@ -80,6 +81,7 @@ async def _thaw(house: House, life: Life, by: Actor, beside: Beside) -> None:
     if cell is not None:
         await cell.thaw()
     run_clocks(house, life)
+    rejoin(house, life)  # one that was found again frozen may tell only now what it works on
 
 
 async def _fresh(house: House, life: Life, by: Actor, beside: Beside) -> None:

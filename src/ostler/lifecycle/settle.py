@@ -21,10 +21,9 @@ async def settle(house: House, life: Life, by: Actor = SYSTEM) -> None:
         return
     try:
         async with life.lock:
-            if not due(life):
-                return
-            to = AgentState.PROCESSING if life.working else AgentState.WAITING
-            await house.move(life, to, by=by)
+            while due(life):  # what is so now may be over when it is written
+                to = AgentState.PROCESSING if life.working else AgentState.WAITING
+                await house.move(life, to, by=by)
         life.unsettled = False
     except StoreError:
         life.unsettled = True
@@ -34,7 +33,12 @@ async def settle(house: House, life: Life, by: Actor = SYSTEM) -> None:
 
 def due(life: Life) -> bool:
     """Whether the record says something else than what is."""
-    if life.state not in _WORKING or (life.cell is not None and life.cell.ended is not None):
+    if (
+        life.left
+        or life.is_riddle
+        or life.state not in _WORKING
+        or (life.cell is not None and life.cell.ended is not None)
+    ):
         return False  # what has ended neither works nor waits; whoever tells of its end tells so
     if life.working:
         return life.state is not AgentState.PROCESSING

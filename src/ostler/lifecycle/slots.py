@@ -50,6 +50,10 @@ class Slots:
                 self._waiters.remove(turn)
             raise
 
+    def occupy(self) -> None:
+        """A place is taken already, by work that was found again."""
+        self._taken += 1
+
     def release(self) -> None:
         while self._waiters:
             turn = self._waiters.popleft()

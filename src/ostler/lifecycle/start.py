@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
 
+from ostler.agents import AgentMaker
 from ostler.errors import (
     AgentExecutionError,
     AgentGoneError,
@@ -24,7 +25,7 @@ from ostler.lifecycle.life import Life, Pulse, Tally
 from ostler.model import AgentState, Enforcement, ResourceLimits
 from ostler.seams import Deadline
 from ostler.store import SYSTEM, Actor
-from ostler.store.commands import Beside, RecordIdentity
+from ostler.store.commands import Beside
 
 LIMITS = tuple(field.name for field in fields(ResourceLimits))
 NO_GRACE = timedelta(0)
@@ -58,20 +59,20 @@ async def _called_off(life: Life, starting: asyncio.Task[None]) -> None:
 
 
 async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
-    plan = life.plan = _plan(house, life)
-    life.pulse = _pulse(house, life)
+    plan = life.plan = plan_of(house, life, house.registry.maker(life.record.definition_id))
+    life.pulse = pulse_of(house, life)
     life.tally = Tally()
     cell: Cell | None = None
     try:
         async with _in_time(house, life):
             cell = life.cell = await _isolated(house, life, plan)
-            await _identified(house, life, cell)
             await _initialized(cell)
         house.fault("spawn.ready.before")
         enforcement = enforced(life)
         said = {"enforcement": enforcement, "reason": "it is initialised"}
-        # What cannot outlive this program is written down with the first good news of it, in one commit.
-        known = beside if life.isolation.capabilities.outlives_manager else replace(beside, identity=cell.handle)
+        # What was started is written down with the first good news of it, in one commit. One that is cut off before
+        # is found again by its instance and attempt, which the intent names.
+        known = replace(beside, identity=cell.handle)
         async with life.lock:
             await house.move(life, AgentState.READY, by=by, beside=known, **said)
             life.suspension = life.depth = None
@@ -94,15 +95,6 @@ async def _isolated(house: House, life: Life, plan: StartPlan) -> Cell:
         raise AgentInitializationError(f"it could not be started: {type(error).__name__}: {error}") from error
     house.fault("spawn.start.after")
     return cell
-
-
-async def _identified(house: House, life: Life, cell: Cell) -> None:
-    """What can outlive this program is written down before it is asked anything."""
-    if life.isolation.capabilities.outlives_manager:
-        await house.store.commit(
-            RecordIdentity(instance_id=life.instance_id, attempt=life.attempt, identity=cell.handle)
-        )
-        house.fault("spawn.identity.after")
 
 
 @asynccontextmanager
@@ -139,21 +131,22 @@ async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:
         shutil.rmtree(plan.workspace, ignore_errors=True)  # it was never asked for anything, so nothing in it is work
 
 
-def _plan(house: House, life: Life) -> StartPlan:
+def plan_of(house: House, life: Life, maker: AgentMaker) -> StartPlan:
     record = life.record
     return StartPlan(
         instance_id=record.instance_id,
         attempt=record.attempt,
         name=record.name or str(record.instance_id),
         manifest=life.manifest,
-        maker=house.registry.maker(record.definition_id),
+        maker=maker,
         limits=life.limits,
         context=record.context or {},
         workspace=house.workroom / str(record.instance_id) if house.workroom else None,
+        priority=life.options.priority,
     )
 
 
-def _pulse(house: House, life: Life) -> Pulse:
+def pulse_of(house: House, life: Life) -> Pulse:
     now = house.clock.mono()
     interval = life.check.interval.total_seconds()
     # Spread over the interval, so that agents started together are not all looked at together.
@@ -163,5 +156,7 @@ def _pulse(house: House, life: Life) -> Pulse:
 
 def enforced(life: Life) -> Mapping[str, Enforcement]:
     """How well each limit of this life is held, as it is recorded."""
+    if life.cell is not None and life.cell.enforcement is not None:
+        return {name: life.cell.enforcement.get(name, Enforcement.ADVISORY) for name in LIMITS}
     capabilities = life.isolation.capabilities
     return {name: capabilities.holds(name) for name in LIMITS}

@@ -10,7 +10,7 @@ from ostler.errors import InvalidOperationError, ValidationError
 from ostler.lifecycle.clocks import run_clocks, stop_clocks
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import cancel_calls, stop_cell, sweep_up
+from ostler.lifecycle.leaving import cancel_calls, clear_away, stop_cell, sweep_up
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.settle import settle
 from ostler.lifecycle.terminate import Farewell, say_goodbye
@@ -95,7 +95,7 @@ async def _stand_still(house: House, life: Life, by: Actor, how: tuple[SuspendDe
                 current=life.state,
                 wanted=AgentState.SUSPENDED,
             )
-        if life.state not in _RESTING or life.working or life.mourned >= life.attempt:
+        if life.state not in _RESTING or life.working or life.left or life.mourned >= life.attempt:
             raise _not_now(life.record)
         await _write(house, life, by, how)
     if how[0] is SuspendDepth.PARK:
@@ -181,4 +181,5 @@ async def park(house: House, life: Life) -> None:
             detail="; ".join([_PARKED, *faults]),
         )
         await house.insist(lambda: house.store.commit(command))
+        await clear_away(life)
     sweep_up(life)

@@ -13,7 +13,7 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Cell, Verb
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House, Parting
-from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, stop_cell, sweep_up, turn_away
+from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, clear_away, stop_cell, sweep_up, turn_away
 from ostler.lifecycle.life import Life
 from ostler.model import (
     AgentInstance,
@@ -198,6 +198,7 @@ async def _final(
     said: dict[str, Any] = {"reason": options.reason, "was_graceful": farewell.graceful, "act": _ACT}
     async with life.lock:
         await house.insist(lambda: house.move(life, AgentState.TERMINATED, by=by, beside=beside, **said))
+    await clear_away(life)
     house.drop(life)
     house.fault("stop.final.after")
     duration = house.clock.mono() - began

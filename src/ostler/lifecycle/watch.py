@@ -224,10 +224,11 @@ async def sample(house: House, life: Life, cell: Cell) -> None:
     if passed < house.settings.metrics_interval.total_seconds():
         return
     usage = await cell.usage()
-    spent = max(usage.cpu_seconds - life.pulse.cpu_seconds, 0.0)
+    before = usage.cpu_seconds if life.pulse.cpu_seconds is None else life.pulse.cpu_seconds
+    spent = max(usage.cpu_seconds - before, 0.0)
     percent = round(100 * spent / passed, 2) if passed else 0.0
     life.pulse.sampled = now
-    if spent > 0:
+    if spent > 0 or life.pulse.cpu_seconds is None:
         life.pulse.cpu_seconds = usage.cpu_seconds
         life.pulse.cpu_change = now
     metrics = _metrics(house, life, usage, percent)

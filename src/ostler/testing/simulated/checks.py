@@ -12,6 +12,7 @@ from ostler.model import AgentInstance, AgentState, EventsMissed, ObservationOpt
 from ostler.store import Store
 from ostler.testing.folding import all_instances, invariant_faults
 from ostler.testing.simulated.isolation import World
+from ostler.testing.simulated.machine import Body, Machine
 
 _WITH_CELL = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
 _WITHOUT = frozenset({AgentState.TERMINATED, AgentState.FAILED})
@@ -76,6 +77,33 @@ async def _attempt_faults(store: Store, record: AgentInstance) -> list[str]:
     if any(number != record.attempt for number in open_ones):
         return [f"is at attempt {record.attempt} while {open_ones} are open"]
     return []
+
+
+async def survivors(store: Store, machine: Machine, workspace_id: UUID) -> list[Body]:
+    """Those who live without a manager and are whole: the next one must take up each of them."""
+    parked = {
+        wait.instance_id
+        for wait in await store.open_waits()
+        if wait.kind is WaitKind.RESUME and (wait.detail or {}).get("depth") == SuspendDepth.PARK
+    }
+    states = _WITH_CELL | {AgentState.SUSPENDED}
+    whole = {
+        (record.instance_id, record.attempt)
+        for record in await all_instances(store, workspace_id)
+        if record.state in states and record.instance_id not in parked
+    }
+    return [body for name, body in machine.bodies.items() if name in whole and not body.dead and not body.leaving]
+
+
+async def unseen_faults(store: Store, machine: Machine) -> list[str]:
+    """Who ended while nobody looked is told of with the true reason."""
+    faults = []
+    for (instance_id, number), how in machine.unseen.items():
+        attempts = await store.list_attempts(instance_id)
+        told = next((attempt.outcome for attempt in attempts if attempt.number == number), None)
+        if told is not how.outcome:
+            faults.append(f"attempt {number} of {instance_id} ended by {how.outcome}, and {told} is written down")
+    return faults
 
 
 async def observer_faults(store: Store, instance_id: UUID, seen: list[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from ostler.agents import Progress, Signal, TokensUsed, WaitAsked
@@ -17,21 +17,21 @@ from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener,
 from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
 from ostler.seams import Clock
 
-_CAPABILITIES = Capabilities(
+CAPABILITIES = Capabilities(
     limits={"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED},
     freezes=True,
     kills=True,
 )
-_OUTCOMES = (
+OUTCOMES = (
     AttemptOutcome.EXIT_CODE,
     AttemptOutcome.SIGNAL,
     AttemptOutcome.OOM,
     AttemptOutcome.CLEAN,
     AttemptOutcome.UNKNOWN,
 )
-_FOREVER = 10.0**7
+FOREVER = 10.0**7
 #: A cancelled call that is ignored is given up after so long.
-_GIVE_UP = 5.0
+GIVE_UP = 5.0
 
 
 @dataclass(kw_only=True)
@@ -64,14 +64,24 @@ class Misfortune:
         return cls(**{name: chance.choice((0.0, 0.0, 0.05, 0.2)) for name in names})
 
 
+class Living(Protocol):
+    """Something in the made-up machine that lives."""
+
+    plan: StartPlan
+
+    def die(self) -> None: ...
+
+    def vanish(self) -> None: ...
+
+
 @dataclass(kw_only=True)
 class World:
     """What the made-up machine knows; what the invariants are held against."""
 
     chance: random.Random
     luck: Misfortune = field(default_factory=Misfortune)
-    #: Every cell that lives, by instance; more than one at a time is a twin.
-    alive: dict[UUID, list[SimulatedCell]] = field(default_factory=dict)
+    #: Everything that lives, by instance; more than one at a time is a twin.
+    alive: dict[UUID, list[Living]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     #: How often each kind of misfortune really happened.
     hits: Counter[str] = field(default_factory=Counter)
@@ -83,14 +93,14 @@ class World:
             return True
         return False
 
-    def born(self, cell: SimulatedCell) -> None:
+    def born(self, cell: Living) -> None:
         twins = self.alive.setdefault(cell.plan.instance_id, [])
         twins.append(cell)
         if len(twins) > 1:
             numbers = ", ".join(str(one.plan.attempt) for one in twins)
             self.faults.append(f"instance {cell.plan.instance_id} has twins: attempts {numbers} live at once")
 
-    def buried(self, cell: SimulatedCell) -> None:
+    def buried(self, cell: Living) -> None:
         living = self.alive.get(cell.plan.instance_id, [])
         if cell in living:
             living.remove(cell)
@@ -113,7 +123,7 @@ class SimulatedIsolation(Isolation):
 
     @property
     def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+        return CAPABILITIES
 
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
         world = self._world
@@ -150,7 +160,8 @@ class SimulatedCell(Cell):
     def ended(self) -> Exit | None:
         return self._ended
 
-    async def call(self, verb: Verb, payload: Any = None) -> Any:
+    async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
+        del call_id
         self._require_alive()
         await self._clock.sleep(self._world.chance.uniform(0, 0.01))
         self._require_alive()
@@ -160,7 +171,7 @@ class SimulatedCell(Cell):
             case Verb.PROCESS:
                 return await self._process(payload)
             case Verb.SHUTDOWN if self._world.strikes("shutdown_hangs"):
-                await self._while_alive(_FOREVER)
+                await self._while_alive(FOREVER)
             case Verb.FINAL_STATE:
                 return {"attempt": self.plan.attempt}
             case Verb.CLEANUP:
@@ -187,7 +198,7 @@ class SimulatedCell(Cell):
 
     async def _trouble(self, fails: str, hangs: str) -> None:
         if self._world.strikes(hangs):
-            await self._while_alive(_FOREVER)
+            await self._while_alive(FOREVER)
         if self._world.strikes(fails):
             raise AgentExecutionError("RuntimeError: made up", exception_type="RuntimeError")
 
@@ -201,7 +212,7 @@ class SimulatedCell(Cell):
             await over
         except asyncio.CancelledError:
             if deaf and not self._dead:
-                await self._clock.sleep(_GIVE_UP)
+                await self._clock.sleep(GIVE_UP)
                 self._stuck = not self._dead
             raise
         finally:
@@ -217,7 +228,7 @@ class SimulatedCell(Cell):
     async def ping(self) -> None:
         self._require_alive()
         if self._stuck or not self._thawed.is_set():
-            await self._clock.sleep(_FOREVER)
+            await self._clock.sleep(FOREVER)
 
     async def freeze(self) -> None:
         self._thawed.clear()
@@ -245,7 +256,7 @@ class SimulatedCell(Cell):
         if self._dead:
             return
         world, chance = self._world, self._world.chance
-        how = self._ended = Exit(outcome=chance.choice(_OUTCOMES), detail="made up")
+        how = self._ended = Exit(outcome=chance.choice(OUTCOMES), detail="made up")
         self.vanish()
         if world.strikes("notice_lost"):
             return

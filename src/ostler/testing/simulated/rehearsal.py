@@ -2,7 +2,8 @@
 
 Agents are spawned, asked, paused, restarted and ended at random, while starts fail and hang, notices of deaths are
 lost, doubled and late, the store is busy or full, the clock jumps, and the manager itself is killed and opened again.
-At every birth, and at the end, the invariants of the core are checked.
+In some nights the agents die with it, in others they live on and are found again. At every birth, and at the end, the
+invariants of the core are checked.
 """
 
 from __future__ import annotations
@@ -10,77 +11,45 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from ostler.agents import Agent, AgentManifest, AgentRegistry
-from ostler.errors import OstlerError, StoreBusyError, StoreFullError
-from ostler.isolation import IsolationLevels
-from ostler.lifecycle import AgentLifecycleManager, LifecycleSettings, open_manager
+from ostler.agents import AgentManifest, AgentRegistry
+from ostler.errors import OstlerError
+from ostler.isolation import Isolation, IsolationLevels
+from ostler.lifecycle import AgentLifecycleManager, open_manager
 from ostler.model import (
     HOME_WORKSPACE_ID,
-    AgentSpawnOptions,
     IsolationLevel,
     Permission,
     Principal,
-    ResourceLimits,
-    RestartPolicy,
     Role,
-    SpawnRequest,
     SuspendDepth,
     TerminationOptions,
     Tier,
     Workspace,
 )
-from ostler.policy import RetentionPolicy
-from ostler.store import Seams
+from ostler.store import Seams, Store
 from ostler.store.commands import Command, PutRecord, RenewLease, TakeLease
 from ostler.store.kinds import Kind
 from ostler.testing.inline import inline_store
 from ostler.testing.memory import MemoryTables
-from ostler.testing.simulated.checks import final_faults, observer_faults
+from ostler.testing.simulated.acts import Acts
+from ostler.testing.simulated.checks import final_faults, observer_faults, survivors, unseen_faults
+from ostler.testing.simulated.ground import AGES, SETTINGS, Nobody, Report
 from ostler.testing.simulated.isolation import Misfortune, SimulatedIsolation, World
 from ostler.testing.simulated.loop import VirtualClock, VirtualLoop, run_virtual
+from ostler.testing.simulated.machine import Body, Machine
+from ostler.testing.simulated.outliving import OutlivingIsolation
 
 _SPACE = UUID(int=77)
-_YEAR = timedelta(days=365)
-_AGES = timedelta(days=3650)
-#: The watch looks seldom, to save made-up days from real minutes; nothing is removed, though the clock jumps by years.
-_SETTINGS = LifecycleSettings(
-    tick=timedelta(seconds=20),
-    lease_ttl=timedelta(minutes=10),
-    metrics_interval=timedelta(minutes=10),
-    retention=RetentionPolicy(finished=_AGES, events=_AGES),
-    sweep_interval=timedelta(hours=12),
-)
+#: Every so many nights the agents outlive their manager.
+_OUTLIVING = 3
 _CALM = 1200.0
-
-
-class Nobody(Agent):
-    """What is registered; the made-up place does all the acting."""
-
-    def process(self, request: Any) -> Any:
-        return request
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What one night came to."""
-
-    seed: int
-    faults: list[str]
-    hits: dict[str, int]
-    events: int
-    #: Of the whole log: equal seeds give equal digests.
-    digest: str
-
-    def require(self) -> None:
-        if self.faults:
-            raise AssertionError(f"seed {self.seed} breaks the rules:\n" + "\n".join(self.faults))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,6 +59,10 @@ class Rehearsal:
     chance: random.Random = field(init=False)
     clock: VirtualClock = field(init=False)
     world: World = field(init=False)
+    outliving: bool = field(init=False)
+    definition: AgentManifest = field(init=False)
+    _acts: Acts = field(init=False)
+    _level: Isolation | None = None
     tables: MemoryTables = field(default_factory=MemoryTables)
     manager: AgentLifecycleManager | None = None
     faults: list[str] = field(default_factory=list)
@@ -99,14 +72,17 @@ class Rehearsal:
     _leave: asyncio.Event | None = None
     _store: Any = None
     #: Raised by the store at random while it is set.
-    _trouble: type[OstlerError] | None = None
-    _seen: list[tuple[UUID, list[Any]]] = field(default_factory=list)
+    trouble: type[OstlerError] | None = None
+    seen: list[tuple[UUID, list[Any]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)  # noqa: S311 - a seed is the point
         self.clock = VirtualClock()
         made_up = random.Random(self.chance.random())  # noqa: S311
-        self.world = World(chance=made_up, luck=Misfortune.drawn(made_up))
+        self.outliving = self.seed % _OUTLIVING == _OUTLIVING - 1
+        kind = Machine if self.outliving else World
+        self.world = kind(chance=made_up, luck=Misfortune.drawn(made_up))
+        self._acts = Acts(self)
 
     # --- a night --------------------------------------------------------------------------------
 
@@ -145,14 +121,16 @@ class Rehearsal:
 
     async def _dawn(self) -> None:
         """The faults stop. All that was asked must come to an end, and the record must be true."""
-        self.world.luck, self._trouble = Misfortune.none(), None
-        self.clock.jump(_AGES)  # no time of the night lies in the future any more
+        self.world.luck, self.trouble = Misfortune.none(), None
+        self.clock.jump(AGES)  # no time of the night lies in the future any more
         await self._thaw()
         await self.clock.sleep(_CALM)
         self.faults += [f"{name} has not ended in the calm" for task, name in self._ops.items() if not task.done()]
-        for instance_id, seen in self._seen:
+        for instance_id, seen in self.seen:
             self.faults += await observer_faults(self._store, instance_id, seen)
-        self.faults += await final_faults(self._store, self.world, self._space, self.clock.wall())
+        self.faults += await final_faults(self._store, self.world, self.space, self.clock.wall())
+        if isinstance(self.world, Machine):
+            self.faults += await unseen_faults(self._store, self.world)
         if self.manager is not None:
             for instance_id in self.known:
                 with suppress(OstlerError):
@@ -160,22 +138,27 @@ class Rehearsal:
         await self.clock.sleep(60)
         if self.world.alive:
             self.faults.append(f"after everything was terminated, {len(self.world.alive)} agents live on")
-        stats = await self._store.statistics(self._space)
+        stats = await self._store.statistics(self.space)
         if stats.active_instances:
             self.faults.append(f"after everything was terminated, {stats.active_instances} count as active")
 
     async def _thaw(self) -> None:
-        """What is frozen in mid-work would stay so for ever, and so would whoever waits for its answer."""
+        """What is frozen in mid-work would stay so for ever, and so would whoever waits for its answer.
+
+        Also what is held after it has asked something: it goes on only when it is resumed.
+        """
         await self.clock.sleep(60)
+        asked = any(not task.done() and "ask" in name for task, name in self._ops.items())
+        still = {SuspendDepth.FREEZE, SuspendDepth.HOLD} if asked else {SuspendDepth.FREEZE}
         for wait in await self._store.open_waits():
-            if (wait.detail or {}).get("depth") == SuspendDepth.FREEZE and self.manager is not None:
+            if (wait.detail or {}).get("depth") in still and self.manager is not None:
                 with suppress(OstlerError):
                     await self.manager.resume(wait.instance_id)
 
     # --- the manager ----------------------------------------------------------------------------
 
     @property
-    def _space(self) -> UUID:
+    def space(self) -> UUID:
         return _SPACE if self.seed % 2 else HOME_WORKSPACE_ID
 
     async def _settle_in(self) -> None:
@@ -194,7 +177,7 @@ class Rehearsal:
             Principal(
                 principal_id=UUID(int=9),
                 name="rehearsal",
-                workspace_id=self._space,
+                workspace_id=self.space,
                 roles=(Role.ADMIN,),
                 permissions=(Permission.AGENTS_READ,),
                 created_at=self.clock.wall(),
@@ -203,13 +186,20 @@ class Rehearsal:
 
     async def _keep(self, opened: asyncio.Future[AgentLifecycleManager], seams: Seams, leave: asyncio.Event) -> None:
         levels = IsolationLevels(self.clock)
-        levels.use(IsolationLevel.THREAD, SimulatedIsolation(self.clock, self.world))
+        world = self.world
+        self._level = (
+            OutlivingIsolation(self.clock, world)
+            if isinstance(world, Machine)
+            else SimulatedIsolation(self.clock, world)
+        )
+        levels.use(IsolationLevel.THREAD, self._level)
+        settings = SETTINGS.evolve(outlive=timedelta(days=1)) if self.outliving else SETTINGS
         registry = AgentRegistry()
         try:
             async with open_manager(
-                self._store, settings=_SETTINGS, registry=registry, levels=levels, seams=seams
+                self._store, settings=settings, registry=registry, levels=levels, seams=seams
             ) as manager:
-                self.definition: AgentManifest = manager.registry.register(Nobody, name="nobody")
+                self.definition = manager.registry.register(Nobody, name="nobody")
                 opened.set_result(manager)
                 await leave.wait()
         except OstlerError as error:
@@ -218,9 +208,9 @@ class Rehearsal:
 
     def _before_commit(self, command: Command[Any]) -> None:
         spared = isinstance(command, TakeLease | RenewLease | PutRecord)
-        if self._trouble is not None and not spared and self.chance.random() < 0.5:
-            self.world.hits[self._trouble.__name__] += 1
-            raise self._trouble
+        if self.trouble is not None and not spared and self.chance.random() < 0.5:
+            self.world.hits[self.trouble.__name__] += 1
+            raise self.trouble
 
     async def _close(self) -> None:
         if self._leave is not None and self._keeper is not None:
@@ -230,11 +220,14 @@ class Rehearsal:
     async def _kill(self) -> None:
         """As kill -9 does: nothing more is written, every task is gone, and so is what lived in the program."""
         self.world.hits["manager_killed"] += 1
+        if isinstance(self._level, OutlivingIsolation):
+            self._level.killed = True
         await self._store.close()
         mine = asyncio.current_task()
-        victims = [task for task in self._tasks if not task.done() and task is not mine]
+        spared = self.world.tasks if isinstance(self.world, Machine) else set()
+        victims = [task for task in self._tasks if not task.done() and task is not mine and task not in spared]
         self._ops.clear()
-        self._seen = []
+        self.seen = []
         self.world.perish()
         for task in victims:
             task.cancel()
@@ -245,27 +238,16 @@ class Rehearsal:
     # --- what may happen next -------------------------------------------------------------------
 
     async def _step(self) -> None:
-        kinds: list[tuple[int, Callable[[], Coroutine[Any, Any, Any] | None]]] = [
-            (6, self._spawn),
-            (10, self._ask),
-            (3, self._suspend),
-            (4, self._resume),
-            (3, self._terminate),
-            (2, self._restart),
-            (3, self._death),
-            (1, self._jump),
-            (1, self._watch),
-            (2, self._weather),
-            (1, self._why),
-        ]
         if self.chance.random() < 0.04:
             await self._again()
             return
-        act = self.chance.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]
-        work = act()
+        name, work = self._acts.draw()
         if work is not None:
-            task = asyncio.get_running_loop().create_task(self._bear(act.__name__, work))
-            self._ops[task] = act.__name__
+            self._let(name, work)
+
+    def _let(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self._bear(name, work))
+        self._ops[task] = name
 
     async def _again(self) -> None:
         if self.chance.random() < 0.5:
@@ -274,12 +256,30 @@ class Rehearsal:
             self.world.hits["manager_closed"] += 1
             await self._close()
             self._ops.clear()
-            self._seen = []
-        self._trouble = None
+            self.seen = []
+        self.trouble = None
         async with inline_store(self.tables, Seams(clock=self.clock)) as heir:  # who holds the lock on a home may
             await heir.take_lease("heir", ttl=timedelta(seconds=1), steal=True)
             await heir.release_lease()
+            living = await self._alone(heir)
         await self._open()
+        for body in living:
+            if body.hand is not None and not body.dead:
+                self.world.hits["adopted"] += 1
+            elif body.exit is None:
+                self.faults.append(f"{body.plan.instance_id} lived on, and was not taken up again")
+        for work in self._acts.ask_again():
+            self._let("ask_again", work)
+
+    async def _alone(self, store: Store) -> list[Body]:
+        """A while without a manager, in which some agents may end. Answers those whom the next one must find."""
+        if not isinstance(self.world, Machine):
+            return []
+        await self.clock.sleep(self.chance.uniform(0, 5))
+        for body in list(self.world.bodies.values()):
+            if not body.dead and self.chance.random() < 0.1:
+                body.die()
+        return await survivors(store, self.world, self.space)
 
     async def _bear(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -299,100 +299,9 @@ class Rehearsal:
         """Every instance there is, also those whose spawn nobody waited for."""
         return [key[0] for key in self.tables.rows[Kind.INSTANCE]]
 
-    def _some(self) -> UUID | None:
-        known = self.known
-        return self.chance.choice(known[-8:]) if known else None
-
-    async def _spawn_one(self) -> None:
-        chance = self.chance
-        policy = chance.choice((None, RestartPolicy.immediate(), RestartPolicy.immediate(), RestartPolicy.default()))
-        options = AgentSpawnOptions(
-            restart_policy=policy if self._space == HOME_WORKSPACE_ID or policy != RestartPolicy.default() else None,
-            resource_limits=ResourceLimits(execution_timeout=timedelta(seconds=30), max_concurrent_tasks=2),
-            initialization_timeout=timedelta(seconds=10),
-        )
-        if self.manager is not None:
-            instance = await self.manager.spawn(SpawnRequest(agent_definition_id=self.definition.id, options=options))
-            self.known.append(instance.instance_id)
-
-    def _spawn(self) -> Coroutine[Any, Any, Any]:
-        return self._spawn_one()
-
-    def _ask(self) -> Coroutine[Any, Any, Any] | None:
-        chosen = self._some()
-        return self.manager.process(chosen, {"n": 1}) if chosen and self.manager else None
-
-    def _suspend(self) -> Coroutine[Any, Any, Any] | None:
-        chosen, chance = self._some(), self.chance
-        depth = chance.choice((None, *SuspendDepth))
-        after = timedelta(seconds=chance.uniform(1, 600)) if chance.random() < 0.5 else None
-        return self.manager.suspend(chosen, depth, resume_after=after) if chosen and self.manager else None
-
-    def _resume(self) -> Coroutine[Any, Any, Any] | None:
-        chosen = self._some()
-        return self.manager.resume(chosen) if chosen and self.manager else None
-
-    def _terminate(self) -> Coroutine[Any, Any, Any] | None:
-        chosen, chance = self._some(), self.chance
-        options = chance.choice(
-            (
-                TerminationOptions.default(),
-                TerminationOptions.immediate(),
-                TerminationOptions(graceful_timeout=timedelta(seconds=2), persist_final_state=True),
-                TerminationOptions(graceful_timeout=timedelta(seconds=1), force_if_timeout=False),
-            )
-        )
-        return self.manager.terminate(chosen, options) if chosen and self.manager else None
-
-    def _restart(self) -> Coroutine[Any, Any, Any] | None:
-        chosen = self._some()
-        return self.manager.restart(chosen) if chosen and self.manager else None
-
-    def _why(self) -> Coroutine[Any, Any, Any] | None:
-        chosen = self._some()
-        return self.manager.why(chosen) if chosen and self.manager else None
-
-    def _death(self) -> None:
-        cells = [cell for cells in self.world.alive.values() for cell in cells]
-        if cells:
-            self.world.hits["death"] += 1
-            self.chance.choice(cells).die()
-
-    def _jump(self) -> None:
-        self.world.hits["clock_jump"] += 1
-        self.clock.jump(self.chance.choice((-_YEAR, _YEAR, timedelta(hours=1), timedelta(seconds=-10))))
-
-    def _weather(self) -> None:
-        self._trouble = self.chance.choice((None, StoreBusyError, StoreFullError))
-
-    def _watch(self) -> Coroutine[Any, Any, Any] | None:
-        chosen = self._some()
-        if chosen is None or self.manager is None:
-            return None
-        seen: list[Any] = []
-        self._seen.append((chosen, seen))
-        self.world.hits["observer"] += 1
-        self._watching(chosen, seen)
-        return None
-
-    def _watching(self, instance_id: UUID, seen: list[Any]) -> None:
-        """A task of its own that is no request: a stream may last as long as its instance."""
-        if self.manager is None:
-            return
-        stream = self.manager.observe(instance_id, after=self.chance.choice((None, 0)))
-        slow = self.chance.choice((0.0, 0.0, 40.0))
-
-        async def look() -> None:
-            with suppress(OstlerError):
-                async for event in stream:
-                    seen.append(event)
-                    await self.clock.sleep(slow)
-
-        asyncio.get_running_loop().create_task(look())
-
 
 def rehearse(seed: int, *, steps: int = 60) -> Report:
-    """One night from one number."""
+    """One night from one number. In every third the agents outlive their manager."""
     return Rehearsal(seed=seed, steps=steps).run()
 
 

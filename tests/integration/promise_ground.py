@@ -1,0 +1,185 @@
+"""What the tests of the promises stand on: a real manager with process agents, and a look at the machine itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+from uuid import UUID
+
+import pytest
+from promise_agents import Doer
+
+import ostler
+from ostler import AgentInstance, AgentLifecycleManager, AgentState, AttemptOutcome, Enforcement
+from ostler.keeper import cgroupfs, tree
+from ostler.keeper.probing import sweep
+
+PATIENCE = 20.0
+
+
+async def until(holds: Callable[[], Any], what: str = "it never came", seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.005)
+
+
+def lives(pid: int) -> bool:
+    return tree.living(pid) is not None
+
+
+def token_of(home: Path) -> str:
+    file = home / "keeper" / "token"
+    return file.read_text().strip() if file.exists() else "none"
+
+
+def everyone(home: Path, box: str = "") -> set[int]:
+    """All processes that live for a home, or for one box of it: by their group, and by the mark they carry."""
+    token = token_of(home)
+    found = set()
+    for pid in tree.all_pids():
+        try:
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
+        except OSError:
+            continue
+        # Its group first: to read the mark of one that forks and forks takes long.
+        is_ours = f"/ostler-{token}/{box}" in groups or (tree.mark_of(pid) or "").startswith(f"{token}:{box}")
+        if is_ours and lives(pid):
+            found.add(pid)
+    return found
+
+
+def groups_of(home: Path) -> list[Path]:
+    """The control groups that are there for a home."""
+    return list(Path("/sys/fs/cgroup").glob(f"**/ostler-{token_of(home)}"))
+
+
+def keeper_of(home: Path) -> int:
+    """The pid of the one who holds the lock; by the kernel's own list. 0 when nobody does."""
+    inode = (home / "keeper" / "keeper.lock").stat().st_ino
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+            return int(words[4])
+    return 0
+
+
+def group_number(pid: int, controller: str, *files: str) -> int | None:
+    """What stands in the first of these files in the group that Ostler made for a process; None where it made none."""
+    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read(f"/proc/{pid}/cgroup"))
+    groups = [own[one] for one in (controller, cgroupfs.UNIFIED) if "/ostler-" in own.get(one, "")]
+    found = (cgroupfs.number(f"{group}/{file}") for group in groups for file in files)
+    return next((number for number in found if number is not None), None)
+
+
+def lacking(because: str) -> NoReturn:
+    """This machine cannot show it; where tests must all run that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(because)
+    pytest.skip(because)
+
+
+def box(one: AgentInstance, attempt: int = 1) -> str:
+    return f"{one.instance_id.hex}.{attempt}"
+
+
+class Fleet:
+    """A manager over a home, and short words for what tests ask of it."""
+
+    def __init__(self, manager: AgentLifecycleManager, home: Path) -> None:
+        self.manager = manager
+        self.home = home
+        self.definition = manager.registry.register(Doer, name="doer", replace=True).id
+
+    async def spawn(self, definition: UUID | None = None, **options: Any) -> AgentInstance:
+        chosen = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS, **options)
+        return await self.manager.spawn(
+            ostler.SpawnRequest(agent_definition_id=definition or self.definition, options=chosen)
+        )
+
+    async def several(self, count: int, **options: Any) -> list[AgentInstance]:
+        return list(await asyncio.gather(*(self.spawn(**options) for _ in range(count))))
+
+    async def do(self, one: AgentInstance, what: str, **more: Any) -> Any:
+        return await self.manager.process(one.instance_id, {"do": what, **more})
+
+    def start(self, one: AgentInstance, what: str, **more: Any) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.do(one, what, **more))
+
+    async def record(self, one: AgentInstance) -> AgentInstance:
+        found = await self.manager.get_instance(one.instance_id)
+        assert found is not None
+        return found
+
+    async def comes_to(self, one: AgentInstance, state: AgentState, attempt: int = 1) -> AgentInstance:
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = await self.record(one)
+            if found.state is state and found.attempt >= attempt:
+                return found
+            assert time.monotonic() < end, f"it is {found.state} in attempt {found.attempt}: {found.error_message}"
+            await asyncio.sleep(0.01)
+
+    async def pid(self, one: AgentInstance) -> int:
+        """Of its present start."""
+        attempts = await self.manager.store.list_attempts(one.instance_id)
+        return int((attempts[-1].identity or {})["pid"])
+
+    async def outcome(self, one: AgentInstance) -> tuple[AttemptOutcome | None, str]:
+        """How its first start ended."""
+        attempts = await self.manager.store.list_attempts(one.instance_id)
+        return attempts[0].outcome, attempts[0].detail or ""
+
+    def tree(self, one: AgentInstance, attempt: int = 1) -> set[int]:
+        return everyone(self.home, box(one, attempt))
+
+    def require(self, one: AgentInstance, limit: str) -> None:
+        """For what cannot be shown where a limit is held only by looking."""
+        assert one.enforcement is not None
+        if one.enforcement[limit] is not Enforcement.ENFORCED:
+            lacking(f"nothing on this machine enforces {limit}; it is {one.enforcement[limit]}")
+
+
+@asynccontextmanager
+async def opened(home: Path, **settings: Any) -> AsyncIterator[Fleet]:
+    """What it leaves running is ended, and nothing may stay: no process, no group. Unless it is to outlive it."""
+    chosen = ostler.LifecycleSettings(**settings)
+    async with ostler.open(home, settings=chosen) as manager:
+        yield Fleet(manager, home)
+    if not chosen.outlive:
+        assert_nothing_left(home)
+
+
+def end_keeper(home: Path) -> None:
+    """Told by a signal that nobody will come back, it ends in order with all that it has."""
+    keeper = keeper_of(home)
+    if keeper:
+        os.kill(keeper, signal.SIGTERM)
+        end = time.monotonic() + PATIENCE
+        while lives(keeper):
+            assert time.monotonic() < end, "the keeper does not end"
+            time.sleep(0.01)
+    assert_nothing_left(home)
+
+
+@contextmanager
+def swept(home: Path) -> Iterator[Path]:
+    """A home whose keepers are killed: whatever a test that fails half-way leaves of it goes."""
+    try:
+        yield home
+    finally:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if keeper := keeper_of(home):
+                os.kill(keeper, signal.SIGKILL)
+        sweep(token_of(home))
+
+
+def assert_nothing_left(home: Path) -> None:
+    assert everyone(home) == set()
+    assert groups_of(home) == []
