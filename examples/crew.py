@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -59,3 +61,28 @@ class Mule(Agent):
         self.context.signal("began")
         while request:
             pass
+
+
+class Counter(Agent):
+    """Counts aloud, in a plain method that nothing but force could stop."""
+
+    def initialize(self, context: AgentContext) -> None:
+        self.context = context
+
+    def process(self, request: str) -> Any:
+        if request == "who":
+            return {"pid": os.getpid(), "start": self.context.attempt}
+        if self.context.workspace is None:
+            return 0
+        with (self.context.workspace / "count").open("wb", buffering=0) as file:
+            for number in range(1, 1001):
+                time.sleep(0.001)
+                os.pwrite(file.fileno(), b"%06d" % number, 0)
+        return number
+
+
+class Glutton(Agent):
+    """Takes as many megabytes as it is told to."""
+
+    def process(self, request: int) -> int:
+        return len(bytearray(b"x" * (request * 1024 * 1024)))

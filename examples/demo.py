@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 import ostler
 from crash import examine, kill_in_flight
 from crew import Writer
+from fleet import fleet
 from lives import lives, spawn
 from ostler import (
     AgentInstance,
@@ -95,7 +96,7 @@ async def bad_input(manager: AgentLifecycleManager) -> None:
 
 
 async def kill_nine(home: Path) -> None:
-    title("9. kill -9 in mid-flight: what was acknowledged is there")
+    title("12. kill -9 in mid-flight: what was acknowledged is there")
     told = await asyncio.to_thread(kill_in_flight, home)
     async with open_store(home) as store:
         found = await examine(store, told)
@@ -111,7 +112,7 @@ async def kill_nine(home: Path) -> None:
 
 
 async def two_owners(home: Path) -> None:
-    title("10. One home, one manager; and a writer that slept through its time is refused")
+    title("13. One home, one manager; and a writer that slept through its time is refused")
     async with ostler.open(home, settings=SETTINGS):
         try:
             async with ostler.open(home):
@@ -130,7 +131,7 @@ async def two_owners(home: Path) -> None:
 
 
 async def tampering(home: Path) -> None:
-    title("11. The audit is a chain: somebody edits one row behind our back")
+    title("14. The audit is a chain: somebody edits one row behind our back")
     async with open_store(home) as store:
         report = await store.verify_audit()
         say(f"before: {report.entries} entries, {'sound' if report.is_sound else 'broken'}")
@@ -163,7 +164,7 @@ async def story(home: Path) -> None:
     async with ostler.open(home, settings=SETTINGS) as manager:
         for act in (lives, refusals, bad_input):
             await act(manager)
-    for later in (kill_nine, two_owners, tampering):
+    for later in (fleet, kill_nine, two_owners, tampering):
         await later(home)
 
 
@@ -180,7 +181,7 @@ def main() -> int:
     home = keep or Path(tempfile.mkdtemp(prefix="ostler-demo-"))
     began = time.monotonic()
     try:
-        print("Ostler keeps AI agents alive. This is what that means, with real agents in one program.")
+        print("Ostler keeps AI agents alive. This is what that means, with real agents, in threads and in processes.")
         asyncio.run(story(home))
         what_next(keep)
         print(f"\nTold in {time.monotonic() - began:.1f} s; nothing is left running.", flush=True)

@@ -35,6 +35,13 @@ SHOWN = (
     "5 spawned, 2 terminated, 4 restarts",
     "the core plan admits 2 active agents and 2 are active",
     "max_memory_mb must be 64 to 8192, was 16",
+    "8 agents in 8 processes, ready after",
+    "who asked is told: the agent ended before it answered: it used more memory than its limit of 64 MB",
+    "its neighbours: all the same processes",
+    "thawed: it goes on where it was, and ends at 1,000",
+    "the manager is dead; of its 8 agents 8 go on",
+    "finds 8; 8 are the same processes",
+    "is answered to the next: 1,000; it was not done twice",
     "acknowledged and missing: 0",
     "illegal moves: 0; gaps in the numbers: 0; audit faults: 0",
     "the next manager finds 16 open starts, and writes down: the program it lived in has ended",
@@ -71,6 +78,26 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def at_work_in(folder: Path) -> list[int]:
+    """Processes that were started with this folder among their words, such as a keeper."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def nobody_is_at_work_in(folder: Path) -> None:
+    end = time.monotonic() + 10
+    while at_work_in(folder) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not at_work_in(folder)
+
+
 def left_behind(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()]
 
@@ -86,6 +113,7 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
         assert sentence in output
     assert time.monotonic() - began < 30
     assert not marked(mark)
+    nobody_is_at_work_in(tmp_path)
     assert not list((tmp_path / "tmp").iterdir())
     assert not left_behind(tmp_path)
 
@@ -96,6 +124,8 @@ def test_demo_keeps_its_home_when_asked(tmp_path: Path) -> None:
     assert demo.returncode == 0, errors
     assert f"events -n 20 --home {tmp_path / 'kept'}" in output
     kept = left_behind(tmp_path)
+    assert any(name.startswith("kept/fleet/logs/") for name in kept)
+    kept = [name for name in kept if not name.startswith("kept/fleet/")]
     assert {"kept/ostler.db", "kept/manager.lock"} == {name for name in kept if not name.startswith("kept/work/")}
     wrote = sorted(Path(name).name for name in kept if name.startswith("kept/work/"))
     # bo's and ada's: both ended in order, so both closed their books.
@@ -107,8 +137,17 @@ def test_demo_keeps_its_home_when_asked(tmp_path: Path) -> None:
     assert (done.returncode, "entry 3 was edited" in done.stdout) == (1, True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("act", ["1.", "6.", "9."])
+@pytest.mark.parametrize(
+    ("act", "number"),
+    [
+        ("1.", signal.SIGINT),
+        ("6.", signal.SIGTERM),
+        ("9.", signal.SIGINT),
+        ("11.", signal.SIGTERM),
+        ("12.", signal.SIGINT),
+        ("12.", signal.SIGTERM),
+    ],
+)
 def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, act: str) -> None:
     demo, mark = started(tmp_path)
     assert demo.stdout is not None
@@ -116,11 +155,12 @@ def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Si
         if line.startswith(act):
             break
     end = time.monotonic() + 15
-    while act == "9." and len(marked(mark)) < 2:  # until the writer that it starts and kills is alive
-        assert time.monotonic() < end, "the writer of act 9 was never seen"
+    while act == "12." and len(marked(mark)) < 2:  # until the writer that it starts and kills is alive
+        assert time.monotonic() < end, "the writer of act 12 was never seen"
     demo.send_signal(number)
     _, errors = demo.communicate(timeout=15)
     assert demo.returncode == 130, errors
     assert "Traceback" not in errors
     assert not marked(mark)
+    nobody_is_at_work_in(tmp_path)
     assert not left_behind(tmp_path)
