@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from crowd import crowd_tables
 from living import lives_tables
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
+from processes import process_table
 from reading import SIZES, filled_postgres, filled_sqlite, reading_table
 from replay import COUNTS, replay_table
 from transitions import postgres_table, sqlite_table
 from watching import watching_table
 
-PARTS = ("transitions", "reading", "replay", "lives")
+PARTS = ("transitions", "reading", "replay", "lives", "processes")
 
 
 def sync_microseconds() -> float:
@@ -64,7 +65,7 @@ def main() -> None:
         f"a durable 4 KiB write takes {sync_microseconds():.0f} µs\n"
     )
     sizes, counts = (SIZES[:2], COUNTS[:1]) if chosen.quick else (SIZES, COUNTS)
-    with server(needed=parts != ["lives"]) as address:
+    with server(needed=bool(set(parts) & {"transitions", "reading", "replay"})) as address:
         if "transitions" in parts:
             print(sqlite_table())
             print(postgres_table(address) if address else "")
@@ -78,6 +79,8 @@ def main() -> None:
         print(*lives_tables(quick=chosen.quick), sep="\n")
         print(watching_table(quick=chosen.quick))
         print(*crowd_tables(quick=chosen.quick), sep="\n")
+    if "processes" in parts:
+        print(process_table(quick=chosen.quick))
 
 
 if __name__ == "__main__":
