@@ -79,8 +79,8 @@ def group_number(pid: int, controller: str, *files: str) -> int | None:
 
 
 def lacking(because: str) -> NoReturn:
-    """This machine cannot show it; where tests must all run that is a failure."""
-    if os.environ.get("CI"):
+    """This machine cannot show it. Where tests must all run that is a failure, unless its kernel has no such thing."""
+    if os.environ.get("CI") and " cgroup" in cgroupfs.read("/proc/self/mountinfo"):
         pytest.fail(because)
     pytest.skip(because)
 

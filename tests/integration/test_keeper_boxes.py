@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from keeper_box_ground import Ground, cpu_of, eventually, groups_of, said, subreaper
+from promise_ground import lacking
 
 from ostler.keeper import probing, tree
 from ostler.keeper.boxes import APPROXIMATED, ENFORCED, Box, BoxLimits
@@ -79,7 +80,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ground(kind: str) -> Iterator[Ground]:
     with subreaper():
-        here = Ground(kind, secrets.token_hex(8))
+        try:
+            here = Ground(kind, secrets.token_hex(8))
+        except OSError as error:
+            lacking(f"no boxes of kind {kind} can be had here: {error}")
         try:
             yield here
         finally:

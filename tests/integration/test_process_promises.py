@@ -165,6 +165,18 @@ async def test_a_frozen_agent_stands_still_with_all_it_started_and_goes_on(fleet
     assert await fleet.do(one, "echo", value=1) == 1
 
 
+async def test_one_that_is_deaf_gets_its_grace_and_not_more(fleet: Fleet) -> None:
+    one = await fleet.spawn()
+    working = fleet.start(one, "spin", seconds=60)
+    await until(lambda: time_used(fleet.tree(one)) > 0.3)
+    result = await fleet.manager.terminate(one.instance_id, BRIEF)
+    await asyncio.wait((working,))
+    assert working.exception() is not None
+    assert (result.success, result.was_graceful) == (True, False)
+    assert result.duration < timedelta(seconds=4)
+    assert fleet.tree(one) == set()
+
+
 @pytest.mark.parametrize("options", [TerminationOptions(), TerminationOptions.immediate()], ids=["asked", "at_once"])
 async def test_a_frozen_agent_can_be_ended(fleet: Fleet, options: TerminationOptions) -> None:
     """One that may take its leave is thawed for it; its grace is not waited out."""
