@@ -27,6 +27,7 @@ _FAREWELL_SECONDS = 30.0
 #: How long a keeper that is just leaving is asked again, or one that hangs, and how long that is waited in between.
 _CONNECT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.025
+_DYING_LOOKS = 80
 #: It hung up, or is about to, or says nothing.
 _GOING = frozenset({"lost", "ending", "late"})
 
@@ -257,10 +258,13 @@ class KeeperHome:
             raise
         except Exception:  # noqa: BLE001 - then it is swept without one
             _log.exception("no new keeper could be started for %s", self.directory)
-            with launch.vacant(self.directory / launch.KEEPER) as is_vacant:
-                if not is_vacant:
-                    raise StaleWriterError from None
-                await launch.sweep(token)
+            for _ in range(_DYING_LOOKS):  # one that was killed holds its lock until it is quite dead
+                with launch.vacant(self.directory / launch.KEEPER) as is_vacant:
+                    if is_vacant:
+                        await launch.sweep(token)
+                        return
+                await asyncio.sleep(_PAUSE_SECONDS)
+            raise StaleWriterError from None
 
     async def _patiently(self) -> None:
         """A program that has no descriptors left may have some again in a moment."""
