@@ -137,12 +137,12 @@ class Fleet:
         return attempts[0].outcome, attempts[0].detail or ""
 
     def tree(self, one: AgentInstance, attempt: int = 1) -> set[int]:
+        if " cgroup" not in cgroupfs.read("/proc/self/mountinfo"):
+            lacking("who belongs to an agent is looked up here by its control group, and there are none")
         return everyone(self.home, box(one, attempt))
 
     def require(self, one: AgentInstance, limit: str) -> None:
         """For what cannot be shown where a limit is held only by looking."""
-        if " cgroup" not in cgroupfs.read("/proc/self/mountinfo"):
-            lacking("who belongs to an agent is looked up here by its control group, and there are none")
         assert one.enforcement is not None
         if one.enforcement[limit] is not Enforcement.ENFORCED:
             lacking(f"nothing on this machine enforces {limit}; it is {one.enforcement[limit]}")
