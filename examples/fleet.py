@@ -44,9 +44,11 @@ async def fleet(home: Path) -> None:
     async with ostler.open(home / "fleet") as manager:
         await limits(manager)
         await frozen(manager, home / "fleet")
+    victim = asyncio.create_task(asyncio.to_thread(_kill_manager, home / "fleet"))
     try:
-        await killed(home / "fleet")
+        await killed(home / "fleet", victim)
     finally:  # also when it is interrupted: who opens it without `outlive` ends what is left in it
+        await asyncio.wait([victim])
         async with ostler.open(home / "fleet"):
             pass
 
@@ -101,9 +103,9 @@ def _counted(home: Path, one: AgentInstance) -> int:
     return int((home / "work" / str(one.instance_id) / "count").read_text())
 
 
-async def killed(home: Path) -> None:
+async def killed(home: Path, victim: asyncio.Task[dict[str, Any]]) -> None:
     title(f"11. kill -9 of a manager with {SIZE} agents at work; the next one finds them all")
-    told = await asyncio.to_thread(_kill_manager, home)
+    told = await asyncio.shield(victim)
     living = sum(_alive(pid) for pid in told["pids"].values())
     say(f"the manager is dead; of its {SIZE} agents {living} go on")
     began = time.perf_counter()
