@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from defect_agents import Nuisance
 from promise_ground import keeper_of
 
 from ostler.agents import AgentKind, AgentManifest, CommandAgent, CommandSpec
-from ostler.isolation import Cell, Site, StartPlan
+from ostler.isolation import Site, StartPlan
 from ostler.model import ResourceLimits
 
 NUMBERS = count(1)
-Begin = Callable[..., Awaitable[Cell]]
 
 
 def plan_for(command: CommandSpec | None = None, place: Path | None = None) -> StartPlan:

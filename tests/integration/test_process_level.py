@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -17,6 +16,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from process_agents import Handy, make_handy
+from process_ground import Begin, beginning, ear, isolation, site
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError, ValidationError
@@ -27,11 +27,12 @@ from ostler.model import AgentPriority, AttemptOutcome, Enforcement, ResourceLim
 from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import Ear, until
 
+__all__ = ["ear", "isolation", "site"]
+
 pytestmark = pytest.mark.anyio
 
 NUMBERS = count(1)
 GRACE = timedelta(seconds=10)
-Begin = Callable[..., Awaitable[Cell]]
 
 
 def plan_for(maker: AgentMaker = Handy, **more: Any) -> StartPlan:
@@ -48,38 +49,8 @@ def plan_for(maker: AgentMaker = Handy, **more: Any) -> StartPlan:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(directory=tmp_path / "home", outlive=timedelta(seconds=20), epoch=1)
-
-
-@pytest.fixture
-async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
-    level = ProcessIsolation(SystemClock(), site)
-    yield level
-    site.outlive = timedelta(0)  # what a test has left ends now
-    await level.close()
-
-
-@pytest.fixture
-async def ear() -> Ear:
-    return Ear()
-
-
-@pytest.fixture
 def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    async def begin(plan: StartPlan | None = None) -> Cell:
-        plan = plan or plan_for()
-        await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
-        await cell.call(Verb.INITIALIZE)
-        return cell
-
-    return begin
+    return beginning(isolation, ear, plan_for)
 
 
 def do(what: str, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,55 +15,28 @@ from uuid import uuid4
 
 import pytest
 from defect_agents import Nuisance
-from defect_ground import Begin, do, keeper, plan_for
+from defect_ground import do, keeper, plan_for
+from process_ground import Begin, beginning, ear, isolation, site
 from promise_ground import end_keeper, lives, opened
 
 from ostler import AgentState
 from ostler.agents import CommandSpec
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
-from ostler.isolation import Cell, Site, StartPlan, Verb
+from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import Ear, until
 
+__all__ = ["ear", "isolation", "site"]
+
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(directory=tmp_path / "home", outlive=timedelta(seconds=20), epoch=1)
-
-
-@pytest.fixture
-async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
-    level = ProcessIsolation(SystemClock(), site)
-    yield level
-    site.outlive = timedelta(0)  # what a test has left ends now
-    await level.close()
-
-
-@pytest.fixture
-async def ear() -> Ear:
-    return Ear()
-
-
-@pytest.fixture
 def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    async def begin(plan: StartPlan | None = None) -> Cell:
-        plan = plan or plan_for()
-        await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
-        await cell.call(Verb.INITIALIZE)
-        return cell
-
-    return begin
+    return beginning(isolation, ear, plan_for)
 
 
 # --- silence -----------------------------------------------------------------------------------------

@@ -47,6 +47,12 @@ def test_a_changed_module_is_loaded_anew(load: Callable[..., Template]) -> None:
     assert second.start("Mine").ask()["ok"] == "much newer"
 
 
+def test_agents_of_one_template_draw_different_numbers(load: Callable[..., Template]) -> None:
+    template = load("import random\n" + _SMALL.format(answer="random.random()"))
+    drawn = {template.start("Mine").ask()["ok"] for _ in range(3)}
+    assert len(drawn) == 3
+
+
 def test_a_class_of_the_users_own_script(load: Callable[..., Template]) -> None:
     text = _SMALL.format(answer="[type(self).__module__, word, sys.modules['__main__'].Mine is Mine]")
     text = f"import sys\n{text}\nword = 'early'\nif __name__ == '__main__':\n    raise SystemExit('it ran')\n"
