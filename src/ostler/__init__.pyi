@@ -99,6 +99,12 @@ from ostler.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
 )
 from ostler.errors import (
+    SimulationError as SimulationError,
+)
+from ostler.errors import (
+    SimulationNotFoundError as SimulationNotFoundError,
+)
+from ostler.errors import (
     StaleWriterError as StaleWriterError,
 )
 from ostler.errors import (
@@ -300,6 +306,15 @@ from ostler.model import (
     Role as Role,
 )
 from ostler.model import (
+    RunState as RunState,
+)
+from ostler.model import (
+    SimulationRun as SimulationRun,
+)
+from ostler.model import (
+    SimulationTurn as SimulationTurn,
+)
+from ostler.model import (
     SpawnRequest as SpawnRequest,
 )
 from ostler.model import (
@@ -456,6 +471,9 @@ from ostler.store.commands import (
     Command as Command,
 )
 from ostler.store.commands import (
+    CreateRun as CreateRun,
+)
+from ostler.store.commands import (
     CreateTask as CreateTask,
 )
 from ostler.store.commands import (
@@ -469,6 +487,9 @@ from ostler.store.commands import (
 )
 from ostler.store.commands import (
     MoveInstance as MoveInstance,
+)
+from ostler.store.commands import (
+    MoveRun as MoveRun,
 )
 from ostler.store.commands import (
     MoveTask as MoveTask,
@@ -487,6 +508,9 @@ from ostler.store.commands import (
 )
 from ostler.store.commands import (
     RecordIdentity as RecordIdentity,
+)
+from ostler.store.commands import (
+    RecordTurn as RecordTurn,
 )
 from ostler.store.commands import (
     ReportHealth as ReportHealth,

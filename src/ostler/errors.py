@@ -5,6 +5,7 @@
     │   └── DefinitionError         a definition file is wrong; every fault names file and line
     ├── NotFoundError
     │   ├── AgentNotFoundError      no such definition or instance
+    │   ├── SimulationNotFoundError
     │   ├── TaskNotFoundError
     │   └── WorkspaceNotFoundError
     ├── AuthorizationError          who asks may not do this
@@ -32,6 +33,7 @@
     │   ├── StoreTooNewError        made by a newer Ostler
     │   ├── CursorGoneError         the cursor lies before what retention kept (HTTP 410)
     │   └── AuditBrokenError        the chain does not verify
+    ├── SimulationError             a turn could not be completed; the run stands at the one before
     └── MissingExtraError           an optional part is not installed
 
 The docstring of a class is its default message, so the two cannot drift apart.
@@ -89,6 +91,10 @@ class NotFoundError(OstlerError):
 
 class AgentNotFoundError(NotFoundError):
     """There is no such agent; list what exists, or check the id."""
+
+
+class SimulationNotFoundError(NotFoundError):
+    """There is no such simulation; list what exists, or check the id."""
 
 
 class TaskNotFoundError(NotFoundError):
@@ -226,6 +232,10 @@ class CursorGoneError(StoreError):
 
 class AuditBrokenError(StoreError):
     """The audit chain does not verify."""
+
+
+class SimulationError(OstlerError):
+    """A turn could not be completed."""
 
 
 class MissingExtraError(OstlerError):

@@ -15,10 +15,12 @@ from ostler.store.queries import migrations, statements
 from ostler.testing import ManualClock, invariant_faults
 from ostler.testing.folding import sequence_faults
 from ostler.testing.store_suite.ground import brought_to, moved, reservation, reserved, whole_log
+from ostler.testing.store_suite.simulations import begun
 
 pytestmark = pytest.mark.anyio
 
-STEPS = sum(len(statements(script)) for _, script in migrations("postgres"))
+#: For each statement of all migrations: the shape that is left when it is the last that was run.
+DYING = [number - 1 for number, script in migrations("postgres") for _ in statements(script)]
 
 
 def sql(address: str, text: str) -> list[tuple[object, ...]]:
@@ -45,15 +47,28 @@ def shape(address: str) -> list[tuple[object, ...]]:
 # --- migration --------------------------------------------------------------------------------------
 
 
-async def test_a_migration_that_dies_at_any_statement_leaves_the_old_shape(postgres_address: str) -> None:
-    for nth in range(1, STEPS + 1):
-        plan = FaultPlan(name="store.migrate.statement", nth=nth)
-        with pytest.raises(InjectedCrash):
-            await open_store(postgres_address, Seams(fault=plan)).open()
-        assert shape(postgres_address) == [("ostler_schema",)], nth
-        assert sql(postgres_address, "SELECT count(*) FROM ostler_schema") == [(0,)]
-    async with open_store(postgres_address) as store:
-        await brought_to(store, AgentState.READY)
+def tables_of(version: int) -> list[tuple[object, ...]]:
+    scripts = [script for number, script in migrations("postgres") if number <= version]
+    made = [one.split()[2] for script in scripts for one in statements(script) if one.startswith("CREATE TABLE")]
+    return [(name,) for name in sorted(["ostler_schema", *made])]
+
+
+async def test_a_migration_that_dies_at_any_statement_leaves_the_old_shape(make_database: Callable[[], str]) -> None:
+    for version in dict.fromkeys(DYING):
+        address = make_database()
+        if version:  # what came before is there already
+            between = FaultPlan(name="store.migrate.after", nth=version)
+            with pytest.raises(InjectedCrash):
+                await open_store(address, Seams(fault=between)).open()
+        for nth in range(1, DYING.count(version) + 1):
+            plan = FaultPlan(name="store.migrate.statement", nth=nth)
+            with pytest.raises(InjectedCrash):
+                await open_store(address, Seams(fault=plan)).open()
+            assert shape(address) == tables_of(version), nth
+            assert sql(address, "SELECT count(*) FROM ostler_schema") == [(version,)]
+        async with open_store(address) as store:
+            await brought_to(store, AgentState.READY)
+            assert (await begun(store, turns=1)).turn == 1
 
 
 async def test_a_migration_that_dies_around_its_transaction_leaves_old_or_new(

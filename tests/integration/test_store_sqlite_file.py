@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 from ostler.errors import StoreError, StoreTooNewError
-from ostler.model import AgentState
+from ostler.model import AgentInstance, AgentState
 from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import EngineStore, Seams, open_store, view_store
 from ostler.store.queries import migrations, statements
 from ostler.store.sqlite import SqliteSession
 from ostler.testing.store_suite.ground import brought_to, reserved
+from ostler.testing.store_suite.simulations import RUN, begun
 
 pytestmark = pytest.mark.anyio
 
-STEPS = sum(len(statements(script)) for _, script in migrations("sqlite"))
+#: For each statement of all migrations: the shape that is left when it is the last that was run.
+DYING = [number - 1 for number, script in migrations("sqlite") for _ in statements(script)]
+NEWEST = migrations("sqlite")[-1][0]
 
 
 @pytest.fixture
@@ -121,12 +124,14 @@ async def test_a_second_look_at_a_home_does_not_drop_the_locks_of_the_first(
 # --- migration --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nth", range(1, STEPS + 1))
-async def test_a_migration_that_dies_at_any_statement_leaves_the_old_shape(home: Path, nth: int) -> None:
+@pytest.mark.parametrize(("nth", "left"), list(enumerate(DYING, 1)))
+async def test_a_migration_that_dies_at_any_statement_leaves_the_old_shape(home: Path, nth: int, left: int) -> None:
     plan = FaultPlan(name="store.migrate.statement", nth=nth)
     with pytest.raises(InjectedCrash):
         await open_store(home, Seams(fault=plan)).open()
-    assert shape(home) == (0, 0)
+    old = [script for number, script in migrations("sqlite") if number <= left]
+    tables = sum(statement.startswith("CREATE TABLE") for script in old for statement in statements(script))
+    assert shape(home) == (left, tables)
     async with open_store(home) as store:
         await brought_to(store, AgentState.READY)
 
@@ -140,6 +145,46 @@ async def test_a_migration_that_dies_around_its_transaction_leaves_old_or_new(
     assert (shape(home)[0] > 0) == after
     async with open_store(home) as store:
         await reserved(store)
+
+
+async def old_home(home: Path, version: int) -> AgentInstance:
+    """A home as the program of that shape has left it, with one instance in it."""
+    async with open_store(home) as store:
+        made = await brought_to(store, AgentState.READY)
+    with sqlite3.connect(home / "ostler.db") as connection:
+        for table in ("simulation_turns", "simulation_runs"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    return made
+
+
+async def test_a_home_of_the_first_shape_is_brought_up_to_date_and_works(home: Path) -> None:
+    made = await old_home(home, 1)
+    async with open_store(home) as store:
+        assert await store.get_instance(made.instance_id) == made
+        assert (await begun(store, turns=2)).turn == 2
+        await reserved(store)
+    assert shape(home)[0] == NEWEST
+    async with view_store(home) as seen:
+        assert len(await seen.read_turns(RUN)) == 3
+
+
+async def test_looking_at_a_home_of_the_first_shape_says_what_to_do(home: Path) -> None:
+    await old_home(home, 1)
+    with pytest.raises(StoreError, match=f"has shape 1, this program reads {NEWEST}; open it once with ostler.open_st"):
+        await view_store(home).open()
+    assert shape(home)[0] == 1
+
+
+async def test_a_kill_between_two_migrations_is_gone_on_from(home: Path) -> None:
+    plan = FaultPlan(name="store.migrate.after", nth=1)
+    with pytest.raises(InjectedCrash):
+        await open_store(home, Seams(fault=plan)).open()
+    assert shape(home)[0] == 1
+    async with open_store(home) as store:
+        await begun(store, turns=1)
+    assert shape(home)[0] == NEWEST
 
 
 _OPENER = """

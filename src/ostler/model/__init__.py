@@ -33,6 +33,7 @@ from ostler.model.people import HOME_WORKSPACE_ID, Definition, Permission, Princ
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions, TaskFilter
 from ostler.model.record import Record
 from ostler.model.restart import RestartPolicy
+from ostler.model.simulation import RunState, SimulationRun, SimulationTurn
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest
 from ostler.model.states import (
     ACTIVE_STATES,
@@ -113,6 +114,9 @@ __all__ = [
     "RestartPolicy",
     "RestartPolicyType",
     "Role",
+    "RunState",
+    "SimulationRun",
+    "SimulationTurn",
     "SpawnRequest",
     "SuspendDepth",
     "Task",

@@ -14,7 +14,6 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 
 _TOO_DEEP = f"must be nested at most {MAX_DEPTH} deep"
-_TOO_LARGE = f"must be at most {MAX_BYTES // 1024} KiB as JSON; pass a path to larger data"
 _Path = tuple[str, ...]
 
 
@@ -30,21 +29,22 @@ def context_faults(field: str, context: Any) -> Iterator[Fault]:
     yield from json_faults(field, context)
 
 
-def json_faults(field: str, data: Any) -> Iterator[Fault]:
+def json_faults(field: str, data: Any, limit: int = MAX_BYTES) -> Iterator[Fault]:
     """What keeps a mapping from being stored as JSON and read back the same; the first of each kind."""
     if not isinstance(data, Mapping):
         return
     found: dict[str, Fault] = {}
+    too_large = _too_large(limit)
     for count, (path, item) in enumerate(_walk((field,), dict(data))):
         # Every value costs a byte or more, so this bounds the walk even where lists share their parts and
         # are short to hold but endless to write.
-        if count > MAX_BYTES:
-            found.setdefault(_TOO_LARGE, Fault(field=field, bound=_TOO_LARGE))
+        if count > limit:
+            found.setdefault(too_large, Fault(field=field, bound=too_large))
         for fault in _item_faults(path, item):
             found.setdefault(fault.bound, fault)
-        if _TOO_LARGE in found or _TOO_DEEP in found:
+        if too_large in found or _TOO_DEEP in found:
             break
-    yield from found.values() if found else _size_faults(field, data)
+    yield from found.values() if found else _size_faults(field, data, limit)
 
 
 def _walk(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
@@ -84,14 +84,18 @@ def _key_faults(field: str, item: dict[Any, Any]) -> Iterator[Fault]:
             yield Fault(field=field, bound="must have only text as keys", value=shown(key))
 
 
-def _size_faults(field: str, data: Mapping[str, Any]) -> Iterator[Fault]:
+def _too_large(limit: int) -> str:
+    return f"must be at most {limit // 1024} KiB as JSON; pass a path to larger data"
+
+
+def _size_faults(field: str, data: Mapping[str, Any], limit: int) -> Iterator[Fault]:
     try:
         size = len(json.dumps(dict(data), ensure_ascii=False).encode())
     except ValueError:
         yield Fault(field=field, bound="must not hold whole numbers of thousands of digits")
         return
-    if size > MAX_BYTES:
-        yield Fault(field=field, bound=_TOO_LARGE, value=f"{size // 1024} KiB")
+    if size > limit:
+        yield Fault(field=field, bound=_too_large(limit), value=f"{size // 1024} KiB")
 
 
 class ContextData(Mapping[str, Any]):

@@ -23,6 +23,8 @@ from ostler.model import (
     Lease,
     LifecycleStatistics,
     Principal,
+    SimulationRun,
+    SimulationTurn,
     Task,
     TaskFilter,
     Token,
@@ -245,6 +247,28 @@ class Store(ABC):
     @abstractmethod
     async def get_wait(self, wait_id: UUID) -> Wait | None:
         """Open or ended; None when there was none, or it ended so long ago that it is no longer kept."""
+
+    # --- simulations ----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def get_run(self, run_id: UUID) -> SimulationRun | None: ...
+
+    @abstractmethod
+    async def list_runs(
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, before: UUID | None = None, limit: int = 100
+    ) -> list[SimulationRun]:
+        """Those of one workspace, newest first. For the next page pass the last id."""
+
+    @abstractmethod
+    async def get_turn(self, run_id: UUID, turn: int) -> SimulationTurn | None: ...
+
+    @abstractmethod
+    async def read_turns(self, run_id: UUID, *, after: int = -1, limit: int = 100) -> list[SimulationTurn]:
+        """The turns of one run with a number above `after`, in order."""
+
+    @abstractmethod
+    async def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
+        """The newest turn up to that number whose body holds the complete state: where replaying begins."""
 
     # --- audit ----------------------------------------------------------------------------------
 

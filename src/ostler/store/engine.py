@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TypeVar
 from uuid import UUID
 
 from ostler.errors import (
@@ -18,32 +18,27 @@ from ostler.errors import (
 from ostler.model import (
     HOME_WORKSPACE_ID,
     AgentInstance,
-    Attempt,
     AuditEntry,
     AuditHead,
     AuditReport,
-    Definition,
     Event,
     Fault,
     GetInstancesFilter,
     Lease,
     LifecycleStatistics,
-    Principal,
     Task,
     TaskFilter,
-    Token,
-    Wait,
-    Workspace,
 )
 from ostler.policy import RetentionPolicy, plan
 from ostler.store.auditing import AuditWalk
-from ostler.store.base import PAGE, EventPage, Store, SweepResult
+from ostler.store.base import PAGE, EventPage, SweepResult
 from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
 from ostler.store.life import Backend, Life, Lifelike, Seams
 from ostler.store.listeners import Listener, Listeners
-from ostler.store.port import EventWindow, Head, Session, WaitWindow
+from ostler.store.lookups import Lookups, bounded
+from ostler.store.port import EventWindow, Head, Session
 from ostler.store.retention import Sweeper
 
 R = TypeVar("R")
@@ -53,7 +48,7 @@ _HIGHEST = 2**63 - 1
 _REFUSED = -1
 
 
-class EngineStore(Store):
+class EngineStore(Lookups):
     """`new_life` says how commands are carried out between open and close: by threads, if nothing else is said."""
 
     def __init__(
@@ -151,9 +146,6 @@ class EngineStore(Store):
     async def _read(self, read: Callable[[Session], R]) -> R:
         return await self._living().read(read)
 
-    async def _load(self, kind: Kind, *key: Any) -> Any:
-        return await self._read(lambda session: session.load(kind, key))
-
     async def head(self) -> Head:
         return await self._read(lambda session: session.head())
 
@@ -205,7 +197,7 @@ class EngineStore(Store):
         instance_id: UUID | None = None,
     ) -> EventPage:
         _require_cursor(after)
-        window = EventWindow(after=after, limit=_bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
+        window = EventWindow(after=after, limit=bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
 
         def read(session: Session) -> tuple[int, list[Event], Head]:
             # Where the log ended is read first, for what comes later is not on this page; the horizon is read last,
@@ -224,63 +216,12 @@ class EngineStore(Store):
         shown = tuple(event for event in events if workspace_id is None or event.workspace_id == workspace_id)
         return EventPage(events=shown, cursor=last if len(events) == window.limit else max(last, newest))
 
-    async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
-        found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)
-        return found
-
-    async def list_workspaces(self, after: UUID | None = None, limit: int = 100) -> list[Workspace]:
-        return await self._listing(Kind.WORKSPACE, after, limit)
-
-    async def get_principal(self, principal_id: UUID) -> Principal | None:
-        found: Principal | None = await self._load(Kind.PRINCIPAL, principal_id)
-        return found
-
-    async def find_token(self, token_hash: str) -> Token | None:
-        found: Token | None = await self._read(lambda session: session.token(token_hash))
-        return found
-
-    async def get_definition(self, definition_id: UUID) -> Definition | None:
-        found: Definition | None = await self._load(Kind.DEFINITION, definition_id)
-        return found
-
-    async def list_definitions(self, after: UUID | None = None, limit: int = 100) -> list[Definition]:
-        return await self._listing(Kind.DEFINITION, after, limit)
-
-    async def _listing(self, kind: Kind, after: UUID | None, limit: int) -> list[Any]:
-        key = None if after is None else (after,)
-        most = _bounded(limit)
-        return list(await self._read(lambda session: session.listing(kind, key, most)))
-
-    async def list_attempts(self, instance_id: UUID, limit: int = PAGE, *, after: int = 0) -> list[Attempt]:
-        most = _bounded(limit)
-        return await self._read(lambda session: session.attempts(instance_id, most, (instance_id, after)))
-
-    async def open_attempts(self, limit: int = PAGE, *, after: Attempt | None = None) -> list[Attempt]:
-        most = _bounded(limit)
-        key = None if after is None else (after.instance_id, after.number)
-        return await self._read(lambda session: session.attempts(None, most, key))
-
-    async def open_waits(
-        self,
-        *,
-        due_until: datetime | None = None,
-        limit: int = PAGE,
-        after: Wait | None = None,
-        instance_id: UUID | None = None,
-    ) -> list[Wait]:
-        window = WaitWindow(limit=_bounded(limit), due_until=due_until, after=after, instance_id=instance_id)
-        return await self._read(lambda session: session.waits(window))
-
-    async def get_wait(self, wait_id: UUID) -> Wait | None:
-        found: Wait | None = await self._load(Kind.WAIT, wait_id)
-        return found
-
     # --- audit ----------------------------------------------------------------------------------
 
     async def read_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = PAGE
     ) -> list[AuditEntry]:
-        most = _bounded(limit)
+        most = bounded(limit)
         return await self._read(lambda session: session.audit(workspace_id, after, most))
 
     async def audit_head(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> AuditHead:
@@ -291,13 +232,6 @@ class EngineStore(Store):
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
     ) -> AuditReport:
         return await AuditWalk(self._read, workspace_id).verify(kept_head)
-
-
-def _bounded(limit: int) -> int:
-    """A page has at least one row, and never more than a reader can bear."""
-    if limit < 1:
-        raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
-    return min(limit, PAGE)
 
 
 def _require_cursor(after: int) -> None:

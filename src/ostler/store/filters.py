@@ -176,3 +176,20 @@ def wait_query(wanted: WaitWindow) -> Found:
             values["due_at"] = ("time", after.due_at)
     sql = f"SELECT * FROM waits WHERE {' AND '.join(where)} ORDER BY due_at NULLS LAST, id LIMIT :limit"  # noqa: S608 - fragments are ours, values are bound
     return Found(sql, values)
+
+
+def run_query(before: UUID | None, limit: int) -> Found:
+    values: dict[str, tuple[str, Any]] = {"limit": ("int", limit)}
+    if before is None:
+        return Found(queries()["runs_of_workspace"], values)
+    return Found(queries()["runs_of_workspace_before"], values | {"before": ("uuid", before)})
+
+
+def turn_query(run_id: UUID, after: int, limit: int) -> Found:
+    values = {"run_id": ("uuid", run_id), "after": ("int", after), "limit": ("int", limit)}
+    return Found(queries()["turns_of_run"], values)
+
+
+def whole_turn_query(run_id: UUID, until: int, true: str) -> Found:
+    values = {"run_id": ("uuid", run_id), "until": ("int", until)}
+    return Found(queries()["whole_turn"].format(true=true), values)

@@ -20,6 +20,8 @@ from ostler.model import (
     Lease,
     Principal,
     Record,
+    SimulationRun,
+    SimulationTurn,
     Task,
     Token,
     Wait,
@@ -142,6 +144,8 @@ class Kind(Enum):
     DEFINITION = Definition
     IDEMPOTENCY = IdempotencyRow
     LEDGER = Ledger
+    SIMULATION_RUN = SimulationRun
+    SIMULATION_TURN = SimulationTurn
 
 
 _KEY_FIELDS: dict[Kind, tuple[str, ...]] = {
@@ -156,6 +160,8 @@ _KEY_FIELDS: dict[Kind, tuple[str, ...]] = {
     Kind.DEFINITION: ("definition_id",),
     Kind.IDEMPOTENCY: ("workspace_id", "key"),
     Kind.LEDGER: ("workspace_id",),
+    Kind.SIMULATION_RUN: ("run_id",),
+    Kind.SIMULATION_TURN: ("run_id", "turn"),
 }
 
 

@@ -60,6 +60,8 @@ class Dialect:
                 return self.uuid_in
             case "time":
                 return self.time_in
+            case "flag":
+                return bool
             case "json":
                 return json.loads
             case ("map", element):

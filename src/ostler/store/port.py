@@ -13,7 +13,18 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ostler.model import AgentInstance, Attempt, AuditEntry, Event, GetInstancesFilter, Task, TaskFilter, Wait
+from ostler.model import (
+    AgentInstance,
+    Attempt,
+    AuditEntry,
+    Event,
+    GetInstancesFilter,
+    SimulationRun,
+    SimulationTurn,
+    Task,
+    TaskFilter,
+    Wait,
+)
 from ostler.store.eventrows import EventRow
 from ostler.store.kinds import Key, Kind, Ledger
 
@@ -140,6 +151,18 @@ class Session(ABC):
 
     @abstractmethod
     def token(self, token_hash: str) -> Any: ...
+
+    @abstractmethod
+    def runs(self, workspace_id: UUID, before: UUID | None, limit: int) -> list[SimulationRun]:
+        """Those of one workspace with an id below that one, the highest first."""
+
+    @abstractmethod
+    def turns(self, run_id: UUID, after: int, limit: int) -> list[SimulationTurn]:
+        """Those of one run with a number above that one, in order."""
+
+    @abstractmethod
+    def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
+        """The newest one with a complete state, up to that number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,9 @@ from ostler.model import (
     Principal,
     Record,
     Role,
+    RunState,
+    SimulationRun,
+    SimulationTurn,
     Task,
     TaskState,
     Tier,
@@ -166,6 +169,25 @@ _WORKSPACE = Shape(
 )
 
 
+_SIMULATION_RUN = Shape(
+    "simulation_runs",
+    SimulationRun,
+    (
+        *_plain("id=run_id:uuid", "workspace_id:uuid", "name:text", "seed:int"),
+        Column("state", "state", RunState),
+        *_plain("turn:int", "parent_id:uuid", "forked_at:int", "outcome:text", "digest:text"),
+        *_plain("created_at:time", "updated_at:time", "version:int"),
+        *_plain("settings_json=settings:json", "scenario_json=scenario:json"),
+    ),
+)
+
+_SIMULATION_TURN = Shape(
+    "simulation_turns",
+    SimulationTurn,
+    _plain("run_id:uuid", "turn:int", "whole:flag", "digest:text", "occurred_at:time", "body:text"),
+)
+
+
 LEDGER_TOTALS = ("spawned", "terminated", "restarts", "running", "running_created_ms", "ended", "ended_uptime_ms")
 LEDGER_CHAIN = ("audit_number", "audit_hash", "anchor_number", "anchor_hash")
 
@@ -188,6 +210,8 @@ SHAPES: Mapping[Kind, Shape] = {
     Kind.WAIT: _WAIT,
     Kind.PRINCIPAL: _PRINCIPAL,
     Kind.WORKSPACE: _WORKSPACE,
+    Kind.SIMULATION_RUN: _SIMULATION_RUN,
+    Kind.SIMULATION_TURN: _SIMULATION_TURN,
     Kind.LEDGER: Shape("workspace_ledgers", Ledger, _ledger_columns()),
     Kind.LEASE: Shape(
         "leases", Lease, _plain("name:text", "owner:text", "epoch:int", "acquired_at:time", "expires_at:time")

@@ -16,24 +16,36 @@ from ostler.model import (
     AuditEntry,
     Event,
     GetInstancesFilter,
+    SimulationRun,
+    SimulationTurn,
     Task,
     TaskFilter,
     Wait,
 )
 from ostler.store import plainsql
-from ostler.store.eventrows import EventRow, event_of
-from ostler.store.filters import Found, attempt_query, instance_query, task_query, wait_query
+from ostler.store.filters import (
+    Found,
+    attempt_query,
+    instance_query,
+    run_query,
+    task_query,
+    turn_query,
+    wait_query,
+    whole_turn_query,
+)
 from ostler.store.kinds import Key, Kind, Ledger
+from ostler.store.logrows import audit_from, audit_row, event_from, event_row
 from ostler.store.mapper import Dialect, Mapper
-from ostler.store.port import AUDIT_FIELDS, AuditRow, Change, Changes, EventWindow, Head, Session, WaitWindow
+from ostler.store.port import Change, Changes, EventWindow, Head, Session, WaitWindow
 from ostler.store.queries import queries
 from ostler.store.shapes import SHAPES
 
 Row = Mapping[str, Any]
 Values = tuple[Any, ...]
 
+_PARENTS = (Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK, Kind.SIMULATION_RUN)
 #: Parents before children, so that foreign keys hold at every statement.
-_ORDER = {kind: position for position, kind in enumerate((Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK))}
+_ORDER = {kind: position for position, kind in enumerate(_PARENTS)}
 
 
 class OutOfStepError(StoreError):
@@ -67,9 +79,9 @@ class SqlSession(Session):
         for kind in dict.fromkeys(change.kind for change in ordered):
             self._save_kind(kind, [change for change in ordered if change.kind is kind], changes)
         if changes.events:
-            self.execute_many(queries()["insert_event"], [self._event_row(row) for row in changes.events])
+            self.execute_many(queries()["insert_event"], [event_row(self.dialect, row) for row in changes.events])
         if changes.audit:
-            self.execute_many(queries()["insert_audit"], [self._audit_row(entry) for entry in changes.audit])
+            self.execute_many(queries()["insert_audit"], [audit_row(self.dialect, entry) for entry in changes.audit])
         for prune in changes.prune:
             until = self.dialect.time_out(prune.until) if isinstance(prune.until, datetime) else prune.until
             where = () if prune.workspace_id is None else (self.dialect.uuid_out(prune.workspace_id),)
@@ -164,42 +176,6 @@ class SqlSession(Session):
         if changed != wanted:
             raise OutOfStepError(f"{wanted} rows should have changed, {changed} did")
 
-    def _event_row(self, row: EventRow) -> Values:
-        encode = self.dialect.uuid_out
-        sequence, event_id, space, instance_id, task_id, event_type, text, occurred_at, correlation_id = row
-        return (
-            sequence,
-            self.dialect.id_out(event_id),
-            space and encode(space),
-            instance_id and encode(instance_id),
-            task_id and encode(task_id),
-            event_type,
-            text,
-            self.dialect.time_out(occurred_at),
-            correlation_id,
-        )
-
-    def _event(self, row: Values) -> Event:
-        decode = self.dialect.uuid_in
-        sequence, event_id, space, instance_id, task_id, event_type, text, occurred_at, correlation_id = row
-        return event_of(
-            EventRow(
-                sequence,
-                decode(event_id).int,
-                space and decode(space),
-                instance_id and decode(instance_id),
-                task_id and decode(task_id),
-                event_type,
-                text,
-                self.dialect.time_in(occurred_at),
-                correlation_id,
-            )
-        )
-
-    def _audit_row(self, row: AuditRow) -> Values:
-        workspace_id, number, occurred_at, *words = row
-        return (self.dialect.uuid_out(workspace_id), number, self.dialect.time_out(occurred_at), *words)
-
     # --- reading --------------------------------------------------------------------------------
 
     def load(self, kind: Kind, key: Key) -> Any:
@@ -243,16 +219,12 @@ class SqlSession(Session):
                 values[field] = self.dialect.encode("uuid", value)
                 break
         _, rows = self.select(queries()[name], values)
-        return [self._event(row) for row in rows]
+        return [event_from(self.dialect, row) for row in rows]
 
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
         values = {"workspace_id": self.dialect.encode("uuid", workspace_id), "after": after, "limit": limit}
         _, rows = self.select(queries()["audit_entries"], values)
-        uuid_in, time_in = self.dialect.uuid_in, self.dialect.time_in
-        return [
-            AuditEntry(**dict(zip(AUDIT_FIELDS, (uuid_in(space), number, time_in(at), *words), strict=True)))
-            for space, number, at, *words in rows
-        ]
+        return [audit_from(self.dialect, row) for row in rows]
 
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         return self._records(Kind.ATTEMPT, *self._found(attempt_query(instance_id, limit, after)))
@@ -287,6 +259,17 @@ class SqlSession(Session):
 
     def token(self, token_hash: str) -> Any:
         rows = self._records(Kind.TOKEN, queries()["token_by_hash"], {"token_hash": token_hash})
+        return rows[0] if rows else None
+
+    def runs(self, workspace_id: UUID, before: UUID | None, limit: int) -> list[SimulationRun]:
+        return self._records(Kind.SIMULATION_RUN, *self._found(run_query(before, limit), workspace_id))
+
+    def turns(self, run_id: UUID, after: int, limit: int) -> list[SimulationTurn]:
+        return self._records(Kind.SIMULATION_TURN, *self._found(turn_query(run_id, after, limit)))
+
+    def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
+        found = whole_turn_query(run_id, until, self.dialect.true)
+        rows = self._records(Kind.SIMULATION_TURN, *self._found(found))
         return rows[0] if rows else None
 
 

@@ -55,6 +55,9 @@ class Cache:
     def committed(self, changes: Changes) -> None:
         if changes.prune:
             self.forget()  # rows went by range, without being named one by one
+        for change in changes.rows:
+            if change.kind is Kind.SIMULATION_TURN:
+                self.rows.pop((change.kind, change.key), None)  # large, and never changed: nobody asks for it again
         self._commit_number = changes.head.commit_number
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,8 @@ from ostler.model import (
     AuditEntry,
     Event,
     GetInstancesFilter,
+    SimulationRun,
+    SimulationTurn,
     Task,
     TaskFilter,
     Tier,
@@ -207,6 +210,30 @@ class MemorySession(Session):
 
     def token(self, token_hash: str) -> Token | None:
         return next((one for one in self._all(Kind.TOKEN) if one.token_hash == token_hash), None)
+
+    def runs(self, workspace_id: UUID, before: UUID | None, limit: int) -> list[SimulationRun]:
+        found = [one for one in self._all(Kind.SIMULATION_RUN) if one.workspace_id == workspace_id]
+        earlier = [one for one in found if before is None or one.run_id < before]
+        return sorted(earlier, key=lambda one: one.run_id, reverse=True)[:limit]
+
+    def turns(self, run_id: UUID, after: int, limit: int) -> list[SimulationTurn]:
+        last = self._last_turn(run_id)
+        return list(itertools.islice(self._numbered(run_id, range(max(after + 1, 0), last + 1)), limit))
+
+    def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
+        numbers = range(min(until, self._last_turn(run_id)), -1, -1)
+        return next((turn for turn in self._numbered(run_id, numbers) if turn.whole), None)
+
+    def _last_turn(self, run_id: UUID) -> int:
+        run: SimulationRun | None = self.load(Kind.SIMULATION_RUN, (run_id,))
+        return -1 if run is None else run.turn
+
+    def _numbered(self, run_id: UUID, numbers: range) -> Iterator[SimulationTurn]:
+        """Those that there are; by number, so that a long run is not gone through for a few of its turns."""
+        for number in numbers:
+            turn: SimulationTurn | None = self.load(Kind.SIMULATION_TURN, (run_id, number))
+            if turn is not None:
+                yield turn
 
 
 def _fits(one: AgentInstance, wanted: GetInstancesFilter) -> bool:

@@ -15,6 +15,7 @@ from ostler.store.commands.retention import (
     RemoveTasks,
     RemoveWaits,
 )
+from ostler.store.commands.simulations import CreateRun, MoveRun, RecordTurn
 from ostler.store.commands.starts import NewAttempt, RestartInstance
 from ostler.store.commands.tasks import CreateTask, MoveTask, UpdateTask
 
@@ -22,11 +23,13 @@ __all__ = [
     "AttemptEnd",
     "Beside",
     "Command",
+    "CreateRun",
     "CreateTask",
     "EndAttempt",
     "EndWait",
     "Idempotency",
     "MoveInstance",
+    "MoveRun",
     "MoveTask",
     "NewAttempt",
     "OpenWait",
@@ -36,6 +39,7 @@ __all__ = [
     "PutRecord",
     "RecordAudit",
     "RecordIdentity",
+    "RecordTurn",
     "ReleaseLease",
     "RemoveInstances",
     "RemoveTasks",

@@ -136,6 +136,19 @@ SELECT id FROM waits WHERE ended_at IS NOT NULL AND ended_at <= :until ORDER BY 
 -- name: token_by_hash
 SELECT * FROM tokens WHERE token_hash = :token_hash;
 
+-- name: runs_of_workspace
+SELECT * FROM simulation_runs WHERE workspace_id = :workspace_id ORDER BY id DESC LIMIT :limit;
+
+-- name: runs_of_workspace_before
+SELECT * FROM simulation_runs WHERE workspace_id = :workspace_id AND id < :before ORDER BY id DESC LIMIT :limit;
+
+-- name: turns_of_run
+SELECT * FROM simulation_turns WHERE run_id = :run_id AND turn > :after ORDER BY turn LIMIT :limit;
+
+-- name: whole_turn
+SELECT * FROM simulation_turns
+WHERE run_id = :run_id AND whole = {true} AND turn <= :until ORDER BY turn DESC LIMIT 1;
+
 -- Fragments of the filters. The builder joins those that a filter needs.
 
 -- name: filter_active

@@ -22,8 +22,10 @@ from ostler.testing.store_suite.refusing import RefusingContract
 from ostler.testing.store_suite.retention import RetentionContract
 from ostler.testing.store_suite.rows import RowsContract
 from ostler.testing.store_suite.sharing import SharingContract
+from ostler.testing.store_suite.simulations import SimulationsContract
 from ostler.testing.store_suite.speaking import SpeakingContract
 from ostler.testing.store_suite.tasks import TasksContract
+from ostler.testing.store_suite.turnreading import TurnReadingContract
 
 __all__ = ["OpenStore", "StoreContract"]
 
@@ -36,6 +38,8 @@ class StoreContract(
     QuotaContract,
     AskingContract,
     TasksContract,
+    SimulationsContract,
+    TurnReadingContract,
     HistoryContract,
     RetentionContract,
     RowsContract,

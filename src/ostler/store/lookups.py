@@ -1,0 +1,131 @@
+"""The plainer questions to a store: one row by its key, or a page of them in order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from ostler.errors import ValidationError
+from ostler.model import (
+    HOME_WORKSPACE_ID,
+    Attempt,
+    Definition,
+    Fault,
+    Principal,
+    SimulationRun,
+    SimulationTurn,
+    Token,
+    Wait,
+    Workspace,
+)
+from ostler.store.base import PAGE, Store
+from ostler.store.kinds import Kind
+from ostler.store.port import Session, WaitWindow
+
+R = TypeVar("R")
+
+#: Beyond it no database can even be asked.
+_HIGHEST = 2**63 - 1
+
+
+class Lookups(Store):
+    """What follows from being able to read; a subclass says how."""
+
+    @abstractmethod
+    async def _read(self, read: Callable[[Session], R]) -> R: ...
+
+    async def _load(self, kind: Kind, *key: Any) -> Any:
+        return await self._read(lambda session: session.load(kind, key))
+
+    async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
+        found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)
+        return found
+
+    async def list_workspaces(self, after: UUID | None = None, limit: int = 100) -> list[Workspace]:
+        return await self._listing(Kind.WORKSPACE, after, limit)
+
+    async def get_principal(self, principal_id: UUID) -> Principal | None:
+        found: Principal | None = await self._load(Kind.PRINCIPAL, principal_id)
+        return found
+
+    async def find_token(self, token_hash: str) -> Token | None:
+        found: Token | None = await self._read(lambda session: session.token(token_hash))
+        return found
+
+    async def get_definition(self, definition_id: UUID) -> Definition | None:
+        found: Definition | None = await self._load(Kind.DEFINITION, definition_id)
+        return found
+
+    async def list_definitions(self, after: UUID | None = None, limit: int = 100) -> list[Definition]:
+        return await self._listing(Kind.DEFINITION, after, limit)
+
+    async def _listing(self, kind: Kind, after: UUID | None, limit: int) -> list[Any]:
+        key = None if after is None else (after,)
+        most = bounded(limit)
+        return list(await self._read(lambda session: session.listing(kind, key, most)))
+
+    async def list_attempts(self, instance_id: UUID, limit: int = PAGE, *, after: int = 0) -> list[Attempt]:
+        most = bounded(limit)
+        return await self._read(lambda session: session.attempts(instance_id, most, (instance_id, after)))
+
+    async def open_attempts(self, limit: int = PAGE, *, after: Attempt | None = None) -> list[Attempt]:
+        most = bounded(limit)
+        key = None if after is None else (after.instance_id, after.number)
+        return await self._read(lambda session: session.attempts(None, most, key))
+
+    async def open_waits(
+        self,
+        *,
+        due_until: datetime | None = None,
+        limit: int = PAGE,
+        after: Wait | None = None,
+        instance_id: UUID | None = None,
+    ) -> list[Wait]:
+        window = WaitWindow(limit=bounded(limit), due_until=due_until, after=after, instance_id=instance_id)
+        return await self._read(lambda session: session.waits(window))
+
+    async def get_wait(self, wait_id: UUID) -> Wait | None:
+        found: Wait | None = await self._load(Kind.WAIT, wait_id)
+        return found
+
+    # --- simulations ----------------------------------------------------------------------------
+
+    async def get_run(self, run_id: UUID) -> SimulationRun | None:
+        found: SimulationRun | None = await self._load(Kind.SIMULATION_RUN, run_id)
+        return found
+
+    async def list_runs(
+        self, workspace_id: UUID = HOME_WORKSPACE_ID, *, before: UUID | None = None, limit: int = 100
+    ) -> list[SimulationRun]:
+        most = bounded(limit)
+        return await self._read(lambda session: session.runs(workspace_id, before, most))
+
+    async def get_turn(self, run_id: UUID, turn: int) -> SimulationTurn | None:
+        _require_turn("turn", turn)
+        found: SimulationTurn | None = await self._load(Kind.SIMULATION_TURN, run_id, turn)
+        return found
+
+    async def read_turns(self, run_id: UUID, *, after: int = -1, limit: int = 100) -> list[SimulationTurn]:
+        _require_turn("after", after)
+        most = bounded(limit)
+        return await self._read(lambda session: session.turns(run_id, after, most))
+
+    async def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
+        _require_turn("until", until)
+        return await self._read(lambda session: session.whole_turn(run_id, until))
+
+
+def bounded(limit: int) -> int:
+    """A page has at least one row, and never more than a reader can bear."""
+    if limit < 1:
+        raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
+    return min(limit, PAGE)
+
+
+def _require_turn(field: str, number: int) -> None:
+    """-1 stands for before the first."""
+    if not -1 <= number <= _HIGHEST:
+        raise ValidationError([Fault(field=field, bound="must be -1 or the number of a turn", value=str(number))])
