@@ -6,6 +6,7 @@ import itertools
 import linecache
 import traceback
 from collections.abc import Iterator
+from pathlib import PurePath
 from types import TracebackType
 
 from ostler.errors import AgentExecutionError
@@ -16,6 +17,7 @@ MAX_MESSAGE = 2000
 _HEAD = 4_000
 _TAIL = 12_000
 _FRAMES = 200
+_OURS = PurePath(__file__).parents[1]
 
 
 def execution_error(error: BaseException, *, ours: str) -> AgentExecutionError:
@@ -33,6 +35,16 @@ def error_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - the error is foreign, and so is the way it writes itself
         return f"{name}: (its text cannot be shown)"
     return f"{name}: {text}" if text else name
+
+
+def error_place(error: BaseException) -> str:
+    """The file and the line of the user's own code that led to it, short; empty when nobody knows."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = PurePath(frame.f_code.co_filename)
+        if not place or not path.is_relative_to(_OURS):
+            place = f"{path.name}:{line}"
+    return place
 
 
 def _type_name(error: BaseException) -> str:
