@@ -25,6 +25,7 @@ class Exit(IntEnum):
     CONFLICT = 7
     TIMED_OUT = 124
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 _BY_ERROR: tuple[tuple[type[OstlerError], Exit], ...] = (

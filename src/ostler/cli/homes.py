@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import click
+from click.core import ParameterSource
 
 from ostler.errors import WorkspaceNotFoundError
 from ostler.model import HOME_WORKSPACE_ID
@@ -25,8 +29,30 @@ def home_option(command: Decorated) -> Decorated:
         "--home",
         metavar="DIR|URL",
         default=lambda: os.environ.get("OSTLER_HOME") or DEFAULT_HOME,
+        callback=_possible,
         help="A home directory or a postgresql:// address; else OSTLER_HOME, else ~/.ostler.",
     )(command)
+
+
+def _possible(context: click.Context, option: click.Parameter, home: str) -> str:
+    """Refused before anything is read or made there."""
+    if not home.strip():
+        raise click.BadParameter("it is empty; name a directory, or leave the option out", context, option)
+    if not is_address(home) and Path(home).expanduser().is_file():
+        raise click.BadParameter(f"{home} is a file, and a home is a directory; name another", context, option)
+    return home
+
+
+def is_address(home: str) -> bool:
+    return "://" in home
+
+
+def home_words(home: str) -> str:
+    """What a command must say to mean the same home as this one; a password is not repeated."""
+    if click.get_current_context().get_parameter_source("home") is not ParameterSource.COMMANDLINE:
+        return ""
+    secret = is_address(home) and urlsplit(home).password is not None
+    return f" --home {'ADDRESS' if secret else shlex.quote(home)}"
 
 
 def workspace_option(default: UUID | None = HOME_WORKSPACE_ID) -> Callable[[Decorated], Decorated]:

@@ -11,9 +11,10 @@ from typing import NoReturn, TextIO
 
 import click
 
+from ostler.cli.complaints import complain, wants_traceback
 from ostler.cli.exits import Exit, exit_for
 from ostler.cli.lazy import Entry, LazyGroup
-from ostler.cli.output import plain
+from ostler.cli.output import note
 from ostler.errors import OstlerError
 
 _COMMANDS: Mapping[str, Entry] = MappingProxyType(
@@ -22,6 +23,7 @@ _COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "stats": Entry(module="ostler.cli.agents", attribute="stats", summary="Totals of a workspace."),
         "events": Entry(module="ostler.cli.events", attribute="events", summary="Show the numbered log."),
         "audit": Entry(module="ostler.cli.audit", attribute="audit", summary="Verify the chain of who did what."),
+        "sim": Entry(module="ostler.cli.sim", attribute="sim", summary="Populations that live in turns."),
         "version": Entry(module="ostler.cli.about", attribute="version", summary="Say which Ostler this is."),
     }
 )
@@ -32,7 +34,7 @@ root = LazyGroup(
     help="Ostler keeps AI agents alive. Every command reads the home that --home or OSTLER_HOME names, else ~/.ostler.",
     epilog=(
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in that state, 4 no such thing, 5 not allowed, "
-        "7 conflict, 124 timed out, 130 interrupted."
+        "7 conflict, 124 timed out, 130 interrupted, 143 ended by SIGTERM."
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -54,17 +56,17 @@ def _run() -> int:
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except OstlerError as error:
-        _say(str(error))
+        complain(error)
         return exit_for(error)
     except OSError as error:
         _forget_output()
         if not isinstance(error, BrokenPipeError):  # there, whoever read us has simply gone
-            _say(f"the system refused: {error}")
+            note(f"the system refused: {error}")
         return Exit.FAILED
     except Exception as error:
-        if os.environ.get("OSTLER_TRACEBACK"):
+        if wants_traceback():
             raise
-        _say(f"internal error: {type(error).__name__}: {error}; set OSTLER_TRACEBACK=1 to see where")
+        note(f"internal error: {type(error).__name__}: {error}; set OSTLER_TRACEBACK=1 to see where")
         return Exit.FAILED
     return code if isinstance(code, int) else Exit.OK
 
@@ -78,10 +80,6 @@ def _finish(stream: TextIO | None) -> None:
 def _forget_output() -> None:
     """Python would complain once more about the same stream when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _say(sentence: str) -> None:
-    click.echo(f"ostler: {plain(sentence)}", err=True)
 
 
 def _bear_any_text(stream: TextIO | None) -> None:
