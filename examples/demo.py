@@ -23,6 +23,7 @@ import ostler
 from crash import examine, kill_in_flight
 from crew import Writer
 from fleet import fleet
+from flock import flock
 from lives import lives, spawn
 from ostler import (
     AgentInstance,
@@ -157,6 +158,7 @@ def what_next(home: Path | None) -> None:
     say(f"{programs}/ostler ps -a --home {where}")
     say(f"{programs}/ostler events -n 20 --home {where}")
     say(f"{programs}/ostler audit verify --home {where}   exit code 1, for somebody edited a row")
+    say(f"{programs}/ostler sim show last --home {where}/economy")
     say(f"ls {where}/work/*   what the agents wrote")
 
 
@@ -164,7 +166,7 @@ async def story(home: Path) -> None:
     async with ostler.open(home, settings=SETTINGS) as manager:
         for act in (lives, refusals, bad_input):
             await act(manager)
-    for later in (fleet, kill_nine, two_owners, tampering):
+    for later in (fleet, kill_nine, two_owners, tampering, flock):
         await later(home)
 
 
