@@ -35,7 +35,7 @@ AT_ONCE = 16
 _BLOCKS = 5
 RIVALS = Path(__file__).parent
 ROOM = Path(__file__).parent.parent / ".venv-bench"
-PACKAGES = ("supervisor==4.3.0", "circus==0.19.0", "ray>=2.40", "setuptools<81")
+PACKAGES = ("supervisor==4.3.0", "circus==0.19.0", "ray>=2.40", "mesa==3.3.1", "setuptools<81")
 _PROCESS = ostler.IsolationLevel.PROCESS
 
 #: By figure: samples in milliseconds; "memory" in KB and "rate" per second are single.
@@ -198,7 +198,7 @@ async def our_figures(home: Path, count: int) -> dict[str, Figures]:
 
 def rival_figures(count: int) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
-    python = _room()
+    python = rivals_python()
     counts = {"forkserver": count, "supervisord": count, "circus": count, "ray": max(count // 10, 3)}
     for name, number in counts.items():
         chosen = sys.executable if name == "forkserver" else python
@@ -214,11 +214,11 @@ def rival_figures(count: int) -> dict[str, Figures]:
     return found
 
 
-def _room() -> str | None:
-    """The environment of the rivals, made once."""
-    python = ROOM / "bin" / "python"
-    if not (ROOM / ".ready").exists():
-        print(f"installing {', '.join(PACKAGES)} into {ROOM.name}; once, and only for this table")
+def rivals_python() -> str | None:
+    """The environment of the rivals, made once, and again when there are others to compare with."""
+    python, ready, wanted = ROOM / "bin" / "python", ROOM / ".ready", "\n".join(PACKAGES)
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"installing {', '.join(PACKAGES)} into {ROOM.name}; once, and only for these tables")
         venv.create(ROOM, with_pip=True)
         told = subprocess.run(
             [python, "-m", "pip", "install", "-q", *PACKAGES], capture_output=True, text=True, check=False
@@ -226,7 +226,7 @@ def _room() -> str | None:
         if told.returncode:
             print(f"the rivals are left out: {told.stderr.strip().splitlines()[-1]}")
             return None
-        (ROOM / ".ready").touch()
+        ready.write_text(wanted)
     return str(python)
 
 

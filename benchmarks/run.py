@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from crowd import crowd_tables
 from living import lives_tables
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
+from populations import operations_table
 from processes import process_table
 from reading import SIZES, filled_postgres, filled_sqlite, reading_table
 from replay import COUNTS, replay_table
 from transitions import postgres_table, sqlite_table
+from turns import turns_tables
 from watching import watching_table
 
-PARTS = ("transitions", "reading", "replay", "lives", "processes")
+PARTS = ("transitions", "reading", "replay", "lives", "processes", "populations")
 
 
 def sync_microseconds() -> float:
@@ -81,6 +83,9 @@ def main() -> None:
         print(*crowd_tables(quick=chosen.quick), sep="\n")
     if "processes" in parts:
         print(process_table(quick=chosen.quick))
+    if "populations" in parts:
+        print(operations_table(quick=chosen.quick))
+        print(*turns_tables(quick=chosen.quick), sep="\n")
 
 
 if __name__ == "__main__":
