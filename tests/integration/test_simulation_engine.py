@@ -14,7 +14,7 @@ from ostler.errors import InvalidOperationError, SimulationError
 from ostler.simulation import SimulationOrchestrator, SimulationSettings
 
 pytestmark = pytest.mark.anyio
-SHORT = SimulationSettings(decision_timeout=timedelta(milliseconds=30))
+SHORT = SimulationSettings(decision_timeout=timedelta(milliseconds=150))
 
 
 class Engine:
@@ -66,7 +66,7 @@ async def test_an_engine_may_take_longer_than_a_brain(brain: Any) -> None:
     async with orchestrator(Engine(release.wait), brain) as run:
         playing = asyncio.create_task(run.play_turn())
         # Several times as long as a brain may think.
-        done, _ = await asyncio.wait([playing], timeout=0.25)
+        done, _ = await asyncio.wait([playing], timeout=0.5)
         assert not done
         release.set()
         report = await playing

@@ -61,7 +61,7 @@ async def test_a_brain_that_still_thinks_is_not_asked_again_and_nobody_else_suff
         return 1
 
     settings: dict[str, Any] = {
-        "decision_timeout": timedelta(milliseconds=20),
+        "decision_timeout": timedelta(milliseconds=200),
         "concurrency": 2,
         "retries": 1,
         "on_timeout": OnFailure.KEEP,
@@ -91,7 +91,7 @@ async def test_one_that_was_not_asked_for_want_of_places_is_kept() -> None:
         return 1
 
     settings: dict[str, Any] = {
-        "decision_timeout": timedelta(milliseconds=20),
+        "decision_timeout": timedelta(milliseconds=200),
         "concurrency": 1,
         "on_error": OnFailure.REMOVE,
     }

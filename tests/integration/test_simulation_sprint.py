@@ -132,7 +132,7 @@ async def test_one_that_hangs_in_between_is_given_up_on_in_its_turn() -> None:
                 release.wait()
             return 1.0
 
-    settings = SimulationSettings(decision_timeout=timedelta(milliseconds=30))
+    settings = SimulationSettings(decision_timeout=timedelta(milliseconds=150))
     async with SimulationOrchestrator(engine=Mine(), settings=settings) as short:
         for _ in range(5):
             short.add_agent("one", Hanging(), {"gold": 0.0})
