@@ -85,7 +85,12 @@ async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permi
     if life is not None and life.lock.locked() and permission is not Permission.AGENTS_READ:
         async with life.lock:  # a move is under way, and whoever observes may know of it before we do
             pass
-    record = life.record if life is not None else await house.store.get_instance(instance_id)
+    # A move is durable before we hear of it. Who looks meanwhile is shown the store, or one who began to observe after
+    # the commit and looks then would learn of it neither way.
+    if life is None or life.lock.locked():
+        record = await house.store.get_instance(instance_id)
+    else:
+        record = life.record
     own = await house.workspace(asker.workspace_id)
     missing = AgentNotFoundError(f"there is no instance {instance_id}; list what exists, or check the id")
     if record is None or own is None:
