@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostler import IsolationLevel
+from ostler import IsolationLevel, Store, open_store
 from ostler.testing import ManualClock
 from ostler.testing.isolation_suite.ground import until
 
@@ -39,6 +39,12 @@ def level(request: pytest.FixtureRequest) -> IsolationLevel:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
+
+
+@pytest.fixture
+async def store(home: Path) -> AsyncIterator[Store]:
+    async with open_store(home) as store:
+        yield store
 
 
 @pytest.fixture

@@ -211,3 +211,12 @@ async def gone_on(store: Store, run_id: UUID, scenario: Scenario, turns: int) ->
     async with resume_run(store, run_id, scenario) as run:
         report = await run.run(turns)
         return report, run.record.digest
+
+
+def silent(_: AgentView) -> None:
+    """It decides nothing, so that only the engine does something."""
+
+
+def doing(act: Callable[[SimulationState], Any], **more: Any) -> Scenario:
+    """Two who are silent, and an engine that does this to the state in each turn."""
+    return scripted({"ada": silent, "bo": silent}, engine=lambda: Doing(act), **more)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pydantic
 import pytest
-from simulation_scenes import Doing, played, scripted
+from simulation_scenes import doing, played, scripted, silent
 
 from ostler.errors import InvalidOperationError
 from ostler.model import RunState
@@ -33,23 +32,9 @@ from ostler.simulation import (
     replay,
     resume_run,
 )
-from ostler.store import Store, open_store
+from ostler.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
-
-
-def silent(_: AgentView) -> None:
-    return None
-
-
-def doing(act: Callable[[SimulationState], Any], **more: Any) -> Scenario:
-    return scripted({"ada": silent, "bo": silent}, engine=lambda: Doing(act), **more)
 
 
 async def in_pieces(store: Store, scenario: Scenario, turns: int) -> KeptRun:

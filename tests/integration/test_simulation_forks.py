@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -25,15 +23,9 @@ from ostler.simulation import (
     run_settings,
     state_at,
 )
-from ostler.store import Store, open_store
+from ostler.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
 
 
 async def told(store: Store, run_id: UUID, **span: Any) -> list[PlayedTurn]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -33,15 +32,9 @@ from ostler.simulation import (
     resume_run,
     state_at,
 )
-from ostler.store import Store, open_store
+from ostler.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
 
 
 # --- typed states -------------------------------------------------------------------------------

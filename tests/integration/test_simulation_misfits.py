@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
-from simulation_scenes import SETTINGS, Doing, played, playing, scripted
+from simulation_scenes import SETTINGS, doing, played, playing, scripted, silent
 
 from ostler.errors import SimulationError, ValidationError
 from ostler.simulation import (
@@ -28,23 +26,9 @@ from ostler.simulation import (
     resume_run,
     state_at,
 )
-from ostler.store import Store, open_store
+from ostler.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
-
-
-def silent(_: AgentView) -> None:
-    return None
-
-
-def doing(act: Callable[[SimulationState], Any], **more: Any) -> Scenario:
-    return scripted({"ada": silent, "bo": silent}, engine=lambda: Doing(act), **more)
 
 
 # --- what is too large, or does not fit ---------------------------------------------------------

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -42,12 +41,6 @@ pytestmark = pytest.mark.anyio
 
 class Purse(pydantic.BaseModel):
     wealth: int = 0
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
 
 
 # --- one seed, one history ----------------------------------------------------------------------

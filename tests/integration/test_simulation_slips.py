@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from uuid import UUID
 
 import pydantic
 import pytest
-from simulation_scenes import SETTINGS, Doing, economy, played, playing, scripted
+from simulation_scenes import SETTINGS, doing, economy, played, playing, scripted, silent
 
 from ostler.errors import ValidationError
 from ostler.model import RunState
@@ -30,24 +29,10 @@ from ostler.simulation import (
     resume_run,
     state_at,
 )
-from ostler.store import Store, open_store
+from ostler.store import Store
 from ostler.store.commands import MoveRun
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
-
-
-def silent(_: AgentView) -> None:
-    return None
-
-
-def doing(act: Callable[[SimulationState], Any], **more: Any) -> Scenario:
-    return scripted({"ada": silent, "bo": silent}, engine=lambda: Doing(act), **more)
 
 
 # --- seed and parameters ------------------------------------------------------------------------
