@@ -124,3 +124,22 @@ class Boxes(ABC):
     @abstractmethod
     def sweep(self) -> list[int]:
         """Kill and remove what an earlier keeper of this home left, proven by cgroup or marker; who was killed."""
+
+
+#: How well a limit is held where the kernel has no controller for it.
+_BY_HAND: Mapping[str, str] = {"memory": APPROXIMATED, "cpu": ADVISORY, "pids": APPROXIMATED}
+
+
+def held_by(controllers: Iterable[str]) -> dict[str, str]:
+    """What boxes with these controllers of the kernel hold."""
+    present = set(controllers)
+    return {one: ENFORCED if one in present else lacking for one, lacking in _BY_HAND.items()}
+
+
+@contextlib.contextmanager
+def making(name: str) -> Iterator[None]:
+    """What the kernel refuses becomes a sentence that says for whom."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"no control group for box {name}: {error}") from error

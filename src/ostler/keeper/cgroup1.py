@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ostler.keeper import cgroupfs
-from ostler.keeper.boxes import ADVISORY, APPROXIMATED, ENFORCED, Box, Boxes, BoxLimits, BoxUsage
+from ostler.keeper.boxes import Box, Boxes, BoxLimits, BoxUsage, held_by, making
 from ostler.keeper.cgroup2 import Cgroup2Boxes
 from ostler.keeper.policing import MemoryKills, Watch, stats_of, usage_of
 from ostler.keeper.tree import Process, end_marked, is_alive, living, thread_count
@@ -235,18 +235,15 @@ class Cgroup1Boxes(Boxes):
 
     def make(self, name: str, limits: BoxLimits) -> Box:
         box = Cgroup1Box(self, name, limits, self.memory_kills.last_seen)
-        try:
+        with making(name):
             box.make()
-        except OSError as error:
-            raise OSError(error.errno, f"no control group for box {name}: {error}") from error
         return box
 
     def find(self, name: str, limits: BoxLimits) -> Box:
         return Cgroup1Box(self, name, limits, None)
 
     def enforcement(self) -> Mapping[str, str]:
-        lacking = {"memory": APPROXIMATED, "cpu": ADVISORY, "pids": APPROXIMATED}
-        return {one: ENFORCED if one in self.roots else lacking[one] for one in cgroupfs.CONTROLLERS}
+        return held_by(self.roots)
 
     def sweep(self) -> list[int]:
         # One who cannot die is in all of them, and is waited for once.

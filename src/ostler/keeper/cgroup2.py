@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ostler.keeper import cgroupfs
-from ostler.keeper.boxes import ADVISORY, APPROXIMATED, ENFORCED, Box, Boxes, BoxLimits, BoxUsage
+from ostler.keeper.boxes import Box, Boxes, BoxLimits, BoxUsage, held_by, making
 from ostler.keeper.policing import MemoryKills, Watch, stats_of, usage_of
 from ostler.keeper.tree import end_marked
 
@@ -149,18 +149,15 @@ class Cgroup2Boxes(Boxes):
         box = Cgroup2Box(self, name, limits, self.memory_kills.last_seen)
         if not os.path.isdir(self.root):
             self.open()  # it was swept away
-        try:
+        with making(name):
             box.make()
-        except OSError as error:
-            raise OSError(error.errno, f"no control group for box {name}: {error}") from error
         return box
 
     def find(self, name: str, limits: BoxLimits) -> Box:
         return Cgroup2Box(self, name, limits, None)
 
     def enforcement(self) -> Mapping[str, str]:
-        lacking = {"memory": APPROXIMATED, "cpu": ADVISORY, "pids": APPROXIMATED}
-        return {one: ENFORCED if one in self.controllers else lacking[one] for one in cgroupfs.CONTROLLERS}
+        return held_by(self.controllers)
 
     def sweep(self) -> list[int]:
         return sorted({*self.sweep_groups(), *end_marked(f"{self._token}:")})
