@@ -13,7 +13,7 @@ from ostler.store.commands import RecordTurn
 from ostler.store.kinds import Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.queries import queries
-from ostler.store.unit import Cache, Unit
+from ostler.store.unit import Cache, Unit, slot_of
 from ostler.testing import ManualClock
 from ostler.testing.store_suite.simulations import RUN, a_turn, beginning, begun
 
@@ -40,7 +40,7 @@ async def test_a_turn_that_is_written_is_not_kept_in_memory(tmp_path: Path) -> N
         session.commit()
         cache.committed(changes)
         assert [kind for kind, _ in cache.rows if kind is Kind.SIMULATION_TURN] == []
-        assert cache.rows[Kind.SIMULATION_RUN, (RUN,)].turn == first + 2
+        assert cache.rows[slot_of(Kind.SIMULATION_RUN, (RUN,))].turn == first + 2
     session.close()
 
 

@@ -54,7 +54,7 @@ def chain_hash(
     said = ",".join(
         [quoted(word) if isinstance(word, str) else "null" if word is None else str(word) for word in words]
     )
-    text = f'["{workspace_id.hex}",{number},{micros(occurred_at)},{said},"{previous}"]'
+    text = f'["{workspace_id.int:032x}",{number},{micros(occurred_at)},{said},"{previous}"]'
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ _RANGE = Interval(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, t
 Moment = Annotated[datetime, _Aware(), _RANGE]
 
 
+@functools.lru_cache(maxsize=16)  # one commit writes the same moment into all of its rows
 def micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from ostler.model import codec
@@ -36,17 +36,17 @@ class Record:
         copy that nobody has seen yet.
         """
         cls: Any = type(self)
-        if not changes.keys() <= cls.__dataclass_fields__.keys():
+        values = self.__dict__ | changes
+        if len(values) != len(self.__dict__):
             unknown = ", ".join(sorted(changes.keys() - cls.__dataclass_fields__.keys()))
             raise TypeError(f"{cls.__name__} has no field {unknown}")
-        copy = object.__new__(cls)
-        copy.__dict__.update(self.__dict__)
-        copy.__dict__.update(changes)
+        copy: Any = object.__new__(cls)
+        object.__setattr__(copy, "__dict__", values)
         for value in changes.values():
             if type(value) not in _SETTLED and hasattr(cls, "__post_init__"):
                 copy.__post_init__()
                 break
-        return cast("Self", copy)
+        return copy  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
         return codec.dump(self)

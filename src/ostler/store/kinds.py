@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.model import (
+    ACTIVE_STATES,
     GENESIS,
     AgentInstance,
     AgentState,
@@ -55,7 +55,7 @@ class IdempotencyRow(Record):
     created_at: datetime
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True)
 class Ledger:
     """The running totals of a workspace: quota, statistics and the end of its audit chain, in one row.
 
@@ -81,17 +81,21 @@ class Ledger:
     anchor_hash: str = GENESIS
 
     def copy(self) -> Ledger:
-        twin = copy.copy(self)
+        """By hand: one is made for every commit, and `copy.copy` takes its time."""
+        twin = object.__new__(Ledger)
+        twin.__dict__.update(self.__dict__)
         twin.states, twin.healths = self.states.copy(), self.healths.copy()
         return twin
 
     def account(self, old: AgentInstance | None, new: AgentInstance | None) -> None:
         """Follow one instance from what it was to what it is; None stands for not there."""
-        if old is not None and new is not None and new.is_active and old.is_active and new.health is old.health:
-            # By far the most common change, a move between two living states, touches two counts only.
-            self.states[old.state] -= 1
-            self.states[new.state] += 1
-            return
+        if old is not None and new is not None and new.health is old.health:
+            before, after = old.state, new.state
+            if before in ACTIVE_STATES and after in ACTIVE_STATES:
+                # By far the most common change, a move between two living states, touches two counts only.
+                self.states[before] -= 1
+                self.states[after] += 1
+                return
         if old is not None:
             self._weigh(old, -1)
         if new is not None:

@@ -29,8 +29,7 @@ from ostler.store.eventrows import EventRow
 from ostler.store.kinds import Key, Kind, Ledger
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Where the store stands; one row, locked by whoever writes."""
 
     #: Rises with every commit, so that a cache knows when somebody else has written.

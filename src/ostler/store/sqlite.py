@@ -33,7 +33,7 @@ _HEAD = queries()["head"]
 SQLITE = Dialect(
     name="sqlite",
     true="1",
-    uuid_out=lambda value: value.bytes,
+    uuid_out=lambda value: value.int.to_bytes(16, "big"),  # what `bytes` does, without calling it
     uuid_in=lambda value: UUID(bytes=value),
     id_out=lambda value: value.to_bytes(16, "big"),
     time_out=micros,
@@ -140,10 +140,9 @@ class SqliteSession(SqlSession):
     def begin(self) -> Head:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            number, sequence, horizon, epoch = self._connection.execute(_HEAD).fetchone()
+            return Head(*self._connection.execute(_HEAD).fetchone())
         except sqlite3.Error as error:
             raise _ours(error) from error
-        return Head(commit_number=number, sequence=sequence, horizon=horizon, epoch=epoch)
 
     def commit(self) -> None:
         try:

@@ -45,7 +45,9 @@ Values = tuple[Any, ...]
 
 _PARENTS = (Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK, Kind.SIMULATION_RUN)
 #: Parents before children, so that foreign keys hold at every statement.
-_ORDER = {kind: position for position, kind in enumerate(_PARENTS)}
+_ORDER = {kind: position for position, kind in enumerate((*_PARENTS, *(kind for kind in Kind if kind not in _PARENTS)))}
+_TAGGED = frozenset({Kind.INSTANCE, Kind.TASK})
+_SQL = queries()
 
 
 class OutOfStepError(StoreError):
@@ -75,46 +77,58 @@ class SqlSession(Session):
     # --- writing --------------------------------------------------------------------------------
 
     def save(self, changes: Changes) -> None:
-        ordered = sorted(changes.rows, key=lambda change: _ORDER.get(change.kind, len(_ORDER)))
-        for kind in dict.fromkeys(change.kind for change in ordered):
-            self._save_kind(kind, [change for change in ordered if change.kind is kind], changes)
+        groups: dict[Kind, list[Change]] = {}
+        for change in changes.rows:
+            groups.setdefault(change.kind, []).append(change)
+        for kind in sorted(groups, key=_ORDER.__getitem__):
+            self._save_kind(kind, groups[kind], changes)
         if changes.events:
-            self.execute_many(queries()["insert_event"], [event_row(self.dialect, row) for row in changes.events])
+            self.execute_many(_SQL["insert_event"], [event_row(self.dialect, row) for row in changes.events])
         if changes.audit:
-            self.execute_many(queries()["insert_audit"], [audit_row(self.dialect, entry) for entry in changes.audit])
+            self.execute_many(_SQL["insert_audit"], [audit_row(self.dialect, entry) for entry in changes.audit])
         for prune in changes.prune:
             until = self.dialect.time_out(prune.until) if isinstance(prune.until, datetime) else prune.until
             where = () if prune.workspace_id is None else (self.dialect.uuid_out(prune.workspace_id),)
-            self.execute_many(queries()[f"prune_{prune.table}"], [(until, *where)])
+            self.execute_many(_SQL[f"prune_{prune.table}"], [(until, *where)])
         head = changes.head
         values = (head.commit_number, head.sequence, head.horizon, head.epoch, head.commit_number - 1)
-        self._exactly(1, self.execute_many(queries()["save_head"], [values]))
+        self._exactly(1, self.execute_many(_SQL["save_head"], [values]))
 
     def _save_kind(self, kind: Kind, rows: list[Change], changes: Changes) -> None:
-        mapper = self._mapper(kind)
-        fresh = [change for change in rows if change.old is None and change.new is not None]
-        kept = [change for change in rows if change.old is not None and change.new is not None]
-        self._delete(kind, mapper, [change for change in rows if change.new is None and change.old is not None])
+        mapper = _mapper(self.dialect, kind)
+        fresh: list[Change] = []
+        kept: list[Change] = []
+        gone: list[Change] = []
+        for change in rows:
+            if change.new is not None:
+                (fresh if change.old is None else kept).append(change)
+            elif change.old is not None:
+                gone.append(change)
+        if gone:
+            self._delete(kind, mapper, gone)
         if fresh:
-            self.execute_many(
-                plainsql.insert(mapper.shape, mapper.columns), [mapper.row(change.new) for change in fresh]
-            )
-        if kind is Kind.LEDGER:
-            self._take_room(kept, changes)
-        self._update(mapper, kept)
-        if kind in {Kind.INSTANCE, Kind.TASK}:
-            self._save_tags(kind, fresh, kept)
+            self._insert(kind, mapper, fresh)
+        if kept:
+            if kind is Kind.LEDGER:
+                self._take_room(kept, changes)
+            self._update(mapper, kept)
+            if kind is Kind.INSTANCE:
+                self._flip_tags(kept)
+
+    def _insert(self, kind: Kind, mapper: Mapper, fresh: list[Change]) -> None:
+        self.execute_many(plainsql.insert(mapper.shape, mapper.columns), [mapper.row(change.new) for change in fresh])
+        if kind in _TAGGED:
+            tags = [row for change in fresh for row in self._tag_rows(change.new)]
+            self.execute_many(_SQL[f"insert_{kind.name.lower()}_tag"], tags)
         if kind is Kind.TASK:
             self._save_dependencies(fresh)
 
     def _delete(self, kind: Kind, mapper: Mapper, gone: list[Change]) -> None:
-        if not gone:
-            return
         keys = [mapper.key(change.key) for change in gone]
-        if kind in {Kind.INSTANCE, Kind.TASK}:
-            self.execute_many(queries()[f"delete_{kind.name.lower()}_tags"], keys)
+        if kind in _TAGGED:
+            self.execute_many(_SQL[f"delete_{kind.name.lower()}_tags"], keys)
         if kind is Kind.TASK:
-            self.execute_many(queries()["delete_task_dependencies"], keys)
+            self.execute_many(_SQL["delete_task_dependencies"], keys)
         self._exactly(len(keys), self.execute_many(plainsql.delete(mapper.shape), keys))
 
     def _update(self, mapper: Mapper, kept: list[Change]) -> None:
@@ -137,21 +151,19 @@ class SqlSession(Session):
             grow, room = change.new.active - change.old.active, changes.room.get(space)
             if grow > 0 and room is not None:
                 values = (grow, self.dialect.uuid_out(space), change.old.active, grow, room)
-                self._exactly(1, self.execute_many(queries()["quota"], [values]))
+                self._exactly(1, self.execute_many(_SQL["quota"], [values]))
                 seen = change.old.copy()
                 seen.active = change.new.active
                 kept[position] = Change(change.kind, change.key, seen, change.new)
 
-    def _save_tags(self, kind: Kind, fresh: list[Change], kept: list[Change]) -> None:
-        rows = [row for change in fresh for row in self._tag_rows(change.new)]
-        self.execute_many(queries()[f"insert_{kind.name.lower()}_tag"], rows)
-        if kind is Kind.INSTANCE:
-            flipped = [
-                (self.dialect.flag_out(change.new.is_active), self.dialect.uuid_out(change.new.instance_id))
-                for change in kept
-                if change.new.tags and change.new.is_active != change.old.is_active
-            ]
-            self.execute_many(queries()["activate_instance_tags"], flipped)
+    def _flip_tags(self, kept: list[Change]) -> None:
+        """Tags are looked for among those that live now, so they know whether theirs does."""
+        flipped = [
+            (self.dialect.flag_out(change.new.is_active), self.dialect.uuid_out(change.new.instance_id))
+            for change in kept
+            if change.new.tags and change.new.is_active != change.old.is_active
+        ]
+        self.execute_many(_SQL["activate_instance_tags"], flipped)
 
     def _tag_rows(self, record: AgentInstance | Task) -> Iterable[Values]:
         uuid_out = self.dialect.uuid_out
@@ -170,7 +182,7 @@ class SqlSession(Session):
             for change in fresh
             for needed in dict.fromkeys(change.new.dependencies)
         ]
-        self.execute_many(queries()["insert_task_dependency"], rows)
+        self.execute_many(_SQL["insert_task_dependency"], rows)
 
     def _exactly(self, wanted: int, changed: int) -> None:
         if changed != wanted:
@@ -179,15 +191,12 @@ class SqlSession(Session):
     # --- reading --------------------------------------------------------------------------------
 
     def load(self, kind: Kind, key: Key) -> Any:
-        mapper = self._mapper(kind)
+        mapper = _mapper(self.dialect, kind)
         found = self._records(kind, plainsql.select(mapper.shape), mapper.key(key))
         return found[0] if found else None
 
-    def _mapper(self, kind: Kind) -> Mapper:
-        return _mapper(self.dialect, kind)
-
     def head(self) -> Head:
-        return Head(**dict(self.execute(queries()["head"], {})[0]))
+        return Head(**dict(self.execute(_SQL["head"], {})[0]))
 
     def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
         found = instance_query(wanted, self.unindexed, self.dialect.true)
@@ -203,7 +212,7 @@ class SqlSession(Session):
         return found.sql, values
 
     def _records(self, kind: Kind, sql: str, values: Row | Values) -> list[Any]:
-        return self._mapper(kind).records(*self.select(sql, values))
+        return _mapper(self.dialect, kind).records(*self.select(sql, values))
 
     def ledger(self, workspace_id: UUID) -> Ledger | None:
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
@@ -218,12 +227,12 @@ class SqlSession(Session):
                 name = f"events_of_{field.removesuffix('_id')}"
                 values[field] = self.dialect.encode("uuid", value)
                 break
-        _, rows = self.select(queries()[name], values)
+        _, rows = self.select(_SQL[name], values)
         return [event_from(self.dialect, row) for row in rows]
 
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
         values = {"workspace_id": self.dialect.encode("uuid", workspace_id), "after": after, "limit": limit}
-        _, rows = self.select(queries()["audit_entries"], values)
+        _, rows = self.select(_SQL["audit_entries"], values)
         return [audit_from(self.dialect, row) for row in rows]
 
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
@@ -234,13 +243,13 @@ class SqlSession(Session):
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
         rows = self.execute(
-            queries()[f"due_{kind.name.lower()}s"], {"until": self.dialect.encode("time", until), "limit": limit}
+            _SQL[f"due_{kind.name.lower()}s"], {"until": self.dialect.encode("time", until), "limit": limit}
         )
         return [(self.dialect.decode("uuid", row["id"]),) for row in rows]
 
     def event_before(self, moment: datetime, limit: int) -> int:
         values = {"moment": self.dialect.encode("time", moment), "limit": limit}
-        return int(self.execute(queries()["event_before"], values)[0]["last"])
+        return int(self.execute(_SQL["event_before"], values)[0]["last"])
 
     def audit_before(self, workspace_id: UUID, moment: datetime, limit: int) -> int:
         values = {
@@ -248,17 +257,17 @@ class SqlSession(Session):
             "moment": self.dialect.encode("time", moment),
             "limit": limit,
         }
-        return int(self.execute(queries()["audit_before"], values)[0]["last"])
+        return int(self.execute(_SQL["audit_before"], values)[0]["last"])
 
     def listing(self, kind: Kind, after: Key | None, limit: int) -> Sequence[Any]:
         shape = SHAPES[kind]
         values: dict[str, Any] = {"limit": limit}
         if after is not None:
-            values["after"] = self._mapper(kind).key(after)[0]
+            values["after"] = _mapper(self.dialect, kind).key(after)[0]
         return self._records(kind, plainsql.page(shape, after is not None), values)
 
     def token(self, token_hash: str) -> Any:
-        rows = self._records(Kind.TOKEN, queries()["token_by_hash"], {"token_hash": token_hash})
+        rows = self._records(Kind.TOKEN, _SQL["token_by_hash"], {"token_hash": token_hash})
         return rows[0] if rows else None
 
     def runs(self, workspace_id: UUID, before: UUID | None, limit: int) -> list[SimulationRun]:

@@ -31,7 +31,13 @@ _MAX_DETAIL = 2000
 _ABSENT: Any = object()
 
 
-Slot = tuple[Kind, Key]
+#: Where a row is found in memory. A UUID is hashed by Python code and its number is not, and rows are looked for
+#: several times in every command.
+Slot = tuple[Kind, Key | int]
+
+
+def slot_of(kind: Kind, key: Key) -> Slot:
+    return (kind, key[0].int) if len(key) == 1 and isinstance(key[0], UUID) else (kind, key)
 
 
 class Cache:
@@ -57,7 +63,8 @@ class Cache:
             self.forget()  # rows went by range, without being named one by one
         for change in changes.rows:
             if change.kind is Kind.SIMULATION_TURN:
-                self.rows.pop((change.kind, change.key), None)  # large, and never changed: nobody asks for it again
+                # Large, and never changed: nobody asks for it again.
+                self.rows.pop(slot_of(change.kind, change.key), None)
         self._commit_number = changes.head.commit_number
 
 
@@ -67,7 +74,8 @@ class _Staged:
     __slots__ = ("anchors", "audit", "epoch", "events", "horizon", "prune", "rows")
 
     def __init__(self) -> None:
-        self.rows: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
+        #: By slot: the key, the record, the fields that may differ.
+        self.rows: dict[Slot, tuple[Key, Any, frozenset[str] | None]] = {}
         #: Class, record, correlation, what it says.
         self.events: list[tuple[type[Event], AgentInstance | Task, str | None, dict[str, Any]]] = []
         #: Workspace, and: actor, action, subject, outcome, detail, correlation.
@@ -87,46 +95,36 @@ class Unit:
         self.head = head
         self._load = session.load
         self._rows = cache.rows
-        #: What accepted commands have changed: the row as committed, and the fields that may differ now.
-        self._touched: dict[Slot, tuple[Any, frozenset[str] | None]] = {}
+        #: What accepted commands have changed: key, the row as committed, and the fields that may differ now.
+        self._touched: dict[Slot, tuple[Key, Any, frozenset[str] | None]] = {}
         self._events: list[EventRow] = []
         self._next_id = 0
         self._room: dict[UUID, int | None] = {}
         self._audit: list[AuditRow] = []
         self._prune: list[Prune] = []
-        self._ledgers: dict[UUID, Ledger] = {}
-        self._sequence = head.sequence
-        self._epoch = head.epoch
-        self._horizon = head.horizon
+        #: By the number of the workspace, for the same reason as slots.
+        self._ledgers: dict[int, Ledger] = {}
+        self.sequence = head.sequence
+        self.epoch = head.epoch
+        self.horizon = head.horizon
         self._staged = _Staged()
         #: The workspace that the running command is about, once it has named one.
         self.workspace_id: UUID | None = None
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
-    def sequence(self) -> int:
-        return self._sequence
-
-    @property
-    def horizon(self) -> int:
-        return self._horizon
-
     # --- what a command reads -------------------------------------------------------------------
 
     def get(self, kind: Kind, key: Key) -> Any:
-        slot = (kind, key)
-        if self._staged.rows and slot in self._staged.rows:
-            return self._staged.rows[slot][0]
-        return self._current(slot)
+        slot = slot_of(kind, key)
+        staged = self._staged.rows
+        if staged and slot in staged:
+            return staged[slot][1]
+        return self._current(slot, key)
 
-    def _current(self, slot: Slot) -> Any:
+    def _current(self, slot: Slot, key: Key) -> Any:
         """As accepted commands have left it."""
         found = self._rows.get(slot, _ABSENT)
         if found is _ABSENT:
-            found = self._rows[slot] = self._load(*slot)
+            found = self._rows[slot] = self._load(slot[0], key)
         return found
 
     def instance(self, instance_id: UUID) -> AgentInstance:
@@ -152,11 +150,11 @@ class Unit:
 
     def ledger(self, workspace_id: UUID) -> Ledger:
         """The totals as they stand now; for reading, they follow the instances by themselves."""
-        found = self._ledgers.get(workspace_id)
+        found = self._ledgers.get(workspace_id.int)
         if found is None:
-            known: Ledger | None = self._current((Kind.LEDGER, (workspace_id,)))
+            known: Ledger | None = self._current((Kind.LEDGER, workspace_id.int), (workspace_id,))
             found = known.copy() if known else Ledger(workspace_id=workspace_id)
-            self._ledgers[workspace_id] = found
+            self._ledgers[workspace_id.int] = found
         return found
 
     # --- what a command does --------------------------------------------------------------------
@@ -165,10 +163,11 @@ class Unit:
         """Write a record. One who knows which fields differ may say so and spare the comparison, provided that no
         other column (such as `active`) follows from them.
         """
-        self._staged.rows[kind, key_of(kind, record)] = (record, fields)
+        key = key_of(kind, record)
+        self._staged.rows[slot_of(kind, key)] = (key, record, fields)
 
     def remove(self, kind: Kind, key: Key) -> None:
-        self._staged.rows[kind, key] = (None, None)
+        self._staged.rows[slot_of(kind, key)] = (key, None, None)
 
     def emit(self, event: type[Event], by: Actor, record: AgentInstance | Task, /, **said: Any) -> None:
         """An event about a record as it is now; it gets its number when the command is accepted."""
@@ -203,17 +202,23 @@ class Unit:
     def accept(self) -> None:
         """The running command succeeded: give its events numbers, its audit links, its sums."""
         staged = self._staged
-        for slot, (new, fields) in staged.rows.items():
-            old = self._current(slot)
+        for slot, (key, new, fields) in staged.rows.items():
+            old = self._current(slot, key)
             if slot[0] is Kind.INSTANCE:
                 self._account(old, new)
-            self._touch(slot, old, fields)
+            if slot in self._touched:
+                self._touch_again(slot, fields)
+            else:
+                self._touched[slot] = (key, old, fields)
             self._rows[slot] = new
         for event, record, correlation_id, said in staged.events:
             self._append(event, record, correlation_id, said)
-        number = self._sequence if staged.events else 0
+        number = self.sequence if staged.events else 0
         for workspace_id, words in staged.audit:
             self._link(workspace_id, (*words, number))
+        self._accept_rare(staged)
+
+    def _accept_rare(self, staged: _Staged) -> None:
         if staged.anchors:
             for workspace_id, (last, digest) in staged.anchors.items():
                 ledger = self.ledger(workspace_id)
@@ -221,9 +226,9 @@ class Unit:
         if staged.prune:
             self._prune += staged.prune
         if staged.epoch is not None:
-            self._epoch = staged.epoch
+            self.epoch = staged.epoch
         if staged.horizon is not None:
-            self._horizon = staged.horizon
+            self.horizon = staged.horizon
 
     def _account(self, old: AgentInstance | None, new: AgentInstance | None) -> None:
         record = new or old
@@ -234,29 +239,27 @@ class Unit:
         ledger.account(old, new)
         if ledger.active > before:
             # The plan under which it was admitted, even if a later command of this batch makes it smaller.
-            space: Workspace | None = self._current((Kind.WORKSPACE, (record.workspace_id,)))
+            space: Workspace | None = self._current((Kind.WORKSPACE, record.workspace_id.int), (record.workspace_id,))
             self._room[record.workspace_id] = plan(space.tier).max_concurrent if space else None
 
-    def _touch(self, slot: Slot, old: Any, fields: frozenset[str] | None) -> None:
-        known = self._touched.get(slot)
-        if known is None:
-            self._touched[slot] = (old, fields)
-        elif known[1] is not fields:
-            both = known[1] | fields if known[1] is not None and fields is not None else None
-            self._touched[slot] = (known[0], both)
+    def _touch_again(self, slot: Slot, fields: frozenset[str] | None) -> None:
+        key, old, known = self._touched[slot]
+        if known is not fields:
+            both = known | fields if known is not None and fields is not None else None
+            self._touched[slot] = (key, old, both)
 
     def _append(
         self, event: type[Event], record: AgentInstance | Task, correlation_id: str | None, said: dict[str, Any]
     ) -> None:
         """Number an event. One id is drawn per commit; those of its events follow it one by one."""
-        self._sequence += 1
+        self.sequence += 1
         self._next_id = self._next_id + 1 if self._next_id else self.ids.new().int
         instance_id, task_id = (
             (record.instance_id, None) if isinstance(record, AgentInstance) else (None, record.task_id)
         )
         self._events.append(
             EventRow(
-                self._sequence,
+                self.sequence,
                 self._next_id,
                 record.workspace_id,
                 instance_id,
@@ -274,15 +277,18 @@ class Unit:
             return None
         head = Head(
             commit_number=self.head.commit_number + 1,
-            sequence=self._sequence,
-            horizon=self._horizon,
-            epoch=self._epoch,
+            sequence=self.sequence,
+            horizon=self.horizon,
+            epoch=self.epoch,
         )
         changes = Changes(head=head, events=self._events, audit=self._audit, prune=self._prune, room=self._room)
-        changes.rows = [Change(*slot, old, self._rows[slot], fields) for slot, (old, fields) in self._touched.items()]
-        for workspace_id, ledger in self._ledgers.items():
-            slot = (Kind.LEDGER, (workspace_id,))
-            changes.rows.append(Change(*slot, self._current(slot), ledger))
+        changes.rows = [
+            Change(slot[0], key, old, self._rows[slot], fields) for slot, (key, old, fields) in self._touched.items()
+        ]
+        for number, ledger in self._ledgers.items():
+            key = (ledger.workspace_id,)
+            slot = (Kind.LEDGER, number)
+            changes.rows.append(Change(Kind.LEDGER, key, self._current(slot, key), ledger))
             self._rows[slot] = ledger
         return changes
 

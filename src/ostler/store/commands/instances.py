@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
@@ -120,6 +121,11 @@ class ReserveInstance(Command[AgentInstance]):
         )
 
 
+@functools.lru_cache(maxsize=4096)  # to write a UUID out takes longer than most of what a command does
+def _subject(number: int) -> str:
+    return f"instance:{UUID(int=number)}"
+
+
 @dataclass(kw_only=True, eq=False)
 class OnInstance(Command[AgentInstance]):
     """A command about an instance that exists. Version and attempt, where given, must still be the current ones."""
@@ -137,7 +143,7 @@ class OnInstance(Command[AgentInstance]):
 
     @property
     def subject(self) -> str:
-        return f"instance:{self.instance_id}"
+        return _subject(self.instance_id.int)
 
     def _current(self, unit: Unit) -> AgentInstance:
         record = unit.instance(self.instance_id)
@@ -205,7 +211,7 @@ class MoveInstance(OnInstance):
             new = old.evolve(state=to, version=old.version + 1, updated_at=now)
             unit.put(Kind.INSTANCE, new, _LIVING)
         self._emit(unit, old, new)
-        unit.audit(self.by, self.act or self.action, self.subject, detail=f"{old.state.value} to {to.value}")
+        unit.audit(self.by, self.act or self.action, self.subject, detail=f"{old.state} to {to}")
         if self.beside is not None:
             self.beside.write(unit, self.by, new)
         return new
@@ -229,11 +235,11 @@ class MoveInstance(OnInstance):
         reason = clean_text(self.reason) if self.reason else None
         if self.error is not None:
             self.error.emit(unit, self.by, new)
-        told: dict[str, Any] = {"previous_state": old.state, "new_state": new.state, "reason": reason}
         restarting = self.beside.restarting if self.beside is not None else None
-        if new.state in INACTIVE_STATES and restarting is None:
-            told["is_final"] = True
-        unit.emit(AgentStateChangedEvent, self.by, new, **told)
+        final = {"is_final": True} if new.state in INACTIVE_STATES and restarting is None else {}
+        unit.emit(
+            AgentStateChangedEvent, self.by, new, previous_state=old.state, new_state=new.state, reason=reason, **final
+        )
         if restarting is not None:
             restarting.emit(unit, self.by, new)
         if new.state is AgentState.TERMINATED:
