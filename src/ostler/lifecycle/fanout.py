@@ -17,6 +17,7 @@ from ostler.errors import CursorGoneError, OstlerError
 from ostler.model import AgentEvent, AgentState, AgentStateChangedEvent, Event, EventsMissed
 from ostler.seams import Clock
 from ostler.store import Store
+from ostler.store.base import PAGE
 
 Wanted = Callable[[Event], bool]
 
@@ -173,17 +174,19 @@ class Fanout:
 
     async def _drain(self) -> None:
         while True:
+            if not self._watchers:
+                self.cursor = max(self.cursor, self._store.newest)  # delivered to nobody, so nobody need read it
+                return
             page = await self._store.read_page(self.cursor)
             # Cursor and delivery move together, without a pause between them: whoever attaches now gets what follows.
             self.cursor = page.cursor
-            if self._watchers:
-                for event in page.events:
-                    self._deliver(event)
+            for event in page.events:
+                self._deliver(event)
             if self._dropped:
                 self._note_drops(self._dropped)  # once for all of them: who never reads must cost others little
                 self._dropped = 0
-            if not page.events:
-                return
+            if len(page.events) < PAGE:
+                return  # a commit since then has woken us again
             await asyncio.sleep(0)
 
     def _deliver(self, event: Event) -> None:
