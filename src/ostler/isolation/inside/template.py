@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ostler.isolation.inside.filling import fill_holes
 from ostler.isolation.inside.finding_source import Source, load, source_files
 from ostler.isolation.inside.host import Host
-from ostler.isolation.inside.rehearsal import rehearse
+from ostler.isolation.inside.rehearsal import rehearse, rehearse_start
 from ostler.isolation.inside.spare import Spare, await_order, fork_spare
 from ostler.keeper.forking import fork_for_keeper
 from ostler.keeper.protocol import Line
@@ -66,6 +67,7 @@ class Template:
         self._caught: tuple[int, ...] = ()
         self._forks = False
         self._spare: Spare | None = None
+        self._filling: list[object] = []
 
     def serve(self) -> int:
         """Until the keeper hangs up. The code with which to exit."""
@@ -123,6 +125,7 @@ class Template:
         why = _why_unforkable(set(own) - set(self._shared))
         # What lives now lives as long as the template: no collection in a child has to look at it, and so copy it.
         gc.collect()
+        self._filling = fill_holes()
         gc.freeze()
         files = source_files(began, time.time_ns())
         self._caught, self._forks = caught_signals(), why is None
@@ -165,7 +168,7 @@ class Template:
             self._spare = forked
             return
         self._line.sock.close()
-        rehearse(1)
+        rehearse_start()
         settle, fds = await_order(forked)
         self._settle_fork(settle, fds)
 
