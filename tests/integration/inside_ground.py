@@ -41,16 +41,36 @@ class Template:
             )
         its.close()
         self.line = Line(ours)
+        self._spare: tuple[int, Line] | None = None
         source = {"module": "__main__" if main else module, "path": str(self.path), "main": main, "package": package}
         self.line.send({"setup": {"sys_path": [str(directory), *sys.path], "source": source}})
         self.answer = self.hear()
         self.agents: list[Started] = []
 
     def hear(self) -> dict[str, Any]:
+        while "spare" in (message := self._next()):
+            pass
+        return message
+
+    def await_spare(self) -> int:
+        """Until the next agent need not wait for a fork. Its pid."""
+        while self._spare is None:
+            self._next()
+        return self._spare[0]
+
+    def _next(self) -> dict[str, Any]:
         _wait_for(self.line.sock)
         heard = self.line.receive()
         assert heard is not None, f"the template is gone: {self._log.read_text()}"
-        return heard[0]
+        message, fds = heard
+        if "spare" in message:
+            self._dismiss_spare()
+            self._spare = message["spare"], Line(socket.socket(fileno=fds[0]))
+        return message
+
+    def _dismiss_spare(self) -> None:
+        if self._spare is not None:
+            self._spare[1].close()
 
     def start(self, qualname: str, *, begins: bool = True, word: str = "fork", **plan: Any) -> Started:
         ours, its = wire.channel()
@@ -62,21 +82,34 @@ class Template:
             "nice": 0,
             "keeper": os.getpid(),
         }
-        self.line.send({word: "a.1", "settle": settle}, [its.fileno(), write])
+        pid = self._begun({word: "a.1", "settle": settle}, [its.fileno(), write])
         its.close()
         os.close(write)
-        answer = self.hear()
-        assert answer.get("forked") == "a.1", answer
-        agent = Started(answer["pid"], ours, read)
+        agent = Started(pid, ours, read)
         self.agents.append(agent)
         if begins:
             agent.begin(qualname, **plan)
             assert agent.hear("made") == {"t": "made"}
         return agent
 
+    def _begun(self, order: Mapping[str, Any], fds: list[int]) -> int:
+        """By the spare, if there is one; as the keeper does it."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            pid, line = spare
+            line.send({"settle": order["settle"]}, fds)
+            line.close()
+            self.line.send({"spent": pid})
+            return pid
+        self.line.send(order, fds)
+        answer = self.hear()
+        assert answer.get("forked") == "a.1", answer
+        return int(answer["pid"])
+
     def close(self) -> None:
         for agent in self.agents:
             agent.close()
+        self._dismiss_spare()
         self.line.close()
         self.process.wait(_PATIENCE_SECONDS)
 

@@ -5,6 +5,7 @@ An agent of it answers each packet with its own pid and what came; "exit N" ends
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -35,6 +36,9 @@ def main() -> None:
             setup = message["setup"]
             if not set_up(line, setup):
                 sys.exit(1)
+            give_spare(line, setup)
+        elif "spent" in message:
+            Path(setup["spent"]).write_text(str(message["spent"]))
         elif "fork" in message:
             fork(line, message, fds, setup)
         else:
@@ -59,6 +63,29 @@ def set_up(line: Line, setup: Mapping[str, Any]) -> bool:
     files = {path: [os.stat(path).st_mtime_ns, os.stat(path).st_size] for path in setup.get("files", [])}  # noqa: PTH116 - short
     line.send({"ready": True, "files": files, "forks": not setup.get("threads"), "why": None})
     return True
+
+
+def give_spare(line: Line, setup: Mapping[str, Any]) -> None:
+    """One, if it is asked for: a good one, one that is dead, or somebody else."""
+    if "spare" not in setup:
+        return
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = forking.fork_for_keeper()
+    if pid == 0:
+        ours.close()
+        its.setblocking(True)
+        body, fds, _, _ = socket.recv_fds(its, 60_000, 8)
+        if not body:
+            os._exit(0)
+        line.sock.close()
+        live(json.loads(body)["settle"], fds, setup)
+    its.close()
+    if setup["spare"] == "dead":
+        os.kill(pid, 9)
+    named = setup["spare"] if isinstance(setup["spare"], int) else pid
+    line.send({"spare": named}, [ours.fileno()])
+    Path(setup["given"]).write_text(str(pid))
+    ours.close()
 
 
 def fork(line: Line, message: Mapping[str, Any], fds: list[int], setup: Mapping[str, Any]) -> None:

@@ -148,7 +148,7 @@ def test_one_room_is_killed_and_the_other_lives(ground: Ground, says_leaf: bool)
     box = ground.box()
     first, second = (_ready(ground, box, _DAEMON, leaf) for leaf in ("1", "2"))
     assert first in box.pids("1")
-    assert len(box.pids()) == 4
+    eventually(lambda: len(box.pids()) == 4)  # the one between a daemon and its parent may still be ending
 
     ground.kill_until_empty(box, "1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,25 @@ def test_agents_of_one_template_draw_different_numbers(load: Callable[..., Templ
     template = load("import random\n" + _SMALL.format(answer="random.random()"))
     drawn = {template.start("Mine").ask()["ok"] for _ in range(3)}
     assert len(drawn) == 3
+
+
+def test_a_spare_becomes_the_next_agent_and_another_follows_it(load: Callable[..., Template]) -> None:
+    template = load("import random\n" + _SMALL.format(answer="random.random()"))
+    spares, drawn = [], set()
+    for _ in range(3):
+        spares.append(template.await_spare())
+        agent = template.start("Mine")
+        assert agent.pid == spares[-1]
+        drawn.add(agent.ask()["ok"])
+    assert len(set(spares)) == 3
+    assert len(drawn) == 3
+
+
+def test_a_spare_ends_with_its_line(load: Callable[..., Template]) -> None:
+    template = load(_SMALL.format(answer="1"))
+    pid = template.await_spare()
+    template.close()
+    assert os.waitpid(pid, 0) == (pid, 0)
 
 
 def test_a_class_of_the_users_own_script(load: Callable[..., Template]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from ostler.keeper.children import Children, Ended
 from ostler.keeper.loop import READ, WRITE, Loop, Timer
 from ostler.keeper.output import Tail
 from ostler.keeper.protocol import Line, ProtocolError
+from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, spawn
 
 IMPORT_SECONDS = 120.0
@@ -94,6 +96,7 @@ class Template:
         self._last_call: Timer | None = None
         self._why: str | None = None
         self._line: Line | None = None
+        self._spare: Spare | None = None
         self._spawn()
         self._patience = loop.later(IMPORT_SECONDS, self._too_slow)
         children.add(self.pid, self._ended, self)
@@ -151,31 +154,47 @@ class Template:
             birth.failed("start", "it was stopped before it began")
 
     def bring_forth(self, birth: Birth) -> None:
-        """Once it is ready."""
+        """Once it is ready. A spare takes it at once; else it forks."""
         birth.template = self
         self.used = time.monotonic()
-        self.told[birth.unit] = birth
         self._children.expect()
         fds = birth.take_fds()
+        try:
+            if not self._hand_to_spare(birth, fds):
+                self._have_forked(birth, fds)
+        finally:
+            for one in fds:
+                os.close(one)
+
+    def _hand_to_spare(self, birth: Birth, fds: Sequence[int]) -> bool:
+        spare, self._spare = self._spare, None
+        if spare is None or not spare.hand_over(birth.settle, fds):
+            return False
+        birth.made(spare.pid)
+        with contextlib.suppress(OSError, ProtocolError):  # then it does without a spare
+            self._say({"spent": spare.pid})
+        return True
+
+    def _have_forked(self, birth: Birth, fds: Sequence[int]) -> None:
+        self.told[birth.unit] = birth
         try:
             self._say({"fork" if self.forks else "become": birth.unit, "settle": birth.settle}, fds)
         except (OSError, ProtocolError) as error:
             del self.told[birth.unit]
             self._children.unborn()
             birth.failed("start", f"its template could not be told: {error}")
-        finally:
-            for one in fds:
-                os.close(one)
 
     def retire(self) -> None:
         """It ends once it has done what it was told."""
         self._retiring = True
+        self._dismiss_spare()
         if not self.told and self._line is not None:
             self._hang_up()
             self._last_call = self._loop.later(_END_SECONDS, self.kill)
 
     def kill(self) -> None:
         """Harmless once it has ended, or has become an agent: then its number is another's."""
+        self._dismiss_spare()
         self._children.kill(self.pid, signal.SIGKILL, self)
 
     def move_into(self, box: Box, leaf: str | None) -> None:
@@ -213,9 +232,11 @@ class Template:
                     self._hang_up()
                     return
                 message, fds = heard
-                for one in fds:
-                    os.close(one)
-                self._take(message)
+                try:
+                    self._take(message, fds)
+                finally:
+                    for one in fds:
+                        os.close(one)
         except BlockingIOError:
             self._watch()
         except OSError:
@@ -224,8 +245,11 @@ class Template:
             self._fail("template", f"its template said what is no message: {error}")
             self.kill()
 
-    def _take(self, message: Mapping[str, Any]) -> None:
-        if message.get("ready"):
+    def _take(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        """What it needs of `fds` it takes out."""
+        if "spare" in message:
+            self._keep_spare(int(message["spare"]), fds)
+        elif message.get("ready"):
             self._patience.cancel()
             self._files = {str(path): (int(seen[0]), int(seen[1])) for path, seen in message["files"].items()}
             self.forks = bool(message["forks"])
@@ -252,6 +276,17 @@ class Template:
             self._fail("template", str(message["failed"]))
         if self._retiring:
             self.retire()
+
+    def _keep_spare(self, pid: int, fds: list[int]) -> None:
+        self._dismiss_spare()
+        # It may have died since, and then its line, which is closed by whoever called this, is all there was of it.
+        if self._children.is_newborn(pid) and not self._retiring:
+            self._spare = Spare(self._children, pid, fds.pop())
+
+    def _dismiss_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.dismiss()
 
     # --- its end -----------------------------------------------------------------------------------
 
@@ -296,6 +331,7 @@ class Template:
     def _fail(self, kind: str, sentence: str) -> None:
         """It brings forth nothing more."""
         self._patience.cancel()
+        self._dismiss_spare()
         told, self.told = list(self.told.values()), {}
         waiting, self.waiting = self.waiting, []
         self._gone(self)

@@ -33,6 +33,6 @@ def fill_holes() -> list[object]:
 
 def _of_every_size() -> Iterator[tuple[int, Callable[[], object]]]:
     yield _STEP, object
-    yield 2 * _STEP, partial(complex, 1)
+    yield 2 * _STEP, partial(complex, 1)  # to the most: the numbers by which we look are of this size themselves
     for size in range(3 * _STEP, _LARGEST + 1, _STEP):
         yield size, partial(bytes, size - _BYTES)

@@ -1,7 +1,7 @@
 """A process forked ahead of its time: the next agent takes it over, and does not wait for a fork.
 
 A fork copies no memory, but each page is copied when it is first written, and taking the first steps of an agent
-writes hundreds. A spare has taken them already when its agent comes.
+writes hundreds. A spare has taken them already when its agent comes. The keeper has the other end of its line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ostler.keeper.forking import fork_for_keeper
@@ -20,30 +20,11 @@ from ostler.keeper.protocol import Line
 Order = tuple[Mapping[str, Any], list[int]]
 
 
-class Spare:
-    """The template's end of it."""
+def fork_spare() -> tuple[int, Line]:
+    """Its pid and the other end of its line; in the spare itself 0, and the line on which its order comes.
 
-    def __init__(self, pid: int, line: Line) -> None:
-        self.pid = pid
-        self._line = line
-
-    def hand_over(self, settle: Mapping[str, Any], fds: Sequence[int]) -> bool:
-        """Whether it took the order; one that has died meanwhile cannot. It is not used again either way."""
-        try:
-            self._line.send({"settle": settle}, fds)
-        except OSError:
-            taken = False
-        else:
-            taken = not self._line.is_waiting
-        self._line.close()
-        return taken
-
-    def dismiss(self) -> None:
-        self._line.close()
-
-
-def fork_spare() -> Spare | Line:
-    """In the template the spare; in the spare itself the line on which its order comes. Raises `OSError`."""
+    Raises `OSError`.
+    """
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = fork_for_keeper()
@@ -51,11 +32,8 @@ def fork_spare() -> Spare | Line:
         ours.close()
         its.close()
         raise
-    if pid == 0:
-        ours.close()
-        return Line(its)
-    its.close()
-    return Spare(pid, Line(ours))
+    (its if pid else ours).close()
+    return pid, Line(ours if pid else its)
 
 
 def await_order(line: Line) -> Order:

@@ -28,7 +28,7 @@ from ostler.isolation.inside.filling import fill_holes
 from ostler.isolation.inside.finding_source import Source, load, source_files
 from ostler.isolation.inside.host import Host
 from ostler.isolation.inside.rehearsal import rehearse, rehearse_start
-from ostler.isolation.inside.spare import Spare, await_order, fork_spare
+from ostler.isolation.inside.spare import await_order, fork_spare
 from ostler.keeper.forking import fork_for_keeper
 from ostler.keeper.protocol import Line
 from ostler.keeper.settle import caught_signals, settle_fork, settle_in
@@ -66,7 +66,8 @@ class Template:
         #: What the module does with signals is undone in each agent.
         self._caught: tuple[int, ...] = ()
         self._forks = False
-        self._spare: Spare | None = None
+        #: The keeper has a spare of ours.
+        self._has_spare = False
         self._filling: list[object] = []
 
     def serve(self) -> int:
@@ -79,6 +80,8 @@ class Template:
             if "setup" in message:
                 if not self._set_up(message["setup"]):
                     return _FAILED
+            elif "spent" in message:
+                self._has_spare = False
             elif "fork" in message:
                 self._fork(str(message["fork"]), message["settle"], fds)
             elif "become" in message:
@@ -90,7 +93,7 @@ class Template:
         while True:
             poll.register(self._line, select.POLLIN | (select.POLLOUT if self._line.is_waiting else 0))
             # Between two starts, never while one is waiting.
-            lacks = self._forks and self._spare is None
+            lacks = self._forks and not self._has_spare
             if not poll.poll(_LULL_MS if lacks else None):
                 self._keep_spare()
             try:
@@ -145,10 +148,7 @@ class Template:
 
     def _fork(self, unit: str, settle: Mapping[str, Any], fds: list[int]) -> None:
         _flush()
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.hand_over(settle, fds):
-            self._tell({"forked": unit, "pid": spare.pid})
-            return
+        self._has_spare = False  # or the keeper would have used it
         try:
             pid = fork_for_keeper()
         except OSError as error:
@@ -159,17 +159,21 @@ class Template:
         self._tell({"forked": unit, "pid": pid})
 
     def _keep_spare(self) -> None:
+        _flush()
         try:
-            forked = fork_spare()
+            pid, line = fork_spare()
         except OSError:
             self._forks = False  # no process can be had now; each start asks for its own, and says so
             return
-        if isinstance(forked, Spare):
-            self._spare = forked
+        if pid:
+            self._has_spare = True
+            with contextlib.suppress(OSError):  # then it ends with its line, and the next start forks
+                self._line.send({"spare": pid}, (line.fileno(),))
+            line.close()
             return
         self._line.sock.close()
         rehearse_start()
-        settle, fds = await_order(forked)
+        settle, fds = await_order(line)
         self._settle_fork(settle, fds)
 
     def _settle_fork(self, settle: Mapping[str, Any], fds: list[int]) -> NoReturn:

@@ -15,7 +15,7 @@ from ostler.agents.failures import MAX_MESSAGE
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError, ValidationError
 from ostler.isolation import wire
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
-from ostler.isolation.calls import CANCELLED, Outcome, wake
+from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process import hearing
 from ostler.isolation.process.asks import MAX_OPEN, Asks
 from ostler.isolation.process.calling import FAREWELL, Calls
@@ -52,6 +52,8 @@ class ProcessCell(KeptCell):
         self._deadline: Timer | None = None
         self._identity: dict[str, Any] = {}
         self._found: Callable[[], None] | None = None
+        #: Its initialisation, asked for before anybody wanted to know.
+        self._first: tuple[UUID, Call] | None = None
 
     # --- the beginning -------------------------------------------------------------------------------
 
@@ -61,8 +63,9 @@ class ProcessCell(KeptCell):
         self._channel = Channel(mine, self._plan.attempt, self._epoch, self._heard, self._left)
         with contextlib.closing(theirs):
             self._home.move_in(self.box, self)
-            # It lies in the socket until there is somebody to read it, so that a start is one way and back.
+            # Both lie in the socket until there is somebody to read them, so that a start is one way and back.
             self._channel.put({"t": "begin", "plan": begin})
+            self._first = self._begin(self._channel, Verb.INITIALIZE)
             answer = self._home.ask("start", fds=(theirs.fileno(), mine.fileno()), unit=self.box, box=self.box, **asked)
         self._know((await answer)[0])
         await self._made
@@ -114,7 +117,16 @@ class ProcessCell(KeptCell):
     def in_flight(self) -> Mapping[UUID, Verb]:
         return self._calls.in_flight
 
+    def _begin(self, channel: Channel, verb: Verb) -> tuple[UUID, Call]:
+        call_id = uuid4()
+        call = self._calls.begin(call_id, verb)
+        channel.put({"t": "call", "id": hearing.key_of(verb, call_id), "verb": verb.value, "payload": None})
+        return call_id, call
+
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
+        if verb is Verb.INITIALIZE and self._first is not None:
+            first, self._first = self._first, None
+            return await self._calls.answered(*first)
         if self._closing or self._channel is None:
             raise AgentGoneError
         if self._frozen and verb in FAREWELL:

@@ -1,0 +1,101 @@
+"""A process forked ahead of its time: who takes it over, and that it never stays behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from keeper_client import Home, Manager, is_alive, wait_until
+from test_keeper_templates import Agent
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "keeper")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def manager(home: Home) -> Manager:
+    return home.manager()
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> dict[str, Any]:
+    edited = tmp_path / "module.py"
+    edited.write_text("1")
+    return {"spare": "good", "given": str(tmp_path / "given"), "spent": str(tmp_path / "spent"), "files": [str(edited)]}
+
+
+def _given(setup: dict[str, Any]) -> int:
+    path = Path(setup["given"])
+    wait_until(lambda: path.exists() and path.read_text() != "")
+    return int(path.read_text())
+
+
+def _warm(manager: Manager, setup: dict[str, Any]) -> int:
+    """A template that is ready and has given its spare. The pid of that."""
+    with Agent(manager, "first.1", setup) as first:
+        first.started()
+    return _given(setup)
+
+
+def test_the_next_agent_takes_the_spare_over_and_its_template_hears_of_it(
+    manager: Manager, setup: dict[str, Any]
+) -> None:
+    spare = _warm(manager, setup)
+    with Agent(manager, "a.1", setup, env={"SAID": "so"}) as agent:
+        assert agent.started()["pid"] == spare
+        assert agent.says("word") == [str(spare), str(manager.about["pid"]), "word", "so"]
+        wait_until(Path(setup["spent"]).exists)
+        agent.channel.send(b"exit 5")
+        record = manager.exit_of("a.1")
+        assert (record["pid"], record["code"]) == (spare, 5)
+    with Agent(manager, "b.1", setup) as agent:
+        other = agent.started()["pid"]
+        assert other != spare
+        assert agent.says("word")[0] == str(other)
+
+
+@pytest.mark.parametrize("kind", ["dead", "stranger"])
+def test_what_is_no_spare_is_not_used_and_not_touched(manager: Manager, setup: dict[str, Any], kind: str) -> None:
+    setup["spare"] = "dead" if kind == "dead" else os.getpid()
+    spare = _warm(manager, setup)
+    with Agent(manager, "a.1", setup) as agent:
+        pid = agent.started()["pid"]
+        assert pid not in {spare, os.getpid()}
+        assert agent.says("word")[0] == str(pid)
+    wait_until(lambda: not is_alive(spare))
+
+
+def test_a_spare_goes_with_a_template_that_is_stale(manager: Manager, setup: dict[str, Any]) -> None:
+    spare = _warm(manager, setup)
+    assert is_alive(spare)
+    Path(setup["given"]).unlink()
+    Path(setup["files"][0]).write_text("22")
+    with Agent(manager, "a.1", setup) as agent:
+        assert agent.started()["pid"] != spare
+        wait_until(lambda: not is_alive(spare))
+
+
+def test_a_spare_outlives_neither_its_template_nor_the_keeper(
+    home: Home, manager: Manager, setup: dict[str, Any]
+) -> None:
+    spare = _warm(manager, setup)
+    pid = manager.about["pid"]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    first = manager.statuses()["first.1"]["pid"]
+    template = next(int(one) for one in children if int(one) not in {spare, first})
+    os.kill(template, 9)
+    wait_until(lambda: not is_alive(spare))
+    Path(setup["given"]).unlink()
+    with Agent(manager, "b.1", setup) as agent:
+        agent.started()
+    spare = _given(setup)
+    os.kill(pid, 9)
+    wait_until(lambda: not is_alive(spare))
+    home.launch()
