@@ -6,6 +6,7 @@ import asyncio
 import gc
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lifecycle_aids import Scene, all_of, delivered, moves, take
@@ -29,6 +30,7 @@ from ostler.model import (
     RestartPolicy,
     TerminationOptions,
 )
+from ostler.store.base import EventPage
 from ostler.store.commands import ReportSignal
 
 pytestmark = pytest.mark.anyio
@@ -328,3 +330,28 @@ async def test_one_that_catches_up_misses_nothing_and_sees_nothing_twice(scene: 
         assert len(expected) > 2000
         for one in watching:
             assert [each.sequence for each in await one] == expected
+
+
+# --- what it costs -----------------------------------------------------------------------------------
+
+
+async def test_without_anybody_who_looks_the_log_is_not_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene.open() as manager:
+        store, pages = manager.store, 0
+        read = store.read_page
+
+        async def counted(*words: Any, **more: Any) -> EventPage:
+            nonlocal pages
+            pages += 1
+            return await read(*words, **more)
+
+        monkeypatch.setattr(store, "read_page", counted)
+        instance = await scene.spawn()
+        await chatter(scene, instance, 20)
+        await delivered(scene)
+        assert pages == 0
+        async with manager.observe(instance.instance_id) as stream:
+            await chatter(scene, instance, 2)
+            seen = await take(stream, 2)
+        assert [one.payload for one in seen if isinstance(one, AgentSignalEvent)] == [{"number": 0}, {"number": 1}]
+        assert pages > 0

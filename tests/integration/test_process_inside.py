@@ -18,7 +18,7 @@ __all__ = ["directory", "shared", "template"]
 
 def test_a_template_is_fit_to_be_forked(shared: Template) -> None:
     place = Path(f"/proc/{shared.process.pid}")
-    assert len(list((place / "fd").iterdir())) <= 5, "stdio, the keeper, and the line to its spare"
+    until(lambda: len(list((place / "fd").iterdir())) <= 4)  # stdio and the keeper, once it has given its spare away
     assert len(list((place / "task").iterdir())) == 1
 
 

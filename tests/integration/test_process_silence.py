@@ -45,11 +45,11 @@ def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
 async def test_a_keeper_that_hangs_holds_nobody_up(
     begin: Begin, isolation: ProcessIsolation, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cell, silent = await begin(), keeper(site)  # with all the time it needs: its template has to be loaded first
     monkeypatch.setattr(link, "_SECONDS", 0.5)
     monkeypatch.setattr(link, "_SILENT_SECONDS", 0.2)
     monkeypatch.setattr(link, "_SECONDS_OF", {"hello": 0.5, "bye": 0.5})
     monkeypatch.setattr(home, "_CONNECT_SECONDS", 1.0)
-    cell, silent = await begin(), keeper(site)
     os.kill(silent, signal.SIGSTOP)
     try:
         with pytest.raises(InvalidOperationError, match="left usage unanswered"):
