@@ -87,3 +87,11 @@ def _send(body: bytes, flags: int) -> None:
 @cache
 def _speaker() -> Speaker:
     return next(one for one in gc.get_objects() if isinstance(one, Speaker))
+
+
+class Mayfly(Agent):
+    """Initialises well, and is dead a moment later."""
+
+    async def initialize(self, context: AgentContext) -> None:
+        del context
+        asyncio.get_running_loop().call_later(0.003, os._exit, 3)

@@ -157,9 +157,9 @@ def template(shared: Template) -> Iterator[Template]:
 def load(tmp_path: Path) -> Iterator[Callable[..., Template]]:
     made: list[Template] = []
 
-    def start(text: str, module: str = "mine", *, main: bool = False) -> Template:
+    def start(text: str, module: str = "mine", *, main: bool = False, spares: bool = True) -> Template:
         (tmp_path / f"{module}.py").write_text(text)
-        made.append(Template(tmp_path, module, main=main))
+        made.append(Template(tmp_path, module, main=main, spares=spares))
         return made[-1]
 
     yield start

@@ -27,7 +27,9 @@ EPOCH = 7
 class Template:
     """One template process. Its agents are our children too: they are born as its siblings."""
 
-    def __init__(self, directory: Path, module: str, *, main: bool = False, package: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, module: str, *, main: bool = False, package: str | None = None, spares: bool = True
+    ) -> None:
         self.path = directory / f"{module}.py"
         self._log = directory / f"{self.path.stem}.log"
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,7 +45,8 @@ class Template:
         self.line = Line(ours)
         self._spare: tuple[int, Line] | None = None
         source = {"module": "__main__" if main else module, "path": str(self.path), "main": main, "package": package}
-        self.line.send({"setup": {"sys_path": [str(directory), *sys.path], "source": source}})
+        setup = {"setup": {"sys_path": [str(directory), *sys.path], "source": source}}
+        self.line.send(setup | {"spares": True} if spares else setup)
         self.answer = self.hear()
         self.agents: list[Started] = []
 

@@ -83,9 +83,16 @@ def give_spare(line: Line, setup: Mapping[str, Any]) -> None:
     if setup["spare"] == "dead":
         os.kill(pid, 9)
     named = setup["spare"] if isinstance(setup["spare"], int) else pid
-    line.send({"spare": named}, [ours.fileno()])
+    wait_for(setup.get("before"))
+    line.send({"spare": named}, [ours.fileno() if setup["spare"] != "file" else 0])
     Path(setup["given"]).write_text(str(pid))
     ours.close()
+    wait_for(setup.get("after"))
+
+
+def wait_for(path: str | None) -> None:
+    while path is not None and not os.path.exists(path):  # noqa: PTH110 - no pathlib here
+        time.sleep(0.002)
 
 
 def fork(line: Line, message: Mapping[str, Any], fds: list[int], setup: Mapping[str, Any]) -> None:

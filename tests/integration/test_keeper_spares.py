@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from keeper_client import Home, Manager, is_alive, wait_until
+from keeper_client import Home, Manager, Refused, is_alive, wait_until
 from test_keeper_templates import Agent
 
 
@@ -29,6 +30,15 @@ def setup(tmp_path: Path) -> dict[str, Any]:
     edited = tmp_path / "module.py"
     edited.write_text("1")
     return {"spare": "good", "given": str(tmp_path / "given"), "spent": str(tmp_path / "spent"), "files": [str(edited)]}
+
+
+def _count(pid: int) -> int:
+    """Of its open descriptors."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _given(setup: dict[str, Any]) -> int:
@@ -87,9 +97,8 @@ def test_a_spare_outlives_neither_its_template_nor_the_keeper(
 ) -> None:
     spare = _warm(manager, setup)
     pid = manager.about["pid"]
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     first = manager.statuses()["first.1"]["pid"]
-    template = next(int(one) for one in children if int(one) not in {spare, first})
+    template = next(one for one in _children(pid) if one not in {spare, first})
     os.kill(template, 9)
     wait_until(lambda: not is_alive(spare))
     Path(setup["given"]).unlink()
@@ -99,3 +108,31 @@ def test_a_spare_outlives_neither_its_template_nor_the_keeper(
     os.kill(pid, 9)
     wait_until(lambda: not is_alive(spare))
     home.launch()
+
+
+def test_a_line_that_is_none_costs_the_template_and_no_descriptor(manager: Manager, setup: dict[str, Any]) -> None:
+    keeper = manager.about["pid"]
+    before = _count(keeper)
+    with Agent(manager, "a.1", {**setup, "spare": "file"}) as agent, pytest.raises(Refused, match="no line"):
+        agent.started()
+    wait_until(lambda: _count(keeper) == before)
+    with Agent(manager, "b.1", key="other") as agent:
+        agent.started()
+
+
+def test_a_keeper_without_descriptors_does_without_a_spare(
+    manager: Manager, setup: dict[str, Any], tmp_path: Path
+) -> None:
+    setup |= {"before": str(tmp_path / "before"), "after": str(tmp_path / "after")}
+    keeper = manager.about["pid"]
+    with Agent(manager, "a.1", setup) as agent:
+        wait_until(lambda: len(_children(keeper)) == 2)  # the template, and the spare of which it has not told yet
+        bounds = resource.prlimit(keeper, resource.RLIMIT_NOFILE)
+        resource.prlimit(keeper, resource.RLIMIT_NOFILE, (3, bounds[1]))
+        (tmp_path / "before").touch()
+        spare = _given(setup)
+        wait_until(lambda: not is_alive(spare))
+        resource.prlimit(keeper, resource.RLIMIT_NOFILE, bounds)
+        (tmp_path / "after").touch()
+        pid = agent.started()["pid"]
+        assert agent.says("word")[0] == str(pid)

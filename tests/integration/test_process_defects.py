@@ -11,12 +11,13 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from defect_agents import Nuisance
+from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
 from process_ground import Begin, beginning, ear, isolation, site
 from promise_ground import lives, opened
@@ -25,6 +26,7 @@ from ostler import AgentState
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Site, Verb
 from ostler.isolation.process import launch
+from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.model import AttemptOutcome, TerminationOptions
@@ -223,3 +225,23 @@ async def test_whoever_waits_is_told_whatever_becomes_of_the_burial(
     os.kill(keeper(site), signal.SIGKILL)
     await until(lambda: len(ear.exits) == 2)
     assert not any(lives(cell.handle["pid"]) for cell in cells)
+
+
+# --- early deaths ------------------------------------------------------------------------------------
+
+
+async def test_one_that_dies_while_nobody_could_listen_is_not_taken_for_alive(
+    isolation: ProcessIsolation, ear: Ear, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await begin(replace(plan_for(), maker=Nuisance))).destroy()  # the keeper is up
+    beginning = ProcessCell._begin  # noqa: SLF001 - the moment after which the loop is held up
+
+    def held_up(self: ProcessCell, *words: Any) -> Any:
+        asyncio.get_running_loop().call_soon(time.sleep, 1.0)
+        return beginning(self, *words)
+
+    plan = replace(plan_for(), maker=Mayfly)
+    await isolation.prepare(plan)
+    monkeypatch.setattr(ProcessCell, "_begin", held_up)
+    with pytest.raises((AgentInitializationError, AgentGoneError), match="exit code 3"):
+        await (await isolation.start(plan, ear)).call(Verb.INITIALIZE)

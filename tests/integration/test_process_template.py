@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_a_spare_ends_with_its_line(load: Callable[..., Template]) -> None:
     pid = template.await_spare()
     template.close()
     assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def test_a_keeper_that_knows_no_spares_is_given_none(load: Callable[..., Template]) -> None:
+    template = load(_SMALL.format(answer="1"), spares=False)
+    for _ in range(2):
+        assert template.start("Mine").ask()["ok"] == 1
+        said, _, _ = select.select([template.line], [], [], 0.1)
+        assert not said
 
 
 def test_a_class_of_the_users_own_script(load: Callable[..., Template]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from ostler.keeper import template
+from ostler.keeper import protocol, template
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Children, Ended
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
 from ostler.keeper.plainboxes import PlainBoxes
 from ostler.keeper.protocol import Line
+from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, has_descriptors, spawn
 from ostler.keeper.tag import tag_for, tag_of
 from ostler.keeper.template import Birth, Recipe, Template
@@ -171,3 +174,23 @@ def test_a_few_descriptors_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     for more, enough in bounds.items():
         monkeypatch.setattr("resource.getrlimit", lambda _, more=more: (lowest + more, -1))
         assert has_descriptors() is enough
+
+
+def test_who_was_reaped_before_it_was_told_of_is_nobodys_spare() -> None:
+    children = Children()
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    children.expect()
+    children.put_back(Ended(gone.pid, 0, None))
+    assert children.is_newborn(gone.pid)
+    assert not children.is_unclaimed(gone.pid)
+
+
+def test_an_order_that_is_too_long_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    children = Children()
+    monkeypatch.setattr(protocol, "MAX_MESSAGE", 100)
+    with its:
+        spare = Spare(children, os.getpid(), ours.detach())
+        assert not spare.hand_over({"env": {"LONG": "x" * 200}}, ())
+        assert its.recv(10) == b""

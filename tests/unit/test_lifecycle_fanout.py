@@ -140,6 +140,51 @@ async def test_it_begins_where_the_log_is() -> None:
         assert await drained(other) == []
 
 
+async def test_what_is_committed_while_a_page_is_read_is_delivered_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_store() as store:
+        instance_id = await spawned(store)
+        fanout = Fanout(store, ManualClock(), lambda _: None)
+        await fanout.start()
+        one = Buffer(instance_id, 9)
+        fanout.attach(one, HOME_WORKSPACE_ID, anything)
+        read, reading, go_on = store.read_page, asyncio.Event(), asyncio.Event()
+
+        async def late(*words: Any, **more: Any) -> Any:
+            page = await read(*words, **more)
+            reading.set()
+            await go_on.wait()
+            return page
+
+        monkeypatch.setattr(store, "read_page", late)
+        await say(store, instance_id, 1)
+        await reading.wait()
+        await say(store, instance_id, 1)
+        closing = asyncio.create_task(fanout.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        assert len(await drained(one)) == 2
+
+
+async def test_who_is_let_go_costs_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_store() as store:
+        instance_id = await spawned(store)
+        fanout = Fanout(store, ManualClock(), lambda _: None)
+        await fanout.start()
+        buffer = Buffer(ONE, 9)
+        fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
+        del buffer
+        gc.collect()
+
+        async def unread(*_: Any, **__: Any) -> Any:
+            pytest.fail("nobody looks")
+
+        monkeypatch.setattr(store, "read_page", unread)
+        await say(store, instance_id, 1)
+        await fanout.close()
+        assert fanout.cursor == (await store.head()).sequence
+
+
 async def test_another_workspace_and_what_is_known_are_left_out() -> None:
     async with memory_store() as store:
         instance_id = await spawned(store)

@@ -5,6 +5,7 @@ import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -194,6 +195,11 @@ def test_any_good_record_is_valid_and_comes_back_from_json_the_same(record: Reco
     assert record.validate().errors == ()
     assert type(record).from_json(record.to_json()) == record
     assert type(record).from_json(codec.dump_compact(record)) == record
+
+
+def test_the_hour_that_comes_twice_is_two_hours() -> None:
+    first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert micros(first.replace(fold=1)) - micros(first) == 3600 * 1_000_000
 
 
 @given(moments, durations)

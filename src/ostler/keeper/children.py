@@ -43,8 +43,10 @@ class Children:
 
     def is_newborn(self, pid: int) -> bool:
         """Whether it is a child of ours that nobody has claimed. A template runs foreign code, and may lie."""
-        if pid in self._early:
-            return True
+        return pid in self._early or self.is_unclaimed(pid)
+
+    def is_unclaimed(self, pid: int) -> bool:
+        """The same for one that is not reaped yet."""
         seen = stat(pid) if pid not in self._known else None
         return seen is not None and seen.parent == os.getpid()
 

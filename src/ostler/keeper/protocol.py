@@ -38,6 +38,10 @@ class ProtocolError(Exception):
     """The peer said something that is no message."""
 
 
+class LostDescriptorsError(ProtocolError):
+    """What came with a message could not be taken: no descriptor is left here."""
+
+
 class Line:
     """One end of a conversation; never blocks. `send` queues what the socket does not take, `flush` goes on."""
 
@@ -121,8 +125,10 @@ class Line:
 
 
 def _read(body: bytes, fds: list[int], flags: int) -> dict[str, Any]:
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & socket.MSG_TRUNC:
         raise ProtocolError("a packet is longer than was agreed")
+    if flags & socket.MSG_CTRUNC:
+        raise LostDescriptorsError("the descriptors of a message were lost: there are more than can be taken")
     try:
         message = json.loads(_read_memory(fds) if body == _LARGE else body)
     except (ValueError, RecursionError) as error:

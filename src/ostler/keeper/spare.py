@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostler.keeper.children import Children, Ended
-from ostler.keeper.protocol import Line
+from ostler.keeper.protocol import Line, ProtocolError
 
 
 class Spare:
-    """The keeper's end. `line` is a descriptor, which belongs to it."""
+    """The keeper's end. `line` is a descriptor, which belongs to it. Raises `OSError` when that is no line."""
 
     def __init__(self, children: Children, pid: int, line: int) -> None:
         self.pid = pid
@@ -30,7 +30,7 @@ class Spare:
             try:
                 self._line.send({"settle": settle}, fds)
                 taken = not self._line.is_waiting
-            except OSError:
+            except (OSError, ProtocolError):
                 taken = False
         self.dismiss()
         return taken

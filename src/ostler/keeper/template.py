@@ -15,7 +15,7 @@ from ostler.keeper.boxes import Box
 from ostler.keeper.children import Children, Ended
 from ostler.keeper.loop import READ, WRITE, Loop, Timer
 from ostler.keeper.output import Tail
-from ostler.keeper.protocol import Line, ProtocolError
+from ostler.keeper.protocol import Line, LostDescriptorsError, ProtocolError
 from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, spawn
 
@@ -103,7 +103,7 @@ class Template:
         box.took_in(self.pid)
         loop.watch(self._exec, self._executed)
         try:
-            self._say({"setup": recipe.setup})
+            self._say({"setup": recipe.setup, "spares": True})
         except (OSError, ProtocolError) as error:
             self._why = f"its template could not be told what to import: {error}"
             self.kill()
@@ -227,16 +227,7 @@ class Template:
         try:
             while self._line is not None:
                 self._line.flush()
-                heard = self._line.receive()
-                if heard is None:
-                    self._hang_up()
-                    return
-                message, fds = heard
-                try:
-                    self._take(message, fds)
-                finally:
-                    for one in fds:
-                        os.close(one)
+                self._hear_one(self._line)
         except BlockingIOError:
             self._watch()
         except OSError:
@@ -244,6 +235,21 @@ class Template:
         except (ProtocolError, LookupError, TypeError, ValueError, AttributeError) as error:
             self._fail("template", f"its template said what is no message: {error}")
             self.kill()
+
+    def _hear_one(self, line: Line) -> None:
+        try:
+            heard = line.receive()
+        except LostDescriptorsError:
+            return  # a spare that we cannot take; it ends with its line
+        if heard is None:
+            self._hang_up()
+            return
+        message, fds = heard
+        try:
+            self._take(message, fds)
+        finally:
+            for one in fds:
+                os.close(one)
 
     def _take(self, message: Mapping[str, Any], fds: list[int]) -> None:
         """What it needs of `fds` it takes out."""
@@ -280,8 +286,12 @@ class Template:
     def _keep_spare(self, pid: int, fds: list[int]) -> None:
         self._dismiss_spare()
         # It may have died since, and then its line, which is closed by whoever called this, is all there was of it.
-        if self._children.is_newborn(pid) and not self._retiring:
-            self._spare = Spare(self._children, pid, fds.pop())
+        if self._children.is_unclaimed(pid) and not self._retiring:
+            try:
+                self._spare = Spare(self._children, pid, fds[0])
+            except OSError as error:
+                raise ValueError(f"its spare has no line: {error}") from error
+            del fds[0]
 
     def _dismiss_spare(self) -> None:
         spare, self._spare = self._spare, None

@@ -144,15 +144,19 @@ class Fanout:
             return
         group = self._watchers.setdefault(buffer.instance_id, {})
         key = id(buffer)
-        ref = weakref.ref(buffer, lambda _: group.pop(key, None))
+        instance_id = buffer.instance_id
+        ref = weakref.ref(buffer, lambda _: self._leave(instance_id, key))
         group[key] = (ref, workspace_id, wanted)
 
     def detach(self, buffer: Buffer) -> None:
-        group = self._watchers.get(buffer.instance_id)
+        self._leave(buffer.instance_id, id(buffer))
+
+    def _leave(self, instance_id: UUID | None, key: int) -> None:
+        group = self._watchers.get(instance_id)
         if group is not None:
-            group.pop(id(buffer), None)
+            group.pop(key, None)
             if not group:
-                del self._watchers[buffer.instance_id]
+                del self._watchers[instance_id]
 
     @property
     def watching(self) -> int:
@@ -168,8 +172,10 @@ class Fanout:
                 self.cursor = error.horizon
                 self._woken.set()
             except OstlerError:  # a store that cannot be read now; no commit need come to wake us again
+                if self._over:
+                    return
                 self._clock.call_later(_RETRY_SECONDS, self._woken.set)
-            if self._over:
+            if self._over and not self._woken.is_set():
                 return
 
     async def _drain(self) -> None:

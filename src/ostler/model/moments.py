@@ -25,8 +25,13 @@ _RANGE = Interval(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, t
 Moment = Annotated[datetime, _Aware(), _RANGE]
 
 
-@functools.lru_cache(maxsize=16)  # one commit writes the same moment into all of its rows
 def micros(moment: datetime) -> int:
+    # Elsewhere two moments may be equal and an hour apart: of the hour that comes twice `==` knows nothing.
+    return _utc_micros(moment) if moment.tzinfo is UTC else (moment - _EPOCH) // _MICROSECOND
+
+
+@functools.lru_cache(maxsize=16)  # one commit writes the same moment into all of its rows
+def _utc_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 

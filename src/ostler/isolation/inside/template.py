@@ -66,8 +66,8 @@ class Template:
         #: What the module does with signals is undone in each agent.
         self._caught: tuple[int, ...] = ()
         self._forks = False
-        #: The keeper has a spare of ours.
-        self._has_spare = False
+        #: The keeper knows what to do with a spare, and has one of ours.
+        self._gives_spares = self._has_spare = False
         self._filling: list[object] = []
 
     def serve(self) -> int:
@@ -78,6 +78,7 @@ class Template:
                 return 0
             message, fds = heard
             if "setup" in message:
+                self._gives_spares = bool(message.get("spares"))
                 if not self._set_up(message["setup"]):
                     return _FAILED
             elif "spent" in message:
@@ -93,7 +94,7 @@ class Template:
         while True:
             poll.register(self._line, select.POLLIN | (select.POLLOUT if self._line.is_waiting else 0))
             # Between two starts, never while one is waiting.
-            lacks = self._forks and not self._has_spare
+            lacks = self._forks and self._gives_spares and not self._has_spare
             if not poll.poll(_LULL_MS if lacks else None):
                 self._keep_spare()
             try:

@@ -69,6 +69,8 @@ class ProcessCell(KeptCell):
             answer = self._home.ask("start", fds=(theirs.fileno(), mine.fileno()), unit=self.box, box=self.box, **asked)
         self._know((await answer)[0])
         await self._made
+        if self._how is not None:
+            raise AgentInitializationError(f"it ended as soon as it was made: {self._how.detail}")
         self._quiet = False
 
     async def adopt(self, sock: socket.socket, status: Mapping[str, Any]) -> None:
@@ -126,7 +128,10 @@ class ProcessCell(KeptCell):
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         if verb is Verb.INITIALIZE and self._first is not None:
             first, self._first = self._first, None
-            return await self._calls.answered(*first)
+            answer = await self._calls.answered(*first)
+            if self._closing:  # it may have answered and ended before anybody asked
+                raise AgentGoneError
+            return answer
         if self._closing or self._channel is None:
             raise AgentGoneError
         if self._frozen and verb in FAREWELL:
