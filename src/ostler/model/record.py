@@ -40,13 +40,13 @@ class Record:
         if len(values) != len(self.__dict__):
             unknown = ", ".join(sorted(changes.keys() - cls.__dataclass_fields__.keys()))
             raise TypeError(f"{cls.__name__} has no field {unknown}")
-        copy: Any = object.__new__(cls)
+        copy: Self = object.__new__(cls)
         object.__setattr__(copy, "__dict__", values)
         for value in changes.values():
             if type(value) not in _SETTLED and hasattr(cls, "__post_init__"):
-                copy.__post_init__()
+                cls.__post_init__(copy)
                 break
-        return copy  # type: ignore[no-any-return]
+        return copy
 
     def to_json(self) -> str:
         return codec.dump(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from ostler.errors import ValidationError
 
@@ -60,6 +60,11 @@ class ValidationResult:
         """Raise one `ValidationError` that carries every fault."""
         if self.faults:
             raise ValidationError(self.faults)
+
+
+def faults_of(error: ValidationError) -> tuple[Fault, ...]:
+    """Those that it carries. The tree of errors knows only their looks, for it stands below the model."""
+    return cast("tuple[Fault, ...]", error.faults)
 
 
 def all_are(kind: type, *values: object) -> bool:

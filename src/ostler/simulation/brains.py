@@ -51,13 +51,14 @@ def caller(agent: Any) -> Callable[[AgentView], Any] | None:
     """How to ask a brain that lives here; None for one that lives elsewhere, or is no brain."""
     if isinstance(agent, type):
         return None  # its `decide` has no self to be called with
-    decide = getattr(agent, "decide", None)
-    if callable(decide):
-        return decide  # type: ignore[no-any-return]  # a duck
+    duck: Callable[[AgentView], Any] | None = getattr(agent, "decide", None)
+    if callable(duck):
+        return duck
     if isinstance(agent, Agent):
         return _by_process(agent)
     if callable(agent) and not isinstance(agent, Managed):
-        return agent  # type: ignore[no-any-return]  # a function
+        function: Callable[[AgentView], Any] = agent
+        return function
     return None
 
 

@@ -34,7 +34,8 @@ class Countdown:
                 yield member.name
 
     def __contains__(self, name: object) -> bool:
-        return name in self._members and self._members[name].term is not None  # type: ignore[index]  # it is in there
+        member = self._members.get(name) if isinstance(name, str) else None
+        return member is not None and member.term is not None
 
     def left(self, name: str) -> int:
         term = self._members[name].term

@@ -7,6 +7,7 @@ with one column for each field of its state.
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import secrets
 from collections.abc import AsyncIterable, Callable, Iterator
@@ -117,13 +118,11 @@ async def _as_parquet(turns: Turns, path: Path) -> int:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    # Here, because it is large and optional.
+    """Only now, because it is large and optional."""
     try:
-        import pyarrow as pa  # noqa: PLC0415
-        from pyarrow import parquet  # noqa: PLC0415
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingExtraError("exporting Parquet", "parquet") from error
-    return pa, parquet
 
 
 async def _columns(turns: Turns) -> Columns:

@@ -12,6 +12,7 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError, SimulationError, ValidationError
 from ostler.lifecycle import AgentLifecycleManager
 from ostler.model import Fault, SimulationRun, shown
+from ostler.model.validation import faults_of
 from ostler.simulation.around import Around
 from ostler.simulation.engine import Engine
 from ostler.simulation.history import Kept, kept_at, remind, require_run
@@ -214,7 +215,7 @@ def _join(joining: Joining, group: AgentGroup, params: Mapping[str, Any]) -> Ite
     try:
         agent = joining.brains.make(group.kind, params)
     except ValidationError as error:
-        yield from error.faults  # type: ignore[misc]  # ours are always of this kind
+        yield from faults_of(error)
         return
     _, outcome = joining.add(group.name, agent, group.initial_state, made_by=(group.kind, params))
     yield from outcome.faults

@@ -15,6 +15,7 @@ from ostler.model.context import MAX_BYTES, json_faults
 from ostler.model.record import MAX_COUNT
 from ostler.model.simulation import MAX_SCENARIO_BYTES, MAX_SEED
 from ostler.model.text import name_faults
+from ostler.model.validation import faults_of
 from ostler.simulation.brains import Brains
 from ostler.simulation.engine import Engine, MergeEngine
 from ostler.simulation.schema import StateForm
@@ -147,4 +148,4 @@ def _schema_faults(schema: Any) -> Iterator[Fault]:
     try:
         StateForm(schema)
     except ValidationError as error:
-        yield from error.faults  # type: ignore[misc]  # ours are always of this kind
+        yield from faults_of(error)

@@ -134,7 +134,7 @@ class _Draft:
     def _factories(self) -> dict[str, Callable[..., Any]]:
         written = self.page.data.get("brains")
         # One that was blamed is there all the same, or its kind would be called unknown too.
-        known: dict[str, Callable[..., Any]] = dict.fromkeys(written if isinstance(written, Mapping) else (), _unread)
+        known: dict[str, Callable[..., Any]] = dict.fromkeys(written if isinstance(written, Mapping) else (), _blamed)
         for kind, one in self.values.get("brains", {}).items():
             trail = ("brains", kind)
             made = self._managed(trail, one) if isinstance(one, Mapping) else self._brain(trail, one)
@@ -159,7 +159,8 @@ class _Draft:
         if unfit := brain_misfit(found):
             self.page.blame(trail, f"names {target}, {unfit}")
             return None
-        return found  # type: ignore[no-any-return]  # the user's own
+        maker: Callable[..., Any] = found
+        return maker
 
     def _managed(self, trail: Trail, one: Mapping[str, Any]) -> Callable[..., Any] | None:
         if "agent" not in one:
@@ -189,7 +190,8 @@ class _Draft:
             self.page.blame_value(("engine",), f"is made without arguments, but there is {unfit}")
         elif unfit := engine_misfit(found):
             self.page.blame(("engine",), f"names {self.values['engine']}, {unfit}")
-        return found  # type: ignore[no-any-return]  # the user's own
+        maker: Callable[..., Any] = found
+        return maker
 
     def _schema(self) -> type[pydantic.BaseModel] | None:
         found = self._code(("state",), self.values["state"]) if "state" in self.values else None
@@ -199,8 +201,9 @@ class _Draft:
         return None
 
 
-def _unread(**params: Any) -> Any:
-    raise NotImplementedError(params)
+def _blamed(**params: Any) -> Any:
+    """Stands for a brain that was found wrong. A file with a fault makes no scenario, so nobody calls it."""
+    raise AssertionError(params)
 
 
 def _unfindable(found: type[Agent]) -> str:

@@ -10,6 +10,7 @@ import pydantic
 from ostler.errors import OstlerError, ValidationError
 from ostler.model import Fault, shown
 from ostler.model.record import MAX_COUNT
+from ostler.model.validation import faults_of
 from ostler.simulation.book import Book
 from ostler.simulation.schema import StateForm
 from ostler.simulation.sights import Agents, AutoResume, PausedAgents, States, paused_fault
@@ -49,7 +50,7 @@ class SimulationState(Book):
             try:
                 self.agents[name] = agent
             except ValidationError as error:
-                yield from error.faults  # type: ignore[misc]  # ours are always of this kind
+                yield from faults_of(error)
         for name in paused:
             if name in self.members:
                 self.pause(name, None)
