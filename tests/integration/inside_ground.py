@@ -22,6 +22,8 @@ _PROGRAM = "import sys; from ostler.isolation.inside.template import main; main(
 INSTANCE = "01890000-0000-7000-8000-00000000a9e7"
 ATTEMPT = 3
 EPOCH = 7
+#: What template and agents have in common.
+ENVIRONMENT = {"COLOUR": "red"}
 
 
 class Template:
@@ -40,6 +42,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **ENVIRONMENT},
             )
         its.close()
         self.line = Line(ours)
@@ -80,7 +83,7 @@ class Template:
         read, write = os.pipe()
         settle: dict[str, Any] = {
             "entrances": [],
-            "env": {"COLOUR": "red"},
+            "env": {**ENVIRONMENT, "MARK": "of the agent"},
             "cwd": None,
             "nice": 0,
             "keeper": os.getpid(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from inside_agents import directory, shared, template
-from inside_ground import ATTEMPT, EPOCH, INSTANCE, Template, until
+from inside_ground import ATTEMPT, ENVIRONMENT, EPOCH, INSTANCE, Template, until
 
 from ostler.isolation import wire
 from ostler.isolation.inside.speaking import MAX_KEPT
@@ -42,7 +42,7 @@ def test_an_agent_knows_itself_and_holds_nothing_of_others(template: Template) -
     one, other = told
     assert (one["instance"], one["data"]) == (INSTANCE, {"Colour": "red"})
     assert one["limits"] == [2, 90.0]
-    assert one["environment"] == {"COLOUR": "red"}
+    assert one["environment"] == {**ENVIRONMENT, "MARK": "of the agent"}
     assert (one["session"], one["parent"]) == (one["pid"], os.getpid())
     assert one["stdin"] == ""
     assert one["dice"] != other["dice"]

@@ -159,6 +159,27 @@ def test_what_a_module_opened_is_its_own_where_it_is_not_forked(load: Callable[.
     assert agent.ask()["ok"] == "heard"
 
 
+_SETS = """
+import os, threading, time
+os.environ["FROM_MODULE"] = "set"
+os.environ["COLOUR"] = os.environ["COLOUR"] + "dish"
+"""
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["forked", "alone"])
+def test_what_a_module_does_to_its_environment_stays(load: Callable[..., Template], *, alone: bool) -> None:
+    """As it would if the agent itself had loaded it; many a library is switched on or off in this way."""
+    thread = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" if alone else ""
+    template = load(_SETS + thread + _SMALL.format(answer="dict(os.environ)"))
+    agent = template.start("Mine", word="become" if alone else "fork")
+    seen = agent.ask()["ok"]
+    assert {name: seen.get(name) for name in ("FROM_MODULE", "COLOUR", "MARK")} == {
+        "FROM_MODULE": "set",
+        "COLOUR": "reddish",
+        "MARK": "of the agent",
+    }
+
+
 def test_a_log_that_is_only_added_to_may_be_shared(load: Callable[..., Template], tmp_path: Path) -> None:
     log = tmp_path / "shared.log"
     template = load(f"log = open({str(log)!r}, 'a', buffering=1)\n" + _SMALL.format(answer="log.write('line\\n')"))

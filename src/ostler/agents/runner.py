@@ -135,7 +135,7 @@ class AgentRunner:
             answer = call()
         else:
             answer = await self._on_worker(self._workers, call, token, patient=patient)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await answer if answer is not None and inspect.isawaitable(answer) else answer
 
     async def _on_worker(
         self, workers: concurrent.futures.Executor, call: Callable[[], Any], token: CallToken, *, patient: bool

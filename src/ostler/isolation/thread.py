@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
@@ -83,6 +84,13 @@ class AgentLoop(asyncio.SelectorEventLoop):
         """Being cut off is our doing, and no error to report."""
         if not isinstance(context.get("exception"), Cutoff):
             super().call_exception_handler(context)
+
+    def _check_signal(self, sig: int) -> None:
+        """Asyncio asks this by making a set of all signals, most of the work of a loop that wants to hear of one."""
+        if not isinstance(sig, int):
+            raise TypeError(f"sig must be an int, not {sig!r}")
+        if not 1 <= sig < signal.NSIG:
+            raise ValueError(f"invalid signal number {sig}")
 
     def leave(self) -> None:
         """It may have been cut off so hard that it still thinks it runs."""

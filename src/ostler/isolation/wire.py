@@ -32,6 +32,9 @@ LONG_KINDS = ("answer", "ask", "made", "state")
 #: What an agent may say unasked.
 MAX_SAID = PIECE
 _MAX_PACKET = PIECE + _HEADER.size
+# Made once: `json.dumps` makes one for every call, and every agent that does so copies the memory for it.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder()
 
 
 class WireError(Exception):
@@ -53,7 +56,7 @@ class Packet:
 
 def encode(message: Mapping[str, Any]) -> bytes:
     """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` for too much of it."""
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
+    body = _ENCODER.encode(message).encode()
     if len(body) > MAX_MESSAGE:
         raise TooLongError(f"{len(body):,} bytes are more than the {MAX_MESSAGE:,} that go over the channel")
     return body
@@ -110,7 +113,7 @@ class Joiner:
 
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(body)
+        message = _DECODER.decode(body.decode())
     except (ValueError, RecursionError) as error:
         raise WireError(f"a message that cannot be read: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("t"), str):

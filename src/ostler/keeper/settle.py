@@ -31,17 +31,28 @@ _PAST_ALL = 0x7FFFFFFF
 RLIMIT_LOCKS = 10
 
 _C = ctypes.CDLL(None, use_errno=True)
+#: Looked up here and not in each child, where it would cost time and memory.
+_prctl = _C.prctl
 
 
 class SettleError(Exception):
     """The process could not be put where it belongs; it must end."""
 
 
-def settle_in(settle: Mapping[str, Any], *, stdin: int, stdout: int, stderr: int, keep: Sequence[int]) -> None:
+def settle_in(
+    settle: Mapping[str, Any],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    keep: Sequence[int],
+    had: Mapping[str, str] | None = None,
+) -> None:
     """All of it, in the order that the rights for each step ask for. Raises `SettleError` with a sentence.
 
     `settle`: entrances, env, cwd (None: stays), nice, keeper (the pid; 0: anybody's child), nofile ([soft, hard]),
     tag and execs (a program follows). A descriptor of -1 is /dev/null. Of the others only those in `keep` stay open.
+    `had` is the environment with which the process was started, when its own code may have changed it since.
     """
     step = "begin a session"
     try:
@@ -65,17 +76,19 @@ def settle_in(settle: Mapping[str, Any], *, stdin: int, stdout: int, stderr: int
         if cwd is not None:
             os.chdir(cwd)
         step = "take its environment"
-        os.environ.clear()
-        os.environ.update(settle.get("env") or {})
+        _take_environment(settle.get("env") or {}, dict(os.environ) if had is None else had)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SettleError(f"the new process could not {step}: {reason}") from error
 
 
-def settle_fork(settle: Mapping[str, Any], *, output: int, keep: Sequence[int], caught: Sequence[int]) -> None:
+def settle_fork(
+    settle: Mapping[str, Any], *, output: int, keep: Sequence[int], caught: Sequence[int], had: Mapping[str, str]
+) -> None:
     """The same for a child of a process that has itself settled in: limits, rights and most else are inherited.
 
-    Each step that it need not take leaves memory shared. `caught` are the signals that its parent handles or ignores.
+    Each step that it need not take leaves memory shared. `caught` are the signals that its parent handles or ignores,
+    `had` is the environment with which its parent was started.
     """
     step = "begin a session"
     try:
@@ -96,12 +109,8 @@ def settle_fork(settle: Mapping[str, Any], *, output: int, keep: Sequence[int], 
         step = f"go to its directory {cwd}"
         if cwd is not None:
             os.chdir(cwd)
-        wanted: Mapping[str, str] = settle.get("env") or {}
-        for name in [one for one in os.environ if one not in wanted]:
-            del os.environ[name]
-        for name, value in wanted.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
+        step = "take its environment"
+        _take_environment(settle.get("env") or {}, had)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SettleError(f"the new process could not {step}: {reason}") from error
@@ -116,9 +125,22 @@ def caught_signals() -> tuple[int, ...]:
 
 def _wear(tag: int | None) -> None:
     """Where somebody has set this bound before, it goes without: its box and its mark are there too."""
-    if tag is not None:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(RLIMIT_LOCKS, (tag, tag))
+    if tag is None:
+        return
+    try:
+        resource.setrlimit(RLIMIT_LOCKS, (tag, tag))
+    except (OSError, ValueError):
+        return
+
+
+def _take_environment(wanted: Mapping[str, str], had: Mapping[str, str]) -> None:
+    """Only where it is to be another than it was: what a module does to it when it is loaded is for its agents."""
+    for name in had:
+        if name not in wanted:
+            os.environ.pop(name, None)
+    for name, value in wanted.items():
+        if had.get(name) != value:
+            os.environ[name] = value
 
 
 def _enter(path: str) -> None:
@@ -168,12 +190,12 @@ class _CapData(ctypes.Structure):
 
 def _give_up_rights() -> None:
     """From the bounding set too, or the next program run by root would have them again."""
-    if _C.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise _failure()
     for number in _TAKEN_AWAY:
         # Who may not change the bounding set cannot gain from it: it has no privilege and gets none below.
-        if _C.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
-            _C.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+        if _prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+            _prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
     header = _CapHeader(_CAP_VERSION, 0)
     held = (_CapData * 2)()
     if _C.capget(ctypes.byref(header), held):
@@ -199,7 +221,7 @@ def _die_with(keeper: int) -> None:
         if time.monotonic() > give_up:
             raise ValueError("the keeper is gone")
         time.sleep(0.0005)
-    if _C.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+    if _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
         raise _failure()
     if os.getppid() != keeper:
         raise ValueError("the keeper is gone")

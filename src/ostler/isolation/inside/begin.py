@@ -16,6 +16,7 @@ from ostler.seams import SystemClock
 
 #: How a duration is written in JSON: days, hours, minutes, seconds.
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+_LIMITS = frozenset(one.name for one in fields(ResourceLimits))
 
 
 def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
@@ -36,8 +37,7 @@ def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
 
 def limits_of(given: Mapping[str, Any]) -> ResourceLimits:
     """By hand: the library that reads records is larger than all else in an agent, and the manager has checked them."""
-    known = {one.name for one in fields(ResourceLimits)}
-    values = {name: value for name, value in given.items() if name in known and value is not None}
+    values = {name: value for name, value in given.items() if name in _LIMITS and value is not None}
     if "execution_timeout" in values:
         values["execution_timeout"] = _duration(values["execution_timeout"])
     return ResourceLimits(**values)

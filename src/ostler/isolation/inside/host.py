@@ -47,12 +47,11 @@ class _Call:
 class Host:
     """One agent. `run` returns the code with which the process should exit."""
 
-    def __init__(self, channel: socket.socket, module: ModuleType) -> None:
+    def __init__(self, channel: socket.socket, module: ModuleType, loop: HostLoop | None = None) -> None:
         channel.setblocking(False)
         self._channel = channel
         self._module = module
-        self._workers = _Workers()
-        self._loop = AgentLoop(self._workers)
+        self._loop = loop or HostLoop()
         self._joiner = wire.Joiner()
         self._speaker: Speaker | None = None
         self._runner: AgentRunner | None = None
@@ -67,7 +66,7 @@ class Host:
     def run(self) -> int:
         loop = self._loop
         asyncio.set_event_loop(loop)
-        loop.add_reader(self._channel, self._readable)
+        self.listen()
         loop.add_signal_handler(signal.SIGTERM, self._leave)
         try:
             loop.run_forever()
@@ -82,6 +81,10 @@ class Host:
         if self._speaker is not None:
             self._speaker.drain(_DRAIN_SECONDS)
         return self._code
+
+    def listen(self) -> None:
+        # By its number: asyncio looks a socket up by writing it out, in an error that it swallows.
+        self._loop.add_reader(self._channel.fileno(), self._readable)
 
     def close(self) -> None:
         """For a process that goes on after it."""
@@ -156,8 +159,9 @@ class Host:
             raise wire.WireError("the agent was begun before")
         try:
             context = context_of(plan, speaker)
-            self._workers.most = context.limits.max_worker_threads
-            runner = AgentRunner(maker_of(self._module, plan["source"]["qualname"]), context, workers=self._workers)
+            workers = self._loop.pool
+            workers.most = context.limits.max_worker_threads
+            runner = AgentRunner(maker_of(self._module, plan["source"]["qualname"]), context, workers=workers)
             runner.make()
         except BaseException as error:  # noqa: BLE001 - told, and the process ends
             speaker.tell({"t": "made", "error": rendered(error, ours=__file__)})
@@ -270,6 +274,17 @@ class Host:
         if not isinstance(crash, SystemExit):
             complain(told["stack_trace"] or str(crash))
         return exit_code(crash)
+
+
+class HostLoop(AgentLoop):
+    def __init__(self) -> None:
+        self.pool = _Workers()
+        super().__init__(self.pool)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What it needs for itself. Of the two ends by which a signal wakes it, asyncio shows none."""
+        return tuple(getattr(self, name).fileno() for name in ("_selector", "_ssock", "_csock"))
 
 
 class _Workers(Executor):

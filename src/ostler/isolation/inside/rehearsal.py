@@ -7,18 +7,18 @@ time, and a copy of every page of memory on which it is noted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ostler.agents import Agent, AgentContext
+from ostler.agents import Agent, AgentContext, AgentMaker
 from ostler.isolation import wire
-from ostler.isolation.inside.host import Host
+from ostler.isolation.inside.host import Host, HostLoop
 
 #: Until the interpreter has made up its mind about every line.
 ROUNDS = 12
 _VERBS = ("initialize", "process", "health", "process")
+_ROLE = "Understudy"
 _ID = "00000000-0000-7000-8000-000000000000"
 
 
@@ -48,20 +48,56 @@ class Understudy(Agent):
             self._manager.put(wire.encode({"t": "stop"}))
 
 
-def rehearse() -> None:
+def rehearse(rounds: int = ROUNDS) -> None:
     """All of it. Leaves nothing behind: no loop, no descriptor, no thread."""
-    for _ in range(ROUNDS):
-        _live_once(_VERBS)
+    for _ in range(rounds):
+        _live_once()
 
 
-def rehearse_start() -> None:
-    """Only what every agent does: each page that a spare writes is its own from then on."""
-    _live_once(_VERBS[:1])
+class FirstSteps:
+    """Only what every agent does, word for word: each page that a spare writes is its own from then on."""
+
+    def __init__(self) -> None:
+        begin = {"t": "begin", "plan": _plan()}
+        call = {"t": "call", "id": 0, "verb": _VERBS[0], "payload": None}
+        self._packets = [packet for one in (begin, call) for packet in wire.packets(wire.encode(one), 1, 1)]
+        self._module = _stage(Pausing)
+
+    def take(self, loop: HostLoop) -> None:
+        """On the loop on which the agent will live; nothing of it stays there."""
+        ours, its = wire.channel()
+        with ours, its:
+            for packet in self._packets:
+                ours.send(packet)
+            Host(its, self._module, loop).listen()
+            loop.run_forever()
+            loop.remove_reader(its.fileno())
 
 
-def _live_once(verbs: Sequence[str]) -> None:
+class Pausing(Agent):
+    async def initialize(self, _context: AgentContext) -> None:
+        # Once it is answered: that is the last thing the loop does in this turn.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.stop)
+
+
+def _live_once() -> None:
     ours, its = wire.channel()
-    plan = {
+    manager = wire.Sender(ours, 1, 1)
+    module = _stage(partial(Understudy, manager, len(_VERBS)))
+    with ours, its:
+        manager.put(wire.encode({"t": "begin", "plan": _plan()}))
+        for number, verb in enumerate(_VERBS):
+            manager.put(wire.encode({"t": "call", "id": number, "verb": verb, "payload": {"key": [number]}}))
+            manager.put(wire.encode({"t": "ack", "ids": [number]}))
+            manager.put(wire.encode({"t": "ping", "n": number}))
+        host = Host(its, module)
+        host.run()
+        host.close()
+
+
+def _plan() -> dict[str, Any]:
+    return {
         "instance_id": _ID,
         "attempt": 1,
         "name": "understudy",
@@ -69,17 +105,11 @@ def _live_once(verbs: Sequence[str]) -> None:
         "context": {"key": "value"},
         "limits": {"max_worker_threads": 4, "execution_timeout": "PT5M"},
         "workspace": "/",
-        "source": {"qualname": Understudy.__qualname__},
+        "source": {"qualname": _ROLE},
     }
-    manager = wire.Sender(ours, 1, 1)
+
+
+def _stage(maker: AgentMaker) -> ModuleType:
     module = ModuleType("rehearsal")
-    setattr(module, Understudy.__qualname__, partial(Understudy, manager, len(verbs)))
-    with ours, its:
-        manager.put(wire.encode({"t": "begin", "plan": plan}))
-        for number, verb in enumerate(verbs):
-            manager.put(wire.encode({"t": "call", "id": number, "verb": verb, "payload": {"key": [number]}}))
-            manager.put(wire.encode({"t": "ack", "ids": [number]}))
-            manager.put(wire.encode({"t": "ping", "n": number}))
-        host = Host(its, module)
-        host.run()
-        host.close()
+    setattr(module, _ROLE, maker)
+    return module

@@ -6,7 +6,6 @@ writes hundreds. A spare has taken them already when its agent comes. The keeper
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -42,9 +41,11 @@ def await_order(line: Line) -> Order:
     poll.register(line, select.POLLIN)
     while True:
         poll.poll()
-        with contextlib.suppress(BlockingIOError):
+        try:
             heard = line.receive()
-            if heard is None:
-                os._exit(0)
-            line.sock.detach()  # closed with all that is not the agent's
-            return heard[0]["settle"], heard[1]
+        except BlockingIOError:
+            continue
+        if heard is None:
+            os._exit(0)
+        line.sock.detach()  # closed with all that is not the agent's
+        return heard[0]["settle"], heard[1]

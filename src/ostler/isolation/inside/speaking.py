@@ -60,7 +60,8 @@ class Outbox(Backlog):
         self._weighty.append((self._count, letter))
 
     def next(self) -> Message | Letter | None:
-        return self.take(1)[0] if len(self) else None
+        waiting = self._next()
+        return waiting.popleft()[1] if waiting else None
 
     def drop_letters(self) -> None:
         waiting: list[tuple[int, Any]] = list(self._weighty)

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import gc
 import os
-import random
 import select
 import signal
 import socket
@@ -21,14 +20,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ostler.isolation.inside import spare
 from ostler.isolation.inside.filling import fill_holes
 from ostler.isolation.inside.finding_source import Source, load, source_files
-from ostler.isolation.inside.host import Host
-from ostler.isolation.inside.rehearsal import rehearse, rehearse_start
+from ostler.isolation.inside.gathering import gather
+from ostler.isolation.inside.host import Host, HostLoop
+from ostler.isolation.inside.rehearsal import FirstSteps, rehearse
 from ostler.isolation.inside.spare import await_order, fork_spare
+from ostler.keeper import forking, protocol, settle
 from ostler.keeper.forking import fork_for_keeper
 from ostler.keeper.protocol import Line
 from ostler.keeper.settle import caught_signals, settle_fork, settle_in
@@ -47,8 +50,9 @@ def main(control: int = CONTROL) -> NoReturn:
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _use_plain_output()
+    scattered = gather(partial(rehearse, 1), forking, protocol, settle, spare)
     rehearse()
-    template = Template(Line(socket.socket(fileno=control)))
+    template = Template(Line(socket.socket(fileno=control)), scattered)
     code = template.serve()
     _flush()
     # Without what the user's module wants done at the end of a program: its program ends elsewhere.
@@ -56,9 +60,13 @@ def main(control: int = CONTROL) -> NoReturn:
 
 
 class Template:
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, kept: list[object]) -> None:
+        self._first_steps = FirstSteps()
+        self._kept = kept
         self._line = line
         self._module: ModuleType | None = None
+        #: As it was before the module was loaded.
+        self._environment = dict(os.environ)
         #: Open since before the module was loaded, and so none of its own.
         self._before = frozenset(_open_descriptors())
         #: Opened by the module, and harmless to share.
@@ -68,7 +76,6 @@ class Template:
         self._forks = False
         #: The keeper knows what to do with a spare, and has one of ours.
         self._gives_spares = self._has_spare = False
-        self._filling: list[object] = []
 
     def serve(self) -> int:
         """Until the keeper hangs up. The code with which to exit."""
@@ -128,8 +135,10 @@ class Template:
         self._shared = tuple(one for one in own if _may_be_shared(one))
         why = _why_unforkable(set(own) - set(self._shared))
         # What lives now lives as long as the template: no collection in a child has to look at it, and so copy it.
+        if why is None:
+            rehearse(2)  # once more: to load a module is to make Python forget some of what it had noted
         gc.collect()
-        self._filling = fill_holes()
+        self._kept += fill_holes()
         gc.freeze()
         files = source_files(began, time.time_ns())
         self._caught, self._forks = caught_signals(), why is None
@@ -173,15 +182,17 @@ class Template:
             line.close()
             return
         self._line.sock.close()
-        rehearse_start()
+        loop = HostLoop()
+        self._first_steps.take(loop)
         settle, fds = await_order(line)
-        self._settle_fork(settle, fds)
+        self._settle_fork(settle, fds, loop)
 
-    def _settle_fork(self, settle: Mapping[str, Any], fds: list[int]) -> NoReturn:
+    def _settle_fork(self, settle: Mapping[str, Any], fds: list[int], loop: HostLoop | None = None) -> NoReturn:
         def settled(channel: int, output: int) -> None:
-            settle_fork(settle, output=output, keep=(channel, *self._shared), caught=self._caught)
+            keep = (channel, *self._shared, *(loop.descriptors if loop else ()))
+            settle_fork(settle, output=output, keep=keep, caught=self._caught, had=self._environment)
 
-        self._live(fds, settled)
+        self._live(fds, settled, loop)
 
     def _become(self, unit: str, settle: Mapping[str, Any], fds: list[int]) -> NoReturn:
         self._tell({"forked": unit, "pid": os.getpid()})
@@ -190,11 +201,12 @@ class Template:
         own = [one for one in _open_descriptors() if one not in taken]
 
         def settled(channel: int, output: int) -> None:
-            settle_in(settle, stdin=-1, stdout=output, stderr=output, keep=(channel, *own))
+            keep = (channel, *own)
+            settle_in(settle, stdin=-1, stdout=output, stderr=output, keep=keep, had=self._environment)
 
         self._live(fds, settled)
 
-    def _live(self, fds: list[int], settled: Callable[[int, int], None]) -> NoReturn:
+    def _live(self, fds: list[int], settled: Callable[[int, int], None], loop: HostLoop | None = None) -> NoReturn:
         """In the agent's own process, which ends here."""
         try:
             channel, output = fds
@@ -208,7 +220,7 @@ class Template:
             _reseed()
             gc.enable()
             assert self._module is not None, "the keeper set it up before"  # noqa: S101 - for the reader and mypy
-            code = Host(socket.socket(fileno=channel), self._module).run()
+            code = Host(socket.socket(fileno=channel), self._module, loop).run()
         except BaseException:  # noqa: BLE001 - into the agent's own log
             traceback.print_exc()
         finally:
@@ -277,7 +289,7 @@ def _use_plain_output() -> None:
 
 
 def _reseed() -> None:
-    random.seed()
+    """Python's own numbers are drawn anew after every fork; those of numpy are not."""
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
