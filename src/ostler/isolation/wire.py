@@ -11,11 +11,13 @@ Agent to manager: state, made, answer, say, ask, unask, pong.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 #: Raised when an older peer could not make sense of a newer one.
@@ -27,6 +29,11 @@ _FIRST, _LAST = 1, 2
 PIECE = 60_000
 #: A longer message is refused where it is made, and is a fault where it arrives.
 MAX_MESSAGE = 16 * 1024 * 1024
+#: More deeply nested data may be written by one side and not be readable for the other: Python bounds the recursion,
+#: and whoever has raised that bound is alone with it.
+MAX_DEPTH = 500
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NO_BRACKETS = bytes(one for one in range(256) if one not in b"[]{}")
 #: The kinds that an agent may send in more than one packet; whatever else it says is short, and so cheap to hear.
 LONG_KINDS = ("answer", "ask", "made", "state")
 #: What an agent may say unasked.
@@ -45,6 +52,10 @@ class TooLongError(ValueError):
     """A message that is longer than the channel carries."""
 
 
+class TooDeepError(ValueError):
+    """A message that is nested more deeply than the other side may be able to read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packet:
     attempt: int
@@ -55,11 +66,18 @@ class Packet:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` for too much of it."""
+    """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` and `TooDeepError` for too much of it."""
     body = _ENCODER.encode(message).encode()
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        raise TooDeepError(f"it is nested more than {MAX_DEPTH} deep")
     if len(body) > MAX_MESSAGE:
         raise TooLongError(f"{len(body):,} bytes are more than the {MAX_MESSAGE:,} that go over the channel")
     return body
+
+
+def _depth(body: bytes) -> int:
+    brackets = _TEXT.sub(b"", body).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if one in b"[{" else -1 for one in brackets), default=0)
 
 
 def packets(body: bytes, attempt: int, epoch: int) -> Iterator[bytes]:

@@ -16,6 +16,8 @@ from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
 from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
 from ostler.isolation import IsolationLevels
+from ostler.keeper.protocol import MARK
+from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
 from ostler.lifecycle.introduce import introduce
@@ -38,6 +40,10 @@ from ostler.store import Seams, Store, open_store
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
 
 WORKROOM = "work"
+_NO_GUARD = (
+    "this program opens a manager while a template loads it to find the classes of its agents; "
+    'put what starts the program under `if __name__ == "__main__":`'
+)
 #: As many are ended together as the store takes in without complaint.
 _AT_ONCE = 2000
 _ROUNDS = 2
@@ -64,6 +70,7 @@ async def open_manager(
     without a manager are left as they are, in mid-work too, until the next one finds them. `workroom` is where the
     private directories of instances are made; a home has its own.
     """
+    _require_a_program_of_its_own()
     chosen = settings or LifecycleSettings()
     chosen.validate().require()
     outside = seams or Seams()
@@ -262,3 +269,9 @@ def _stays(life: Life) -> bool:
 def _grace(wanted: timedelta) -> timedelta:
     """Less than a second is no grace by the rules of a termination, so it is none."""
     return wanted if wanted >= timedelta(seconds=1) else timedelta(0)
+
+
+def _require_a_program_of_its_own() -> None:
+    """Or the template would open a manager, which starts a template, which opens a manager."""
+    if os.environ.get(MARK, "").partition(":")[2].startswith(TEMPLATE):
+        raise InvalidOperationError(_NO_GUARD)

@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from ostler.agents import AgentRunner, WaitAnswer
-from ostler.errors import AgentExecutionError
+from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import wire
 from ostler.isolation.inside.begin import context_of
 from ostler.isolation.inside.finding_source import maker_of
+from ostler.isolation.inside.parting import part_children
 from ostler.isolation.inside.speaking import CURRENT_CALL_ID, CallId, Speaker
 from ostler.isolation.inside.telling import complain, exit_code, rendered
 from ostler.isolation.thread import AgentLoop
@@ -32,6 +33,11 @@ _LEAVE_SECONDS = 5.0
 #: How long the last words wait for somebody to read them.
 _DRAIN_SECONDS = 2.0
 _PACKETS_PER_TURN = 64
+_PLAIN = "answer plain JSON data"
+_STRAY = (
+    "a process that the agent forked came back to the loop of the agent, and is ended; "
+    "end it with os._exit, or use multiprocessing or subprocess"
+)
 #: These belong to the end, and are not cut off by it.
 _ENDING = frozenset({"cleanup", "shutdown"})
 
@@ -62,6 +68,7 @@ class Host:
         self._crash: BaseException | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._code = 0
+        self._process = os.getpid()
 
     def run(self) -> int:
         loop = self._loop
@@ -70,6 +77,7 @@ class Host:
         loop.add_signal_handler(signal.SIGTERM, self._leave)
         try:
             loop.run_forever()
+            self._end_stray()
             if not self._ending and self._crash is None:
                 self._crash = AgentExecutionError("the agent stopped the loop on which it lives")
             if self._crash is None:
@@ -81,6 +89,16 @@ class Host:
         if self._speaker is not None:
             self._speaker.drain(_DRAIN_SECONDS)
         return self._code
+
+    def part_children(self) -> None:
+        part_children(self._loop, self._channel)
+
+    def _end_stray(self) -> None:
+        if os.getpid() == self._process:
+            return
+        if self._crash is None:
+            complain(_STRAY)
+        os._exit(1 if self._crash is None else exit_code(self._crash))
 
     def listen(self) -> None:
         # By its number: asyncio looks a socket up by writing it out, in an error that it swallows.
@@ -207,12 +225,15 @@ class Host:
             answer["cancelled"] = True
         elif (error := task.exception()) is not None:
             answer["error"] = rendered(error, ours=__file__)
+            if isinstance(error, AgentGoneError):  # of ours; what the agent itself raises is wrapped
+                answer["gone"] = str(error)
         else:
             answer["ok"] = task.result()
         try:
             body = wire.encode(answer)
         except Exception as error:  # noqa: BLE001 - what the agent answers is foreign, and so is how it is written
-            why = f"what {call.verb} answered cannot leave its process: {error}; answer plain JSON data"
+            advice = "write it to a file and answer the path" if isinstance(error, wire.TooLongError) else _PLAIN
+            why = f"what {call.verb} answered cannot leave its process: {error}; {advice}"
             told = {"message": clean_text(why), "exception_type": type(error).__name__, "stack_trace": None}
             body = wire.encode({"t": "answer", "id": call.id, "error": told})
         self._speaker.answer(call.id, body)

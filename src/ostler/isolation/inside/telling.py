@@ -14,8 +14,9 @@ from ostler.model import clean_text
 def rendered(error: BaseException, *, ours: str) -> dict[str, str | None]:
     """As it goes over the channel. `ours` is the file whose frames tell the agent's author nothing."""
     told = error if isinstance(error, AgentExecutionError) else execution_error(error, ours=ours)
-    kind = told.exception_type
-    return {"message": clean_text(str(told)), "exception_type": kind, "stack_trace": told.stack_trace}
+    # The agent may have made it itself, of whatever it had at hand.
+    kind, trace = (None if one is None else clean_text(str(one)) for one in (told.exception_type, told.stack_trace))
+    return {"message": clean_text(str(told)), "exception_type": kind, "stack_trace": trace}
 
 
 def exit_code(error: BaseException) -> int:

@@ -29,6 +29,7 @@ from ostler.isolation.inside.filling import fill_holes
 from ostler.isolation.inside.finding_source import Source, load, source_files
 from ostler.isolation.inside.gathering import gather
 from ostler.isolation.inside.host import Host, HostLoop
+from ostler.isolation.inside.leaving import files_being_written, flush, take_leave
 from ostler.isolation.inside.rehearsal import FirstSteps, rehearse
 from ostler.isolation.inside.spare import await_order, fork_spare
 from ostler.keeper import forking, protocol, settle
@@ -54,7 +55,7 @@ def main(control: int = CONTROL) -> NoReturn:
     rehearse()
     template = Template(Line(socket.socket(fileno=control)), scattered)
     code = template.serve()
-    _flush()
+    flush((sys.stdout, sys.stderr))
     # Without what the user's module wants done at the end of a program: its program ends elsewhere.
     os._exit(code)
 
@@ -63,6 +64,8 @@ class Template:
     def __init__(self, line: Line, kept: list[object]) -> None:
         self._first_steps = FirstSteps()
         self._kept = kept
+        #: Opened by the module, and written to.
+        self._files: list[Any] = []
         self._line = line
         self._module: ModuleType | None = None
         #: As it was before the module was loaded.
@@ -122,6 +125,7 @@ class Template:
     def _set_up(self, setup: Mapping[str, Any]) -> bool:
         began = time.time_ns()
         try:
+            sys.dont_write_bytecode = not setup.get("bytecode", True)
             if setup.get("sys_path") is not None:
                 sys.path[:] = setup["sys_path"]
             if setup.get("argv") is not None:  # a program may look at its words when it is loaded
@@ -135,6 +139,8 @@ class Template:
         self._shared = tuple(one for one in own if _may_be_shared(one))
         why = _why_unforkable(set(own) - set(self._shared))
         # What lives now lives as long as the template: no collection in a child has to look at it, and so copy it.
+        self._files = files_being_written()
+        flush(self._files)
         if why is None:
             rehearse(2)  # once more: to load a module is to make Python forget some of what it had noted
         gc.collect()
@@ -157,7 +163,7 @@ class Template:
     # --- for each agent ------------------------------------------------------------------------------
 
     def _fork(self, unit: str, settle: Mapping[str, Any], fds: list[int]) -> None:
-        _flush()
+        flush((sys.stdout, sys.stderr))
         self._has_spare = False  # or the keeper would have used it
         try:
             pid = fork_for_keeper()
@@ -169,7 +175,7 @@ class Template:
         self._tell({"forked": unit, "pid": pid})
 
     def _keep_spare(self) -> None:
-        _flush()
+        flush((sys.stdout, sys.stderr))
         try:
             pid, line = fork_spare()
         except OSError:
@@ -220,11 +226,14 @@ class Template:
             _reseed()
             gc.enable()
             assert self._module is not None, "the keeper set it up before"  # noqa: S101 - for the reader and mypy
-            code = Host(socket.socket(fileno=channel), self._module, loop).run()
+            host = Host(socket.socket(fileno=channel), self._module, loop)
+            host.part_children()
+            code = host.run()
+            take_leave(self._files)
         except BaseException:  # noqa: BLE001 - into the agent's own log
             traceback.print_exc()
         finally:
-            _flush()
+            flush((sys.stdout, sys.stderr))
             os._exit(code)
 
 
@@ -293,12 +302,6 @@ def _reseed() -> None:
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 def _close(fds: Iterable[int]) -> None:

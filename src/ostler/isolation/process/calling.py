@@ -23,7 +23,6 @@ _MOST_FOUND = 10_000
 _ACK_SECONDS = 0.05
 #: Who gives these up is about to end the agent, and does not wait for it.
 FAREWELL = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
-_GONE_TYPE = f"{AgentGoneError.__module__}.{AgentGoneError.__qualname__}"
 
 
 class Calls:
@@ -105,8 +104,6 @@ class Calls:
 
     def _answer(self, call: Call) -> Any:
         outcome = call.outcome or CANCELLED
-        if isinstance(outcome.error, AgentExecutionError) and outcome.error.exception_type == _GONE_TYPE:
-            raise AgentGoneError(str(outcome.error).partition(": ")[2]) from outcome.error
         if outcome.error is not None:
             raise outcome.error
         if outcome.crash is not None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAsked
 from ostler.agents.failures import MAX_MESSAGE
-from ostler.errors import AgentExecutionError
+from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Exit, Verb
 from ostler.isolation.calls import CANCELLED, Outcome
 from ostler.isolation.wire import WireError
@@ -65,6 +65,8 @@ def wait_of(asked: Mapping[str, Any], ask_id: UUID) -> WaitAsked:
 
 def outcome_of(answer: Mapping[str, Any]) -> Outcome:
     """How a call went."""
+    if "gone" in answer:
+        return Outcome(error=AgentGoneError(_text("message", answer["gone"])))
     if "error" in answer:
         return Outcome(error=error_of(answer["error"]))
     if "crash" in answer:
