@@ -21,6 +21,7 @@ from populations import operations_table
 from processes import process_table
 from reading import SIZES, filled_postgres, filled_sqlite, reading_table
 from replay import COUNTS, replay_table
+from thousand import thousand_table
 from transitions import postgres_table, sqlite_table
 from turns import turns_tables
 from watching import watching_table
@@ -83,6 +84,7 @@ def main() -> None:
         print(*crowd_tables(quick=chosen.quick), sep="\n")
     if "processes" in parts:
         print(process_table(quick=chosen.quick))
+        print(thousand_table(quick=chosen.quick))
     if "populations" in parts:
         print(operations_table(quick=chosen.quick))
         print(*turns_tables(quick=chosen.quick), sep="\n")
