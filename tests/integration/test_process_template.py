@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from inside_agents import load
 from inside_ground import Template
+
+from ostler.isolation.process.launch import template_argv
 
 __all__ = ["load"]
 
@@ -187,3 +190,11 @@ def test_a_log_that_is_only_added_to_may_be_shared(load: Callable[..., Template]
     agents = [template.start("Mine") for _ in range(3)]
     assert [one.ask()["ok"] for one in agents] == [5, 5, 5]
     assert log.read_text() == "line\n" * 3
+
+
+def test_a_template_finds_what_it_stands_on_wherever_that_is() -> None:
+    """Packages may have been found by a variable of the program, which a template does not have."""
+    python, *rest = template_argv()
+    ended = subprocess.run([python, "-S", *rest], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert "No module named" not in ended.stderr
+    assert ended.stderr.strip().endswith("Bad file descriptor"), "it comes as far as the socket of its keeper"

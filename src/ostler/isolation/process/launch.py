@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import annotated_types
+
 import ostler
 from ostler.errors import InvalidOperationError
 from ostler.isolation.calls import wake
@@ -28,7 +30,12 @@ KEEPER = "keeper"
 SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
 _KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
 _SWEEP = "import sys; sys.path.insert(0, sys.argv[1]); from ostler.keeper.probing import sweep; sweep(sys.argv[2])"
-_TEMPLATE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.isolation.inside.template import main; main()"
+_TEMPLATE = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
+    "from ostler.isolation.inside.template import main; main()"
+)
+#: And what it stands on, which may have been found by way of a variable that neither of them has.
+_NEEDED = str(Path(annotated_types.__file__).resolve().parent.parent)
 #: A keeper needs nothing of the manager's environment, and so can give nothing of it away.
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _CHUNK = 64 * 1024
@@ -40,7 +47,7 @@ def keeper_argv(directory: Path) -> list[str]:
 
 def template_argv() -> list[str]:
     # With site, unlike the keeper: packages that were installed for editing are found only through it.
-    return [sys.executable, "-I", "-c", _TEMPLATE, SOURCE]
+    return [sys.executable, "-I", "-c", _TEMPLATE, SOURCE, _NEEDED]
 
 
 def connect(directory: Path) -> socket.socket | None:
