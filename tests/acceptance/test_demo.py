@@ -63,8 +63,10 @@ def started(folder: Path, *command: str | Path, **more: str) -> tuple[subprocess
         path.mkdir()
     name, _, value = mark.partition("=")
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), name: value}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment | more, cwd=folder, text=True, **pipes), mark  # type: ignore[call-overload]
+    program = subprocess.Popen(
+        command, env=environment | more, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return program, mark
 
 
 def marked(mark: str) -> list[int]:

@@ -37,25 +37,25 @@ def common(sequence: int, instance_id: UUID, version: int, attempt: int = 1) -> 
 
 
 def spawned(sequence: int, instance_id: UUID = ONE) -> Event:
-    return AgentSpawnedEvent(**common(sequence, instance_id, 1), definition_id=OTHER, user_id=None)  # type: ignore[arg-type]
+    return AgentSpawnedEvent(**common(sequence, instance_id, 1), definition_id=OTHER, user_id=None)  # type: ignore[arg-type]  # the shared fields come as keywords
 
 
 def changed(sequence: int, version: int, new: AgentState, old: AgentState = AgentState.READY) -> Event:
-    return AgentStateChangedEvent(**common(sequence, ONE, version), previous_state=old, new_state=new)  # type: ignore[arg-type]
+    return AgentStateChangedEvent(**common(sequence, ONE, version), previous_state=old, new_state=new)  # type: ignore[arg-type]  # the shared fields come as keywords
 
 
 def back(sequence: int, version: int, attempt: int) -> Event:
     fields = common(sequence, ONE, version, attempt)
-    return AgentStateChangedEvent(**fields, previous_state=AgentState.FAILED, new_state=AgentState.INITIALIZING)  # type: ignore[arg-type]
+    return AgentStateChangedEvent(**fields, previous_state=AgentState.FAILED, new_state=AgentState.INITIALIZING)  # type: ignore[arg-type]  # the shared fields come as keywords
 
 
 LIFE: list[Event] = [
     spawned(1),
     changed(2, 2, AgentState.FAILED),
-    AgentRestartingEvent(**common(3, ONE, 2), attempt_number=7, max_attempts=9),  # type: ignore[arg-type]
+    AgentRestartingEvent(**common(3, ONE, 2), attempt_number=7, max_attempts=9),  # type: ignore[arg-type]  # the shared fields come as keywords
     back(4, 3, 2),
     AgentHealthChangedEvent(
-        **common(5, ONE, 4, 2),  # type: ignore[arg-type]
+        **common(5, ONE, 4, 2),  # type: ignore[arg-type]  # the shared fields come as keywords
         previous_health=HealthState.UNKNOWN,
         new_health=HealthState.DEGRADED,
     ),
@@ -94,7 +94,7 @@ def test_each_difference_between_log_and_table_is_found(wrong: dict[str, object]
 
 
 def test_a_new_start_of_a_parked_one_is_not_looked_at_yet() -> None:
-    started = AgentAttemptStartedEvent(**common(6, ONE, 5, 3))  # type: ignore[arg-type]
+    started = AgentAttemptStartedEvent(**common(6, ONE, 5, 3))  # type: ignore[arg-type]  # the shared fields come as keywords
     record = RECORD.evolve(health=AgentHealthStatus(), version=5, attempt=3)
     assert instance_faults(fold([*LIFE, started]), [record]) == []
 
