@@ -50,7 +50,7 @@ class Machine:
 
     def bootstrap(self) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.programs), "MACHINE": str(self.folder)}
-        command = ["/bin/sh", SCRIPT, "venv"]
+        command = ["/bin/sh", str(SCRIPT), "venv"]
         return subprocess.run(
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=30
         )
@@ -86,7 +86,9 @@ def test_without_the_right_to_install_it_says_so_and_goes_on(tmp_path: Path) -> 
     machine = Machine(tmp_path, venv=True, strace=False, user=1000)
     done = machine.bootstrap()
     assert done.returncode == 0
-    assert done.stderr == "ostler: no right to install strace; the tests that need them will be skipped with the reason\n"
+    assert (
+        done.stderr == "ostler: no right to install strace; the tests that need them will be skipped with the reason\n"
+    )
     assert done.stdout == f"ostler: installing {PYTHON_PART}"
     assert (machine.is_ready, machine.asked_of_apt) == (True, "")
 

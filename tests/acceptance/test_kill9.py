@@ -89,7 +89,7 @@ def check(ending: Ending, what: str) -> None:
 
 
 def require_landed(landed: list[bool]) -> None:
-    """Nearly all: commits that meet are written together, so a run may make fewer calls than the one that was counted."""
+    """Nearly all: commits that meet are written together, so a run may make fewer calls than the counted one."""
     assert sum(landed) > len(landed) * 0.8, f"only {sum(landed)} of {len(landed)} kills landed"
 
 

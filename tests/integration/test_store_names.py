@@ -32,7 +32,8 @@ INDEXES: Mapping[str, str] = {
         idx_agent_instances_active_owner idx_agent_instances_active_definition idx_agent_instances_active_health
         idx_agent_instances_active_name idx_agent_instances_ended""",
     "agent_instance_tags": "idx_instance_tags_tag idx_instance_tags_active",
-    "agent_instance_events": "idx_instance_events_instance idx_instance_events_workspace idx_instance_events_correlation",
+    "agent_instance_events": """
+        idx_instance_events_instance idx_instance_events_workspace idx_instance_events_correlation""",
 }
 
 
