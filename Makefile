@@ -14,7 +14,7 @@ $(READY): constraints.txt scripts/bootstrap
 	@sh scripts/bootstrap $(VENV)
 
 demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
-	@$(PY) examples/demo.py
+	@PYTHONDONTWRITEBYTECODE=1 $(PY) examples/demo.py
 
 test: $(READY)  ## every test that fits in ten minutes on two cores
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(ARGS)

@@ -54,7 +54,7 @@ async def measure(store: EngineStore) -> dict[str, float]:
         for name, wanted in FILTERS.items():
             rows = await store.list_instances(wanted)
             assert len(rows) == min(wanted.limit, NEEDLES), (name, len(rows))
-            found[name] = await p95_ms(lambda wanted=wanted: store.list_instances(wanted))  # type: ignore[misc]
+            found[name] = await p95_ms(lambda wanted=wanted: store.list_instances(wanted))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         found["statistics"] = await p95_ms(store.statistics)
     return found
 

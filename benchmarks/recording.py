@@ -28,12 +28,12 @@ class _Recording(SqlSession):
 
     def begin(self) -> Head:
         self.commits.append([])
-        return super().begin()  # type: ignore[safe-super]
+        return super().begin()  # type: ignore[safe-super]  # the real session stands behind it in the order of classes
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
         if self.commits and rows:
             self.commits[-1].append((sql, rows))
-        return super().execute_many(sql, rows)  # type: ignore[safe-super]
+        return super().execute_many(sql, rows)  # type: ignore[safe-super]  # the real session stands behind it in the order of classes
 
 
 class _RecordingSqlite(_Recording, SqliteSession): ...

@@ -64,10 +64,10 @@ def replay_table(server: str | None, counts: tuple[int, ...] = COUNTS) -> Table:
     table = Table("Replay from the beginning", ("store", "events", "events per second", "memory beyond one page, MB"))
     for count in counts:
         with tempfile.TemporaryDirectory(prefix="ostler-bench-") as name:
-            _measure(table, "SQLite", name, count, lambda name=name: SqliteSession(Path(name) / "ostler.db"))  # type: ignore[misc]
+            _measure(table, "SQLite", name, count, lambda name=name: SqliteSession(Path(name) / "ostler.db"))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         if server is not None:
             address = create_database(server, f"replay{count}")
-            _measure(table, "PostgreSQL", address, count, lambda address=address: PostgresSession(address))  # type: ignore[misc]
+            _measure(table, "PostgreSQL", address, count, lambda address=address: PostgresSession(address))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             drop_database(server, f"replay{count}")
     return table
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,18 @@ def test_the_front_door_has_every_record() -> None:
     model = importlib.import_module("ostler.model")
     records = {name for name in model.__all__ if isinstance(getattr(model, name), type)}
     assert records <= set(ostler.__all__), f"not importable from ostler: {', '.join(records - set(ostler.__all__))}"
+
+
+def test_the_front_door_tells_type_checkers_the_same_names() -> None:
+    stub = ast.parse(Path(ostler.__file__).with_suffix(".pyi").read_text())
+    told: list[str] = []
+    for node in stub.body:
+        match node:
+            case ast.ImportFrom(names=names):  # only what is imported under its own name again is given on
+                told += [one.asname for one in names if one.asname == one.name]
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                told.append(name)
+    assert sorted(told) == sorted(ostler.__all__)
 
 
 def test_the_front_door_lists_and_refuses() -> None:

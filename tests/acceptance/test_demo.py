@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,17 +55,18 @@ SHOWN = (
 )
 
 
-def started(folder: Path, *arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
-    """The demo in an environment of its own, with a mark that all of its children inherit."""
+def started(folder: Path, *command: str | Path, **more: str) -> tuple[subprocess.Popen[str], str]:
+    """A program in an environment of its own, with a mark that all of its children inherit."""
     mark = f"OSTLER_DEMO_MARK={uuid4()}"
     temporary, home = folder / "tmp", folder / "home"
     for path in (temporary, home):
         path.mkdir()
     name, _, value = mark.partition("=")
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), name: value}
-    command = [sys.executable, DEMO, *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, cwd=folder, text=True, **pipes), mark  # type: ignore[call-overload]
+    program = subprocess.Popen(
+        command, env=environment | more, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return program, mark
 
 
 def marked(mark: str) -> list[int]:
@@ -101,12 +103,20 @@ def nobody_is_at_work_in(folder: Path) -> None:
 
 
 def left_behind(folder: Path) -> list[str]:
-    return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()]
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
 def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for part in ("examples", "src"):
+        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Makefile", checkout)
+    before = left_behind(tmp_path)
+    venv = Path(sys.executable).parent.parent
+    # -o: this environment is ready, whatever the times of the copied files say.
+    make = ("make", "-C", checkout, "-o", venv / ".ready", f"VENV={venv}", "demo")
     began = time.monotonic()
-    demo, mark = started(tmp_path)
+    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"))
     assert marked(mark), "the search for processes finds none at all"
     output, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
@@ -117,11 +127,11 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     assert not marked(mark)
     nobody_is_at_work_in(tmp_path)
     assert not list((tmp_path / "tmp").iterdir())
-    assert not left_behind(tmp_path)
+    assert left_behind(tmp_path) == before, "the demo wrote outside its own home"
 
 
 def test_demo_keeps_its_home_when_asked(tmp_path: Path) -> None:
-    demo, _ = started(tmp_path, "--keep", tmp_path / "kept")
+    demo, _ = started(tmp_path, sys.executable, DEMO, "--keep", tmp_path / "kept")
     output, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
     assert f"events -n 20 --home {tmp_path / 'kept'}" in output
@@ -151,7 +161,7 @@ def test_demo_keeps_its_home_when_asked(tmp_path: Path) -> None:
     ],
 )
 def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, act: str) -> None:
-    demo, mark = started(tmp_path)
+    demo, mark = started(tmp_path, sys.executable, DEMO)
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.startswith(act):

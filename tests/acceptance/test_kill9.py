@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,16 +16,18 @@ from kill_points import KINDS, Ending, count_writes, killed_at, run, strace_miss
 
 from ostler.model import AgentState, GetInstancesFilter, TaskFilter
 from ostler.store import Seams, open_store
+from ostler.store.queries import migrations, statements
 from ostler.testing import ManualClock
 from ostler.testing.folding import invariant_faults
 
 #: The share of all points that `make test` visits; `make torture` visits every one.
-_STRIDE = 40
+_STRIDE = 44
 _SHARDS = 4
 FAULT_POINTS = (
     "store.begin.before",
     "store.begin.after",
     "store.save.before",
+    "store.save.after",
     "store.commit.before",
     "store.commit.after",
     "store.ack.before",
@@ -84,18 +88,28 @@ def check(ending: Ending, what: str) -> None:
     assert not faults, f"killed at {what}: " + "; ".join(faults)
 
 
+def require_landed(landed: list[bool]) -> None:
+    """Nearly all: commits that meet are written together, so a run may make fewer calls than the counted one."""
+    assert sum(landed) > len(landed) * 0.8, f"only {sum(landed)} of {len(landed)} kills landed"
+
+
+def walk(folder: Path, points: list[tuple[str, int]]) -> None:
+    """Kill one run at each of these points, and look at what it left."""
+    landed = []
+    for kind, nth in points:
+        ending = killed_at(folder, kind, nth)
+        landed.append(ending.returncode != 0)
+        check(ending, f"{kind} number {nth}")
+        shutil.rmtree(ending.home)
+    require_landed(landed)
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_a_kill_at_a_sample_of_all_writes_loses_nothing_acknowledged(
     folder: Path, every_point: list[tuple[str, int]], shard: int
 ) -> None:
-    chosen = spread(every_point, _STRIDE, shard * _STRIDE // _SHARDS)
-    landed = 0
-    for kind, nth in chosen:
-        ending = killed_at(folder, kind, nth)
-        landed += ending.returncode != 0
-        check(ending, f"{kind} number {nth}")
-    assert landed > len(chosen) * 0.8, "the kills did not land"
+    walk(folder, spread(every_point, _STRIDE, shard * _STRIDE // _SHARDS))
 
 
 @pytest.mark.torture
@@ -103,23 +117,22 @@ def test_a_kill_at_a_sample_of_all_writes_loses_nothing_acknowledged(
 def test_a_kill_at_every_write_loses_nothing_acknowledged(
     folder: Path, every_point: list[tuple[str, int]], shard: int
 ) -> None:
-    assert {kind for kind, _ in every_point} >= {"pwrite64", "fdatasync"}
-    for kind, nth in every_point[shard::8]:
-        ending = killed_at(folder, kind, nth)
-        check(ending, f"{kind} number {nth}")
-        shutil.rmtree(ending.home)
+    assert {kind for kind, _ in every_point} >= {"pwrite64", "write", "fdatasync", "ftruncate", "mknodat", "unlink"}
+    walk(folder, every_point[shard::8])
 
 
 @pytest.mark.torture
 def test_a_kill_during_the_recovery_from_a_kill_loses_nothing_either(
     folder: Path, every_point: list[tuple[str, int]]
 ) -> None:
+    landed = []
     for kind, nth in spread(every_point, 10):
         first = killed_at(folder / "twice", kind, nth)
-        for again in range(1, 4):
-            killed_at(folder / "twice", kind, nth, again=f"pwrite64:{again}")
+        again = [killed_at(folder / "twice", kind, nth, again=f"pwrite64:{time}") for time in range(1, 4)]
+        landed += [one.returncode != 0 for one in (first, *again)]
         check(first, f"{kind} number {nth}, and again while it was opened")
         shutil.rmtree(first.home)
+    require_landed(landed)
 
 
 @pytest.mark.timeout(120)
@@ -129,6 +142,41 @@ def test_a_kill_at_each_named_point_of_several_commits_loses_nothing(folder: Pat
         ending = run(folder / f"{point}-{nth}", fault=f"{point}:{nth}:kill")
         assert ending.returncode != 0, f"{point} was not reached {nth} times"
         check(ending, f"{point} number {nth}")
+
+
+def shape(home: Path) -> tuple[int, int]:
+    """Version and number of tables, read without Ostler."""
+    with closing(sqlite3.connect(home / "ostler.db")) as file:
+        version: int = file.execute("PRAGMA user_version").fetchone()[0]
+        tables: int = file.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
+    return version, tables
+
+
+def shape_after(version: int) -> tuple[int, int]:
+    scripts = [script for number, script in migrations("sqlite") if number <= version]
+    made = [one for script in scripts for one in statements(script) if one.startswith("CREATE TABLE")]
+    return version, len(made)
+
+
+#: Each with the shape that must be left: in the first migration, in the midst of the second, and between them.
+MIGRATION_POINTS = (
+    ("store.migrate.statement", 1, 0),
+    ("store.migrate.statement", len(statements(migrations("sqlite")[0][1])), 0),
+    ("store.migrate.after", 1, 1),
+    ("store.migrate.statement", len(statements(migrations("sqlite")[0][1])) + 2, 1),
+)
+
+
+@pytest.mark.parametrize(("point", "nth", "left"), MIGRATION_POINTS)
+def test_a_migration_that_is_killed_leaves_the_old_shape_or_the_new(
+    tmp_path: Path, point: str, nth: int, left: int
+) -> None:
+    ending = run(tmp_path, fault=f"{point}:{nth}:kill")
+    assert ending.returncode != 0, f"{point} was not reached {nth} times"
+    assert shape(ending.home) == shape_after(left)
+    again = run(tmp_path)
+    assert again.returncode == 0, "the next program takes it from there"
+    check(again, f"{point} number {nth}, and then played to its end")
 
 
 @pytest.mark.timeout(120)

@@ -215,7 +215,7 @@ def test_nonsense_is_refused_by_name(manager: Manager) -> None:
         assert words in refused.value.sentence
     for op in ("dance", "", None, 7):
         with pytest.raises(Refused, match="there is no request"):
-            manager.ask(op)  # type: ignore[arg-type] # nonsense on purpose
+            manager.ask(op)  # type: ignore[arg-type]  # nonsense on purpose
     assert manager.ask("ping") == {}
     assert manager.ask("list") == {"units": []}
 

@@ -149,7 +149,7 @@ async def test_many_deaths_at_once_come_back_one_by_one_the_important_first(scen
             scene.soul(one).end(AttemptOutcome.SIGNAL)
         for round_ in range(1, 4):
             again = min(20 * round_, 45)
-            await until(lambda count=again: len(scene.haven.souls) == 45 + count)  # type: ignore[misc]
+            await until(lambda count=again: len(scene.haven.souls) == 45 + count)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             await scene.calm()
             assert len(scene.haven.souls) == 45 + again
             scene.clock.advance(1)

@@ -101,7 +101,7 @@ async def test_in_a_life_without_a_crash_a_name_counts_as_well(scene: Managers) 
         await manager.process(one.instance_id, "again", request_id=name)  # forgotten by now
         assert scene.soul(one).requests[-1] == "again"
         with pytest.raises(Exception, match="request_id must be a UUID"):
-            await manager.process(one.instance_id, "echo", request_id="no")  # type: ignore[arg-type]
+            await manager.process(one.instance_id, "echo", request_id="no")  # type: ignore[arg-type]  # wrong on purpose
 
 
 async def test_the_last_who_gives_up_calls_it_off(scene: Managers) -> None:

@@ -87,7 +87,7 @@ async def test_every_refusal_is_audited_once(crew: Crew) -> None:
 
     async def expect(act: str, about: str, kind: type[OstlerError], work: object) -> None:
         with pytest.raises(kind):
-            await work  # type: ignore[misc]
+            await work  # type: ignore[misc]  # any awaitable
         refused.append((act, about, kind))
 
     ended, gone = f"instance:{one.instance_id}", InvalidOperationError

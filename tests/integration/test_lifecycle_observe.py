@@ -274,15 +274,15 @@ async def test_one_that_never_reads_is_bounded_and_slows_nobody(scene: Scene) ->
         seen = await reading
         assert not any(isinstance(one, EventsMissed) for one in seen)
         await delivered(scene)
-        buffer = idle._buffer  # noqa: SLF001
-        assert (len(buffer._events), buffer.missed) == (10, 990)  # noqa: SLF001
+        buffer = idle._buffer  # noqa: SLF001 - how much is held back is told to nobody
+        assert (len(buffer._events), buffer.missed) == (10, 990)  # noqa: SLF001 - how much is held back is told to nobody
         assert "lifecycle_observers_dropped" in manager.metrics()
 
 
 async def test_an_observer_that_is_let_go_leaves_by_itself(scene: Scene) -> None:
     async with scene.open() as manager:
         instance = await scene.spawn()
-        fanout = manager._fanout  # noqa: SLF001
+        fanout = manager._fanout  # noqa: SLF001 - how many watch is told to nobody
         streams = [manager.observe(instance.instance_id) for _ in range(10)] + [manager.observe() for _ in range(10)]
         assert fanout.watching == 20
         await streams[0].aclose()
@@ -312,7 +312,7 @@ async def test_a_step_that_was_cancelled_can_be_taken_again(scene: Scene) -> Non
         await manager.terminate(instance.instance_id)
         assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
         assert moves(await all_of(history))[-2:] == [S.TERMINATING, S.TERMINATED]
-        assert manager._fanout.watching == 0  # noqa: SLF001
+        assert manager._fanout.watching == 0  # noqa: SLF001 - how many watch is told to nobody
 
 
 async def test_one_that_catches_up_misses_nothing_and_sees_nothing_twice(scene: Scene) -> None:

@@ -96,7 +96,7 @@ async def test_one_whose_store_was_taken_over_stops_its_agents_and_refuses(
         other = open_store(scene.home, Seams(clock=scene.clock))
         async with other:
             await other.take_lease("thief", ttl=MINUTE, steal=True)
-            house = manager._house  # noqa: SLF001
+            house = manager._house  # noqa: SLF001 - that it shut itself is told to nobody
             scene.clock.advance(10)  # a third of the lease: the next renewal
             await until(lambda: house.shut is not None)
             with pytest.raises(AgentGoneError):

@@ -217,7 +217,7 @@ async def test_get_active_instances_returns_all_instances_matching_filter(crew: 
     await crew.manager.terminate(ended.instance_id)
 
     async def found(**wanted: object) -> set[object]:
-        matching = await crew.manager.get_active_instances(GetInstancesFilter(**wanted))  # type: ignore[arg-type]
+        matching = await crew.manager.get_active_instances(GetInstancesFilter(**wanted))  # type: ignore[arg-type]  # whatever filter is asked
         return {one.instance_id for one in matching}
 
     assert await found() == {review.instance_id, other.instance_id}

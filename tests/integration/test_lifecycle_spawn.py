@@ -77,7 +77,7 @@ async def test_all_faults_of_a_request_are_told_at_once(crew: Crew) -> None:
     ).evolve(agent_definition_id=UUID(int=0))
     with pytest.raises(ValidationError) as told:
         await crew.manager.spawn(request)
-    fields = {fault.field for fault in told.value.faults}  # type: ignore[attr-defined]
+    fields = {fault.field for fault in told.value.faults}  # type: ignore[attr-defined]  # each is a Fault, which has its field
     assert {"agent_definition_id", "options.name", "options.tags.0", "options.initialization_timeout"} <= fields
     assert {
         "options.resource_limits.max_memory_mb",
@@ -91,7 +91,7 @@ async def test_a_limit_that_the_level_cannot_hold_is_refused_when_that_is_demand
     limits = ResourceLimits(max_cpu_percent=50)
     with pytest.raises(ValidationError, match="choose a higher level, or accept less with min_enforcement") as told:
         await crew.spawn(min_enforcement=Enforcement.ENFORCED, resource_limits=limits)
-    fields = {fault.field for fault in told.value.faults}  # type: ignore[attr-defined]
+    fields = {fault.field for fault in told.value.faults}  # type: ignore[attr-defined]  # each is a Fault, which has its field
     assert "options.resource_limits.max_memory_mb" in fields
     assert "options.resource_limits.max_cpu_percent" in fields
     assert "options.resource_limits.max_concurrent_tasks" not in fields

@@ -187,7 +187,7 @@ async def test_waits_beside_any_request_do_not_make_it_look_busy(crew: Crew, sta
 
     one = await crew.spawn(agent=type("Patient", (Patient,), {"stage": stage}))
     await crew.wait_of(one)
-    await until(lambda: len(crew.manager._house.lives[one.instance_id].waits or ()) == times)  # noqa: SLF001
+    await until(lambda: len(crew.manager._house.lives[one.instance_id].waits or ()) == times)  # noqa: SLF001 - the store knows of a wait before the manager does
     assert await crew.state(one) is _A.READY
     await crew.manager.suspend(one.instance_id)
     await crew.manager.resume(one.instance_id)

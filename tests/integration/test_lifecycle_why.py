@@ -156,7 +156,7 @@ async def test_failed_for_good_and_to_return(scene: Scene) -> None:
 
 async def comes_to(scene: Scene, instance: AgentInstance, verdict: str) -> Why:
     """Let time pass until the answer is this."""
-    pulse = scene.manager._house.lives[instance.instance_id].pulse  # noqa: SLF001
+    pulse = scene.manager._house.lives[instance.instance_id].pulse  # noqa: SLF001 - when it last spoke stands only there
     said = pulse.output
 
     async def there() -> bool:

@@ -148,16 +148,16 @@ async def test_in_memory_nobody_asks_how_a_brain_is_made(brain: Any) -> None:
         ({"brains": 5}, ["brains"]),
         ({"agents": AgentGroup(name="a", kind="ada")}, ["agents"]),
         ({"agents": [{"name": "a", "kind": "ada"}]}, ["agents.0"]),
-        ({"agents": [AgentGroup(name=5, kind=[])]}, ["agents.0.name", "agents.0.kind"]),  # type: ignore[arg-type]
+        ({"agents": [AgentGroup(name=5, kind=[])]}, ["agents.0.name", "agents.0.kind"]),  # type: ignore[arg-type]  # wrong on purpose
         ({"settings": {}}, ["settings"]),
         ({"global_state": [1]}, ["global_state"]),
         ({"parameters": [1]}, ["parameters"]),
         ({"schema": dict}, ["schema"]),
         ({"name": 5, "source": 5}, ["name", "source"]),
         ({"source": {"a": object()}}, ["source.a"]),
-        ({"agents": (AgentGroup(name="a", kind="ada", params=[1]),)}, ["agents.0.params"]),  # type: ignore[arg-type]
+        ({"agents": (AgentGroup(name="a", kind="ada", params=[1]),)}, ["agents.0.params"]),  # type: ignore[arg-type]  # wrong on purpose
         (
-            {"agents": (AgentGroup(name="a", kind="ada", initial_state=5),)},  # type: ignore[arg-type]
+            {"agents": (AgentGroup(name="a", kind="ada", initial_state=5),)},  # type: ignore[arg-type]  # wrong on purpose
             ["agents.0.initial_state"],
         ),
     ],
@@ -168,7 +168,7 @@ async def test_a_slip_in_a_scenario_is_told_in_words(store: Store, slip: dict[st
     with pytest.raises(ValidationError) as caught:
         async with begin_run(store, Scenario(**given)):
             pytest.fail("began")
-    assert [fault.field for fault in caught.value.faults] == fields  # type: ignore[attr-defined]
+    assert [fault.field for fault in caught.value.faults] == fields  # type: ignore[attr-defined]  # each is a Fault, which has its field
     assert not await store.list_runs()
 
 

@@ -103,7 +103,7 @@ async def test_a_view_says_that_it_cannot_be_written_and_the_disk_is_not_blamed(
 async def test_what_a_store_reads_with_cannot_write(tmp_path: Path) -> None:
     async with open_store(tmp_path) as store:
         with pytest.raises(StoreError):
-            await store._read(lambda session: session.execute("DELETE FROM workspaces", {}))  # type: ignore[attr-defined]  # noqa: SLF001
+            await store._read(lambda session: session.execute("DELETE FROM workspaces", {}))  # type: ignore[attr-defined]  # noqa: SLF001 - a reader is given to nobody outside
         assert len(await store.list_workspaces()) == 1
 
 
@@ -115,10 +115,10 @@ class Interrupted(MemorySession):
 
     between: list[Callable[[], None]]
 
-    def audit(self, *args: object) -> list[object]:  # type: ignore[override]
+    def audit(self, *args: object) -> list[object]:  # type: ignore[override]  # passed on as they came
         while self.between:
             self.between.pop()()
-        return super().audit(*args)  # type: ignore[arg-type, return-value]
+        return super().audit(*args)  # type: ignore[arg-type, return-value]  # passed on as they came
 
 
 async def test_a_sweep_in_the_middle_of_a_verification_is_no_fault() -> None:

@@ -105,7 +105,7 @@ async def test_every_commit_waits_for_the_disk(postgres_address: str) -> None:
         await reserved(store)
         assert sql(postgres_address, "SHOW fsync") == [("on",)]
         assert sql(postgres_address, "SHOW full_page_writes") == [("on",)]
-        asked = await store._read(lambda session: session.execute("SHOW synchronous_commit", {}))  # type: ignore[attr-defined]  # noqa: SLF001
+        asked = await store._read(lambda session: session.execute("SHOW synchronous_commit", {}))  # type: ignore[attr-defined]  # noqa: SLF001 - a reader is given to nobody outside
         assert dict(asked[0]) == {"synchronous_commit": "on"}
 
 

@@ -39,7 +39,7 @@ class Watched:
 
         def open_writer(fault: object) -> SqliteSession:
             assert inner.open_writer is not None
-            session = inner.open_writer(fault)  # type: ignore[arg-type]
+            session = inner.open_writer(fault)  # type: ignore[arg-type]  # passed on as it came
             assert isinstance(session, SqliteSession)
             self.writers.append(session)
             return session

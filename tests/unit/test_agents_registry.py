@@ -150,8 +150,8 @@ async def test_another_source_under_the_same_name_is_refused_unless_it_replaces(
 
 def test_two_lambdas_are_two_sources() -> None:
     registry = AgentRegistry()
-    first = lambda: Fixer()  # noqa: E731, PLW0108
-    second = lambda: Named()  # noqa: E731, PLW0108
+    first = lambda: Fixer()  # noqa: E731, PLW0108 - two lambdas are what is tried here
+    second = lambda: Named()  # noqa: E731, PLW0108 - two lambdas are what is tried here
     registry.register(first, name="x")
     registry.register(first, name="x")
     with pytest.raises(ConflictError):
@@ -206,7 +206,7 @@ def test_a_marked_class_is_registered_as_marked() -> None:
     assert registry.register(Marked, name="twin").description == "a mark"
     assert registry.register(Heir).description is None
     with pytest.raises(TypeError, match="an agent has no colour"):
-        agent(colour="red")  # type: ignore[call-arg]
+        agent(colour="red")  # type: ignore[call-arg]  # wrong on purpose
 
 
 def test_a_lifecycle_is_read_by_the_reader_that_the_registry_was_given() -> None:
@@ -315,7 +315,7 @@ def test_the_factory_makes_fresh_agents_by_type() -> None:
 
 def test_the_factory_says_what_is_wrong() -> None:
     registry = AgentRegistry()
-    registry.register(lambda: 3, name="three")  # type: ignore[arg-type, return-value]
+    registry.register(lambda: 3, name="three")  # type: ignore[arg-type, return-value]  # wrong on purpose
     registry.register(lambda: Needy(*[]), name="needy")
     factory = AgentFactory(registry)
     with pytest.raises(AgentNotFoundError, match="did you mean needy"):

@@ -91,7 +91,7 @@ class Plain(Agent):
 
 
 class Async(Plain):
-    async def initialize(self, context: AgentContext) -> None:  # type: ignore[override]
+    async def initialize(self, context: AgentContext) -> None:  # type: ignore[override]  # an agent may be async where its base is not
         await asyncio.sleep(0)
         super().initialize(context)
 
@@ -102,7 +102,7 @@ class Async(Plain):
     async def final_state(self) -> Any:
         return super().final_state()
 
-    async def shutdown(self) -> None:  # type: ignore[override]
+    async def shutdown(self) -> None:  # type: ignore[override]  # an agent may be async where its base is not
         super().shutdown()
 
 

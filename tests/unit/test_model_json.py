@@ -128,7 +128,7 @@ def test_an_audit_entry_is_hashed_over_everything_but_its_hash() -> None:
             assert entry.evolve(**{field.name: other}).computed_hash != entry.computed_hash
 
 
-moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 - the strategy wants them without a zone, and adds it
 durations = st.timedeltas(timedelta(0), timedelta(days=36500))
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 names = st.text("abc XYZ-09äß漢", min_size=1, max_size=200).filter(lambda name: name == name.strip())

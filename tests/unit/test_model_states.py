@@ -103,9 +103,9 @@ def test_only_accepted_and_rejected_tasks_are_finished() -> None:
 
 def test_the_tables_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        AGENT_TRANSITIONS[AgentState.TERMINATED] = frozenset()  # type: ignore[index]
+        AGENT_TRANSITIONS[AgentState.TERMINATED] = frozenset()  # type: ignore[index]  # wrong on purpose
     with pytest.raises(TypeError):
-        TASK_TRANSITIONS[TaskState.ACCEPTED] = frozenset()  # type: ignore[index]
+        TASK_TRANSITIONS[TaskState.ACCEPTED] = frozenset()  # type: ignore[index]  # wrong on purpose
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_other_probes_need_none_and_what_cannot_be_kept_is_said_once() -> None:
     assert not faults(ProbeType.HEARTBEAT, None)
     assert not faults(ProbeType.CUSTOM, "whatever: it likes")
     assert faults(ProbeType.COMMAND, "a\0b") == ("target must not contain NUL",)
-    assert HealthCheckConfig(probe=ProbeType.TCP, target=7).validate().errors  # type: ignore[arg-type]
+    assert HealthCheckConfig(probe=ProbeType.TCP, target=7).validate().errors  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(st.sampled_from([http_target, tcp_target, command_target]), st.text(st.characters(), max_size=60))

@@ -89,14 +89,14 @@ def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
 @pytest.mark.parametrize(
     ("record", "error"),
     [
-        (ResourceLimits(max_memory_mb="512"), "max_memory_mb must be a whole number, was '512'"),  # type: ignore[arg-type]
+        (ResourceLimits(max_memory_mb="512"), "max_memory_mb must be a whole number, was '512'"),  # type: ignore[arg-type]  # wrong on purpose
         (ResourceLimits(max_memory_mb=True), "max_memory_mb must be a whole number, was True"),
-        (ResourceLimits(max_memory_mb=512.0), "max_memory_mb must be a whole number, was 512.0"),  # type: ignore[arg-type]
-        (ResourceLimits(execution_timeout=60), "execution_timeout must be a duration, was 60"),  # type: ignore[arg-type]
+        (ResourceLimits(max_memory_mb=512.0), "max_memory_mb must be a whole number, was 512.0"),  # type: ignore[arg-type]  # wrong on purpose
+        (ResourceLimits(execution_timeout=60), "execution_timeout must be a duration, was 60"),  # type: ignore[arg-type]  # wrong on purpose
         (ResourceLimits(max_memory_mb=10**5000), "max_memory_mb must be 64 to 8192, was an unprintable int"),
         (RestartPolicy(backoff_multiplier=float("nan")), "backoff_multiplier must be 1.1 to 5.0, was nan"),
         (RestartPolicy(backoff_multiplier=float("inf")), "backoff_multiplier must be 1.1 to 5.0, was inf"),
-        (RestartPolicy(use_jitter=1), "use_jitter must be true or false, was 1"),  # type: ignore[arg-type]
+        (RestartPolicy(use_jitter=1), "use_jitter must be true or false, was 1"),  # type: ignore[arg-type]  # wrong on purpose
         (
             AgentMetrics(sampled_at=NOW, cpu_percent=float("nan")),
             "cpu_percent must be a finite number, was nan",
@@ -106,15 +106,15 @@ def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
             "sampled_at must be a time with its zone, was 2026-03-01T00:00:00",
         ),
         (
-            AgentSpawnOptions(priority="urgent"),  # type: ignore[arg-type]
+            AgentSpawnOptions(priority="urgent"),  # type: ignore[arg-type]  # wrong on purpose
             "priority must be one of low, normal, high, critical, was 'urgent'",
         ),
-        (AgentSpawnOptions(priority="high"), "priority must be AgentPriority.HIGH, was 'high'"),  # type: ignore[arg-type]
-        (AgentSpawnOptions(tags="abc"), "tags must be a list, was 'abc'"),  # type: ignore[arg-type]
-        (AgentSpawnOptions(resource_limits={}), "resource_limits must be of type ResourceLimits, was {}"),  # type: ignore[arg-type]
-        (SpawnRequest(agent_definition_id="x"), "agent_definition_id must be a UUID, was 'x'"),  # type: ignore[arg-type]
-        (SpawnRequest(agent_definition_id=ID, context=[]), "context must be a mapping, was ()"),  # type: ignore[arg-type]
-        (HealthCheckConfig(probe=[]), "probe must be one of heartbeat, custom, http, tcp, command, was []"),  # type: ignore[arg-type]
+        (AgentSpawnOptions(priority="high"), "priority must be AgentPriority.HIGH, was 'high'"),  # type: ignore[arg-type]  # wrong on purpose
+        (AgentSpawnOptions(tags="abc"), "tags must be a list, was 'abc'"),  # type: ignore[arg-type]  # wrong on purpose
+        (AgentSpawnOptions(resource_limits={}), "resource_limits must be of type ResourceLimits, was {}"),  # type: ignore[arg-type]  # wrong on purpose
+        (SpawnRequest(agent_definition_id="x"), "agent_definition_id must be a UUID, was 'x'"),  # type: ignore[arg-type]  # wrong on purpose
+        (SpawnRequest(agent_definition_id=ID, context=[]), "context must be a mapping, was ()"),  # type: ignore[arg-type]  # wrong on purpose
+        (HealthCheckConfig(probe=[]), "probe must be one of heartbeat, custom, http, tcp, command, was []"),  # type: ignore[arg-type]  # wrong on purpose
         (
             HealthCheckConfig(timeout=timedelta(seconds=9)),
             "timeout must be at most the interval (5 s), was 9 s",
@@ -140,7 +140,7 @@ def test_one_fault_is_one_sentence(record: Record, error: str) -> None:
 
 def test_a_wrong_key_is_named_with_its_mapping() -> None:
     stats = LifecycleStatistics(
-        active_instances=0, by_state={"asleep": 1}, by_health={}, max_concurrent=None, total_spawned=0,  # type: ignore[dict-item]
+        active_instances=0, by_state={"asleep": 1}, by_health={}, max_concurrent=None, total_spawned=0,  # type: ignore[dict-item]  # wrong on purpose
         total_terminated=0, average_uptime=timedelta(0), total_restarts=0,
     )  # fmt: skip
     (error,) = stats.validate().errors
@@ -223,7 +223,7 @@ RECORDS = [
     cls for _, cls in inspect.getmembers(model, inspect.isclass) if issubclass(cls, Record) and cls is not Record
 ]
 JUNK = [None, True, -1, 10**5000, float("nan"), "", "\ud800\0", b"x", [], [[]], {}, {1: []}, {"a"}, object(),
-        datetime(1, 1, 1), timedelta.max, UUID(int=0), AgentPriority.HIGH, int]  # noqa: DTZ001  # fmt: skip
+        datetime(1, 1, 1), timedelta.max, UUID(int=0), AgentPriority.HIGH, int]  # noqa: DTZ001 - a moment without a zone is junk  # fmt: skip
 
 
 @given(st.sampled_from(RECORDS), st.lists(st.sampled_from(JUNK), min_size=30, max_size=30))

@@ -102,7 +102,7 @@ def test_who_is_not_known_is_refused() -> None:
     assert not decide_access(None, P.AGENTS_READ, HERE, tier=Tier.ENTERPRISE)
     strange = somebody().evolve(roles=("owner",))
     assert not decide_access(strange, P.AGENTS_READ, HERE, tier=Tier.ENTERPRISE)
-    unknown: Permission = "agents.clone"  # type: ignore[assignment]
+    unknown: Permission = "agents.clone"  # type: ignore[assignment]  # wrong on purpose
     assert not decide_access(somebody(Role.ADMIN), unknown, HERE, tier=Tier.ENTERPRISE)
 
 

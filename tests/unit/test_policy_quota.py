@@ -29,7 +29,7 @@ def test_each_plan_has_its_number_of_agents(tier: Tier, limit: int | None) -> No
 def test_there_is_a_plan_for_every_tier_and_none_can_be_changed() -> None:
     assert list(PLANS) == list(Tier)
     with pytest.raises(TypeError):
-        PLANS[CORE] = PLANS[TEAMS]  # type: ignore[index]
+        PLANS[CORE] = PLANS[TEAMS]  # type: ignore[index]  # wrong on purpose
 
 
 ISOLATION_NEEDS = {

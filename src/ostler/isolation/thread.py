@@ -75,7 +75,7 @@ class AgentLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self.set_exception_handler(_note)
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]  # typeshed ties the arguments to those of func
         self, executor: Executor | None, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         return super().run_in_executor(executor or self.workers, func, *args)

@@ -188,7 +188,7 @@ class Workers(Executor):
             else:
                 self._mark_free()
             # Nothing of it is held while the thread waits for the next.
-            work = future = action = answer = error = None  # type: ignore[assignment]
+            work = future = action = answer = error = None  # type: ignore[assignment]  # set anew before they are read
 
     def _mark_free(self) -> None:
         with self._lock:

@@ -75,7 +75,7 @@ def revive(cls: type[T], values: dict[str, Any]) -> T:
 
 def load(cls: type[T], text: str | bytes) -> T:
     """Decode strictly; every fault at once in one `ValidationError`."""
-    from pydantic import ValidationError as PydanticError  # noqa: PLC0415
+    from pydantic import ValidationError as PydanticError  # noqa: PLC0415 - lazily, see the head of this file
 
     kind: Any = cls
     try:
@@ -87,7 +87,7 @@ def load(cls: type[T], text: str | bytes) -> T:
 
 def check(record: Any) -> Iterator[Fault]:
     """The faults of types and ranges in a record that was made in Python."""
-    from pydantic import ValidationError as PydanticError  # noqa: PLC0415
+    from pydantic import ValidationError as PydanticError  # noqa: PLC0415 - lazily, see the head of this file
 
     cls: Any = type(record)
     try:
@@ -199,5 +199,5 @@ def _expected(base: Any, detail: ErrorDetails) -> str:
     if origin in _NAMES:
         return _NAMES[origin]
     if is_dataclass(base):
-        return f"must be of type {base.__name__}"  # type: ignore[union-attr]
+        return f"must be of type {base.__name__}"  # type: ignore[union-attr]  # is_dataclass does not tell a class from its object
     return str(detail["msg"]).replace("Input should be", "must be")

@@ -80,7 +80,7 @@ def settle(record: Record, *names: str) -> None:
 def _all_rules(record: Record, prefix: str) -> Iterator[Fault]:
     for fault in record.rules():
         yield fault.under(prefix) if prefix else fault
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # every record is a dataclass, this base is not
         value = getattr(record, field.name)
         if isinstance(value, Record):
             yield from _all_rules(value, f"{prefix}.{field.name}" if prefix else field.name)

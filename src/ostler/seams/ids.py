@@ -43,7 +43,7 @@ class Uuid7Source:
     def __init__(self, clock: Clock, chance: random.Random | None = None) -> None:
         self._clock = clock
         # Ids must not repeat; they need not be secret, so one draw of entropy per source is enough.
-        self._chance = chance or random.Random(os.urandom(32))  # noqa: S311
+        self._chance = chance or random.Random(os.urandom(32))  # noqa: S311 - an id need not be secret
         self._lock = threading.Lock()
         self._last = 0
         self._counter = 0

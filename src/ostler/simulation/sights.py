@@ -92,7 +92,7 @@ class PausedAgents(MutableSet[str]):
         self._book = book
 
     @classmethod
-    def _from_iterable(cls, names: Iterable[str]) -> AbstractSet[str]:  # type: ignore[override]
+    def _from_iterable(cls, names: Iterable[str]) -> AbstractSet[str]:  # type: ignore[override]  # typeshed wants a set of the same class
         """What `&`, `|` and `-` give is a set of its own, not a sight."""
         return set(names)
 

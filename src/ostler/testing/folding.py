@@ -20,9 +20,17 @@ from ostler.model import (
     AgentSpawnedEvent,
     AgentState,
     AgentStateChangedEvent,
+    AgentStateTransitions,
     Event,
     GetInstancesFilter,
     HealthState,
+    Task,
+    TaskCreatedEvent,
+    TaskEvent,
+    TaskFilter,
+    TaskState,
+    TaskStateChangedEvent,
+    TaskStateTransitions,
 )
 from ostler.policy import plan
 from ostler.store import Store
@@ -47,6 +55,16 @@ class FoldedInstance:
     @property
     def is_active(self) -> bool:
         return self.state in ACTIVE_STATES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoldedTask:
+    """What the log alone tells about one task."""
+
+    task_id: UUID
+    state: TaskState
+    version: int
+    attempt: int
 
 
 def fold(events: Iterable[Event]) -> dict[UUID, FoldedInstance]:
@@ -86,6 +104,23 @@ def _next(old: FoldedInstance, event: AgentEvent) -> FoldedInstance:
             return new
 
 
+def fold_tasks(events: Iterable[Event]) -> dict[UUID, FoldedTask]:
+    """The same for tasks. Each move to running is a new attempt."""
+    known: dict[UUID, FoldedTask] = {}
+    for event in events:
+        if isinstance(event, TaskCreatedEvent):
+            known[event.task_id] = FoldedTask(
+                task_id=event.task_id, state=TaskState.QUEUED, version=event.version, attempt=0
+            )
+        elif isinstance(event, TaskEvent) and event.task_id in known:
+            new = replace(known[event.task_id], version=event.version)
+            if isinstance(event, TaskStateChangedEvent):
+                starts = event.new_state is TaskState.RUNNING
+                new = replace(new, state=event.new_state, attempt=new.attempt + starts)
+            known[event.task_id] = new
+    return known
+
+
 def sequence_faults(events: Iterable[Event], after: int = 0) -> list[str]:
     """The log has no gap, and the version of no instance ever falls."""
     faults = []
@@ -101,6 +136,39 @@ def sequence_faults(events: Iterable[Event], after: int = 0) -> list[str]:
                 faults.append(f"event {event.sequence} takes instance {event.instance_id} back to {event.version}")
             versions[event.instance_id] = event.version
     return faults
+
+
+def move_faults(events: Iterable[Event]) -> list[str]:
+    """Every change of state in the log is a legal move, and begins where the one before it ended."""
+    faults = []
+    agents: dict[UUID, AgentState] = {}
+    tasks: dict[UUID, TaskState] = {}
+    for event in events:
+        match event:
+            case AgentSpawnedEvent():
+                agents[event.instance_id] = AgentState.INITIALIZING
+            case TaskCreatedEvent():
+                tasks[event.task_id] = TaskState.QUEUED
+            case AgentStateChangedEvent(previous_state=old, new_state=new):
+                # The log does not say which moves a freeze or a thaw made, so theirs are admitted everywhere.
+                legal = AgentStateTransitions.is_valid(old, new, freezing=True)
+                faults += _move_fault(event, legal=legal, known=agents.get(event.instance_id, old))
+                agents[event.instance_id] = new
+            case TaskStateChangedEvent(previous_state=old_task, new_state=new_task):
+                legal = TaskStateTransitions.is_valid(old_task, new_task)
+                faults += _move_fault(event, legal=legal, known=tasks.get(event.task_id, old_task))
+                tasks[event.task_id] = new_task
+    return faults
+
+
+def _move_fault(
+    event: AgentStateChangedEvent | TaskStateChangedEvent, *, legal: bool, known: AgentState | TaskState
+) -> list[str]:
+    who = f"instance {event.instance_id}" if isinstance(event, AgentStateChangedEvent) else f"task {event.task_id}"
+    told = f"event {event.sequence} moves {who} from {event.previous_state} to {event.new_state}"
+    if event.previous_state != known:
+        return [f"{told}, but it was {known}"]
+    return [] if legal else [f"{told}, which is no legal move"]
 
 
 def quota_faults(events: Iterable[Event], workspace_id: UUID, cap: int) -> list[str]:
@@ -139,6 +207,17 @@ def instance_faults(folded: dict[UUID, FoldedInstance], records: Iterable[AgentI
     return faults
 
 
+def task_faults(folded: dict[UUID, FoldedTask], records: Iterable[Task]) -> list[str]:
+    """The table says of each task what the log says; a task without a beginning in the log is passed over."""
+    return [
+        f"task {record.task_id}: the log gives {name} {getattr(seen, name)}, the table has {getattr(record, name)}"
+        for record in records
+        if (seen := folded.get(record.task_id)) is not None
+        for name in ("state", "version", "attempt")
+        if getattr(seen, name) != getattr(record, name)
+    ]
+
+
 async def all_instances(store: Store, workspace_id: UUID) -> list[AgentInstance]:
     """Every instance of a workspace, page by page."""
     found: list[AgentInstance] = []
@@ -150,6 +229,18 @@ async def all_instances(store: Store, workspace_id: UUID) -> list[AgentInstance]
         if len(page) < _PAGE:
             return found
         before = page[-1].instance_id
+
+
+async def all_tasks(store: Store, workspace_id: UUID) -> list[Task]:
+    """Every task of a workspace, page by page."""
+    found: list[Task] = []
+    before: UUID | None = None
+    while True:
+        page = await store.list_tasks(TaskFilter(limit=_PAGE, before=before), workspace_id)
+        found += page
+        if len(page) < _PAGE:
+            return found
+        before = page[-1].task_id
 
 
 async def statistics_faults(store: Store, workspace_id: UUID, now: datetime) -> list[str]:
@@ -189,10 +280,12 @@ async def invariant_faults(store: Store, now: datetime) -> list[str]:
     faults = sequence_faults(events, head.horizon)
     if events and events[-1].sequence != (last := (await store.head()).sequence):
         faults.append(f"the log ends at {events[-1].sequence}, the head says {last}")
-    folded = fold(events)
+    faults += move_faults(events)
+    folded, folded_tasks = fold(events), fold_tasks(events)
     for workspace in await store.list_workspaces(limit=_PAGE):
         space = workspace.workspace_id
         faults += instance_faults(folded, await all_instances(store, space))
+        faults += task_faults(folded_tasks, await all_tasks(store, space))
         faults += await statistics_faults(store, space, now)
         cap = plan(workspace.tier).max_concurrent
         if cap is not None and head.horizon == 0:

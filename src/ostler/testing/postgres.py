@@ -49,7 +49,7 @@ def temporary_postgres() -> Iterator[str]:
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            **identity,  # type: ignore[call-overload]
+            **identity,  # type: ignore[call-overload]  # the keywords differ by user
         )
         try:
             _await_ready(programs, sockets, server, identity)
@@ -98,7 +98,7 @@ def _unprivileged(home: Path) -> dict[str, object]:
 
 
 def _run(command: list[str | Path], identity: dict[str, object]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **identity)  # type: ignore[call-overload]  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **identity)  # type: ignore[call-overload]  # noqa: S603 - our own server; the keywords differ by user
     if done.returncode != 0:
         raise PostgresUnavailableError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-500:]}")
 
@@ -106,7 +106,7 @@ def _run(command: list[str | Path], identity: dict[str, object]) -> None:
 def _await_ready(programs: Path, sockets: Path, server: subprocess.Popen[bytes], identity: dict[str, object]) -> None:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end and server.poll() is None:
-        ready = subprocess.run([programs / "pg_isready", "-q", "-h", sockets], check=False, **identity)  # type: ignore[call-overload]  # noqa: S603
+        ready = subprocess.run([programs / "pg_isready", "-q", "-h", sockets], check=False, **identity)  # type: ignore[call-overload]  # noqa: S603 - our own server; the keywords differ by user
         if ready.returncode == 0:
             return
         time.sleep(0.02)

@@ -63,9 +63,9 @@ def read_yaml(page: Page, text: str, first_line: int) -> None:
 
 
 def _events(text: str) -> Iterator[Any]:
-    # Here, because few programs read a file and every one that names a definition would pay for it.
-    from ruamel.yaml import YAML  # noqa: PLC0415
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415
+    # Every program that names a definition would pay for these imports at the top.
+    from ruamel.yaml import YAML  # noqa: PLC0415 - few programs read a file
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError  # noqa: PLC0415 - few programs read a file
 
     try:
         yield from YAML(typ="safe", pure=True).parse(text)

@@ -125,7 +125,6 @@ class Template:
     def _set_up(self, setup: Mapping[str, Any]) -> bool:
         began = time.time_ns()
         try:
-            sys.dont_write_bytecode = not setup.get("bytecode", True)
             if setup.get("sys_path") is not None:
                 sys.path[:] = setup["sys_path"]
             if setup.get("argv") is not None:  # a program may look at its words when it is loaded

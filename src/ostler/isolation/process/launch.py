@@ -41,13 +41,18 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _CHUNK = 64 * 1024
 
 
+def _python(*options: str) -> list[str]:
+    """Isolated, so no variable reaches it: that we write no bytecode must be told as an option."""
+    return [sys.executable, "-I", *(["-B"] if sys.dont_write_bytecode else []), *options]
+
+
 def keeper_argv(directory: Path) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", _KEEPER, SOURCE, str(directory)]
+    return [*_python("-S"), "-c", _KEEPER, SOURCE, str(directory)]
 
 
 def template_argv() -> list[str]:
     # With site, unlike the keeper: packages that were installed for editing are found only through it.
-    return [sys.executable, "-I", "-c", _TEMPLATE, SOURCE, _NEEDED]
+    return [*_python(), "-c", _TEMPLATE, SOURCE, _NEEDED]
 
 
 def connect(directory: Path) -> socket.socket | None:
@@ -111,7 +116,7 @@ def vacant(directory: Path) -> Iterator[bool]:
 async def sweep(token: str) -> None:
     """End what a dead keeper left, proven to be its own. In a program of its own: it forks, and ours has threads."""
     if token:
-        code, said = await _run([sys.executable, "-I", "-S", "-c", _SWEEP, SOURCE, token])
+        code, said = await _run([*_python("-S"), "-c", _SWEEP, SOURCE, token])
         if code:
             _log.error("what the keeper left could not be swept: %s", said)
 

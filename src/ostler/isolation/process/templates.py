@@ -39,7 +39,6 @@ class Templates:
 
 def _described(source: Mapping[str, Any], env: Mapping[str, str], cwd: str, written: int) -> dict[str, Any]:
     setup = {"sys_path": import_path(), "source": {**source, "qualname": None}, "written": written}
-    setup["bytecode"] = not sys.dont_write_bytecode
     if source["main"]:
         setup["argv"] = list(sys.argv)
     template = {"argv": template_argv(), "env": dict(env), "cwd": cwd, "setup": setup}

@@ -78,7 +78,7 @@ class Rehearsal:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)  # noqa: S311 - a seed is the point
         self.clock = VirtualClock()
-        made_up = random.Random(self.chance.random())  # noqa: S311
+        made_up = random.Random(self.chance.random())  # noqa: S311 - drawn from the seed
         self.outliving = self.seed % _OUTLIVING == _OUTLIVING - 1
         kind = Machine if self.outliving else World
         self.world = kind(chance=made_up, luck=Misfortune.drawn(made_up))
@@ -168,7 +168,7 @@ class Rehearsal:
     async def _open(self) -> None:
         opened: asyncio.Future[AgentLifecycleManager] = asyncio.get_running_loop().create_future()
         self._leave = asyncio.Event()
-        draw = random.Random(self.chance.random())  # noqa: S311
+        draw = random.Random(self.chance.random())  # noqa: S311 - drawn from the seed
         seams = Seams(clock=self.clock, chance=draw)
         self._store = inline_store(self.tables, seams, before_commit=self._before_commit)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(opened, seams, self._leave))

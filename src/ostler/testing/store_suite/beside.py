@@ -97,8 +97,8 @@ def faulty(clock: ManualClock) -> list[tuple[AgentState, dict[str, Any], str]]:
         (ready, {"identity": {"a": object()}}, "beside.identity.a must be a JSON value"),
         (ready, {"identity": "pid 1"}, "beside.identity must be a mapping"),
         (failed, {"ended": "clean"}, "beside.ended must be of type AttemptEnd"),
-        (failed, {"ended": AttemptEnd(outcome="gone")}, "beside.ended.outcome must be one of clean"),  # type: ignore[arg-type]
-        (failed, {"ended": AttemptEnd(outcome=AttemptOutcome.LOST, detail=5)}, "beside.ended.detail must be text"),  # type: ignore[arg-type]
+        (failed, {"ended": AttemptEnd(outcome="gone")}, "beside.ended.outcome must be one of clean"),  # type: ignore[arg-type]  # wrong on purpose
+        (failed, {"ended": AttemptEnd(outcome=AttemptOutcome.LOST, detail=5)}, "beside.ended.detail must be text"),  # type: ignore[arg-type]  # wrong on purpose
         (failed, {"restarting": "soon", "open_wait": wait}, "beside.restarting must be of type Restarting"),
         (failed, {"restarting": soon}, "beside.open_wait is required with a restart to come"),
         (ready, {"restarting": soon, "open_wait": wait}, "beside.restarting goes only with a move to failed"),

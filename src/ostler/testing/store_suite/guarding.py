@@ -51,7 +51,7 @@ def poisoned(clock: ManualClock) -> list[Command[Any]]:
     wait = Wait(wait_id=ANY, workspace_id=HOME, kind=WaitKind.HUMAN, created_at=clock.wall(), due_at=FAR)
     return [
         MoveInstance(instance_id=ANY, to=AgentState.READY, enforcement={"cpu": wrong}),
-        MoveInstance(instance_id=ANY, to=AgentState.READY, reason=5),  # type: ignore[arg-type]
+        MoveInstance(instance_id=ANY, to=AgentState.READY, reason=5),  # type: ignore[arg-type]  # wrong on purpose
         MoveInstance(instance_id=ANY, to=AgentState.READY, reason="x" * 5_000_000),
         MoveInstance(instance_id=ANY, to=AgentState.FAILED, error=wrong),
         MoveInstance(instance_id=ANY, to=AgentState.FAILED, error=AgentError(message="m", is_recoverable=wrong)),
@@ -59,7 +59,7 @@ def poisoned(clock: ManualClock) -> list[Command[Any]]:
         RestartInstance(instance_id=ANY, max_attempts=3, delay=wrong),
         RestartInstance(instance_id=ANY, max_attempts=2**70),
         EndAttempt(instance_id=ANY, attempt=2**70, outcome=AttemptOutcome.LOST),
-        EndAttempt(instance_id=ANY, attempt=1, outcome=AttemptOutcome.LOST, detail=5),  # type: ignore[arg-type]
+        EndAttempt(instance_id=ANY, attempt=1, outcome=AttemptOutcome.LOST, detail=5),  # type: ignore[arg-type]  # wrong on purpose
         OpenWait(wait=wait),
         TakeLease(owner="me", ttl=timedelta.max),
         CreateTask(task="t", idempotency=Idempotency(key="k", fingerprint="\0")),

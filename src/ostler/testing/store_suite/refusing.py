@@ -67,11 +67,11 @@ BAD: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
     "two faults at once": (spawn({"a": "\0"}, tags=ELEVEN), ("options.tags must have", "context.a must not contain")),
     "default name with NUL": (reservation(default_name="a\0"), ("default_name must be printable",)),
     "workspace of a wrong type": (reservation(workspace_id="home"), ("workspace_id must be a UUID",)),
-    "state that is plain text": (MoveInstance(instance_id=ANYONE, to="ready"), ("to must be AgentState.READY",)),  # type: ignore[arg-type]
-    "state that is none": (MoveInstance(instance_id=ANYONE, to="flying"), ("to must be one of initializing",)),  # type: ignore[arg-type]
-    "instance of a wrong type": (MoveInstance(instance_id="x", to=AgentState.READY), ("instance_id must be a UUID",)),  # type: ignore[arg-type]
+    "state that is plain text": (MoveInstance(instance_id=ANYONE, to="ready"), ("to must be AgentState.READY",)),  # type: ignore[arg-type]  # wrong on purpose
+    "state that is none": (MoveInstance(instance_id=ANYONE, to="flying"), ("to must be one of initializing",)),  # type: ignore[arg-type]  # wrong on purpose
+    "instance of a wrong type": (MoveInstance(instance_id="x", to=AgentState.READY), ("instance_id must be a UUID",)),  # type: ignore[arg-type]  # wrong on purpose
     "health of a wrong type": (
-        ReportHealth(instance_id=ANYONE, health=AgentHealthStatus(state="fine")),  # type: ignore[arg-type]
+        ReportHealth(instance_id=ANYONE, health=AgentHealthStatus(state="fine")),  # type: ignore[arg-type]  # wrong on purpose
         ("state must be one of unknown",),
     ),
     "health below zero": (
@@ -79,11 +79,11 @@ BAD: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
         ("consecutive_failures must be at least 0, was -1",),
     ),
     "metrics without a zone": (
-        ReportMetrics(instance_id=ANYONE, metrics=AgentMetrics(sampled_at="now")),  # type: ignore[arg-type]
+        ReportMetrics(instance_id=ANYONE, metrics=AgentMetrics(sampled_at="now")),  # type: ignore[arg-type]  # wrong on purpose
         ("sampled_at must be a time with its zone",),
     ),
     "restart reason of a wrong type": (
-        RestartInstance(instance_id=ANYONE, max_attempts="many"),  # type: ignore[arg-type]
+        RestartInstance(instance_id=ANYONE, max_attempts="many"),  # type: ignore[arg-type]  # wrong on purpose
         ("max_attempts must be a whole number",),
     ),
     "identity that is no JSON": (
@@ -91,15 +91,15 @@ BAD: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
         ("identity.a must be a JSON value",),
     ),
     "outcome that is none": (
-        EndAttempt(instance_id=ANYONE, attempt=1, outcome="vanished"),  # type: ignore[arg-type]
+        EndAttempt(instance_id=ANYONE, attempt=1, outcome="vanished"),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome must be one of clean",),
     ),
     "wait outcome with NUL": (EndWait(wait_id=ANYONE, outcome="a\0"), ("outcome must not contain NUL",)),
     "task without words": (CreateTask(task="  "), ("task must say what is to be done",)),
-    "task of a wrong type": (CreateTask(task=5), ("task must be text",)),  # type: ignore[arg-type]
-    "task tags of a wrong type": (CreateTask(task="t", tags=(1,)), ("tags.0 must be text",)),  # type: ignore[arg-type]
+    "task of a wrong type": (CreateTask(task=5), ("task must be text",)),  # type: ignore[arg-type]  # wrong on purpose
+    "task tags of a wrong type": (CreateTask(task="t", tags=(1,)), ("tags.0 must be text",)),  # type: ignore[arg-type]  # wrong on purpose
     "task with eleven tags": (CreateTask(task="t", tags=ELEVEN), ("tags must have at most 10",)),
-    "task state of plain text": (MoveTask(task_id=ANYONE, to="running"), ("to must be TaskState.RUNNING",)),  # type: ignore[arg-type]
+    "task state of plain text": (MoveTask(task_id=ANYONE, to="running"), ("to must be TaskState.RUNNING",)),  # type: ignore[arg-type]  # wrong on purpose
     "actor with NUL": (CreateTask(task="t", by=Actor(name="a\0")), ("by.name must not contain NUL",)),
     "correlation with NUL": (
         CreateTask(task="t", by=Actor(correlation_id="a\0")),

@@ -181,7 +181,7 @@ class RowsContract(StoreGround):
             ("roles.0", PutRecord(record=person.evolve(roles=("king",)))),
             ("name", PutRecord(record=a_token(2, person.principal_id, clock).evolve(name="a\0"))),
             ("token_hash", PutRecord(record=a_token(2, person.principal_id, clock, token_hash="\0"))),
-            ("created_at", OpenWait(wait=a_wait(1, clock).evolve(created_at=datetime(2026, 1, 1)))),  # noqa: DTZ001
+            ("created_at", OpenWait(wait=a_wait(1, clock).evolve(created_at=datetime(2026, 1, 1)))),  # noqa: DTZ001 - a moment without a zone is the fault
             ("reason", OpenWait(wait=a_wait(1, clock).evolve(reason="a\0"))),
             ("detail", OpenWait(wait=a_wait(1, clock).evolve(detail={"a": {1, 2}}))),
         ]

@@ -68,7 +68,7 @@ class SharingContract(StoreGround):
 
             def call_soon_threadsafe(self, *args: object, **named: object) -> asyncio.Handle:
                 self.close()
-                return super().call_soon_threadsafe(*args, **named)  # type: ignore[arg-type]
+                return super().call_soon_threadsafe(*args, **named)  # type: ignore[arg-type]  # passed on as they came
 
         def leave() -> None:
             loop = Leaving()

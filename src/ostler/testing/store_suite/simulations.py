@@ -97,7 +97,7 @@ def unfit() -> list[tuple[str, Command[Any]]]:
         ("turn.digest must be a SHA-256", RecordTurn(run_id=RUN, turn=a_turn(1, digest="abc"))),
         ("turn.run_id must be that of the run", RecordTurn(run_id=other, turn=a_turn(1))),
         ("run_id must be a UUID", MoveRun(run_id=wrong, to=RunState.ENDED)),
-        ("to must be RunState.ENDED", MoveRun(run_id=RUN, to="ended")),  # type: ignore[arg-type]
+        ("to must be RunState.ENDED", MoveRun(run_id=RUN, to="ended")),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome must have at most 2000", MoveRun(run_id=RUN, to=RunState.ENDED, outcome="x" * 2001)),
         ("outcome is only for a run that ends", MoveRun(run_id=RUN, to=RunState.OPEN, outcome="so")),
     ]

@@ -123,11 +123,11 @@ class SpeakingContract(StoreGround):
                 ("fraction must be a number from 0 to 1", ReportProgress(instance_id=ANY, fraction=fraction))
                 for fraction in (-0.1, 1.1, float("nan"), float("inf"), wrong, True, 10**400)
             ),
-            ("message must be text", ReportProgress(instance_id=ANY, message=5)),  # type: ignore[arg-type]
+            ("message must be text", ReportProgress(instance_id=ANY, message=5)),  # type: ignore[arg-type]  # wrong on purpose
             ("details must be a mapping", ReportProgress(instance_id=ANY, details=wrong)),
             ("details.a must be a JSON value", ReportProgress(instance_id=ANY, details={"a": object()})),
             ("instance_id must be a UUID", ReportProgress(instance_id=wrong)),
-            ("name must be text", ReportSignal(instance_id=ANY, name=5)),  # type: ignore[arg-type]
+            ("name must be text", ReportSignal(instance_id=ANY, name=5)),  # type: ignore[arg-type]  # wrong on purpose
             ("name must have 1 to 200 characters", ReportSignal(instance_id=ANY, name="")),
             ("name must be printable", ReportSignal(instance_id=ANY, name="a\nb")),
             ("payload must be at most 256 KiB", ReportSignal(instance_id=ANY, name="n", payload={"a": "x" * 2**20})),
