@@ -34,6 +34,8 @@ def _facts(
     house: House, record: AgentInstance, life: Life | None, found: tuple[tuple[Wait, ...], Attempt | None]
 ) -> WhyFacts:
     waits, last = found
+    if life is not None and record.is_active and life.pulse.health.checked_at is not None:
+        record = record.evolve(health=life.pulse.health)  # the latest look; the record has only what changed
     now = house.clock.wall()
     pause = next((wait for wait in waits if wait.kind is WaitKind.RESUME), None)
     depth = SuspendDepth((pause.detail or {}).get("depth", SuspendDepth.HOLD)) if pause else None
