@@ -104,7 +104,7 @@ async def test_a_young_one_can_be_read_from_its_beginning_after_retention_took_w
         scene.clock.advance(timedelta(days=31).total_seconds())
         young = await scene.spawn()
         await manager.terminate(young.instance_id)
-        assert (await manager.store.sweep()).events
+        await manager.store.sweep()  # or the watch has, in all that time
         seen = await all_of(manager.observe(young.instance_id, after=0))
         assert moves(seen) == [S.READY, S.TERMINATING, S.TERMINATED]
         with pytest.raises(CursorGoneError):
