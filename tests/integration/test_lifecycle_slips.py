@@ -23,6 +23,8 @@ pytestmark = pytest.mark.anyio
 
 WRONG: list[Any] = [None, "", "x", "\ud800", 5, 1.5, b"b", [], {}, (), object(), "a" * 100_000, [float("nan")]]
 
+EMPTY: tuple[Any, ...] = ("", [], 5, ())
+
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
@@ -115,12 +117,12 @@ async def test_an_answer_is_a_word_and_none_that_only_a_clock_says(scene: Scene)
         wait_id = await waited(scene)
         for value in (None, "", "  ", 5, "a" * 100_000):
             with pytest.raises(ValidationError, match="outcome must"):
-                await manager.answer(wait_id, value)
+                await manager.answer(wait_id, value)  # type: ignore[arg-type]
         with pytest.raises(ValidationError, match="outcome must be another word than 'timeout'"):
             await manager.answer(wait_id, "timeout")
-        for wrong in ("", [], 5):
+        for wrong in EMPTY:
             with pytest.raises(ValidationError, match="answer must be"):
-                await manager.answer(wait_id, "approved", wrong)  # type: ignore[arg-type]
+                await manager.answer(wait_id, "approved", wrong)
         assert (await manager.answer(wait_id, "approved")).outcome == "approved"
 
 
@@ -133,9 +135,9 @@ async def test_nobody_acts_on_behalf_of_what_is_no_principal(scene: Scene) -> No
             manager.acting_as(OWNER.evolve(name="eve\n"))
         with pytest.raises(ValidationError, match="workspace_id must be"):
             manager.acting_as(OWNER.evolve(workspace_id=5))
-        for wrong in ("a\nb", "", 5, [], "a" * 100_000):
+        for wrong in ("a\nb", "a" * 100_000, *EMPTY):
             with pytest.raises(ValidationError, match="correlation_id must"):
-                manager.acting_as(OWNER, correlation_id=wrong)  # type: ignore[arg-type]
+                manager.acting_as(OWNER, correlation_id=wrong)
         assert manager.acting_as(OWNER, correlation_id="request-7").principal == OWNER
 
 

@@ -73,7 +73,8 @@ class CommandSpec(Record):
     def __post_init__(self) -> None:
         settle(self, "argv", "env", "set_env", "exit_codes")
         if isinstance(self.exit_codes, Mapping):  # JSON has only text as keys; who writes Python writes numbers
-            spelled = {str(code) if type(code) is int else code: said for code, said in self.exit_codes.items()}
+            given: Mapping[Any, ExitMeaning] = self.exit_codes
+            spelled = {str(code) if type(code) is int else code: said for code, said in given.items()}
             object.__setattr__(self, "exit_codes", spelled)
 
     def rules(self) -> Iterator[Fault]:
