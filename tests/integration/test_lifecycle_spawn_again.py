@@ -31,8 +31,11 @@ async def test_a_start_that_failed_fails_for_whoever_asks_again(scene: Scene) ->
     async with scene.open():
         first = await refusal(scene)
         again = await refusal(scene)
+        failed = await scene.only()
     async with scene.open():
         late = await refusal(scene)
+    # Who asks again can tell an old failure from a new one, and which instance it is about.
+    assert [one.known for one in (first, again, late)] == [None, failed.instance_id, failed.instance_id]
     for error in (first, again, late):
         assert isinstance(error, AgentInitializationError)
         assert str(error) == str(first)

@@ -154,7 +154,9 @@ async def _once_ready(house: House, record: AgentInstance) -> AgentInstance:
     if any(wait.kind is WaitKind.BACKOFF for wait in waits):
         said = f"{said}; it is started again by its policy, so ask once more with the same key"
     late = bool(attempts) and attempts[-1].outcome is AttemptOutcome.TIMEOUT
-    raise InitializationTimeoutError(said) if late else AgentInitializationError(said)
+    error: OstlerError = InitializationTimeoutError(said) if late else AgentInitializationError(said)
+    error.known = record.instance_id
+    raise error
 
 
 async def _bring_up(house: House, asker: Asker, life: Life) -> None:
