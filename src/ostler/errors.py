@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from uuid import UUID
 
 
 class FaultLike(Protocol):
@@ -57,6 +58,8 @@ class OstlerError(Exception):
 
     #: Whether the audit tells of it already.
     noted: bool = False
+    #: The instance whose start had failed before, where a spawn is asked for again with its key; None: this is news.
+    known: UUID | None = None
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())

@@ -95,3 +95,6 @@ class Mayfly(Agent):
     async def initialize(self, context: AgentContext) -> None:
         del context
         asyncio.get_running_loop().call_later(0.003, os._exit, 3)
+
+    def process(self, request: Any) -> Any:
+        return request

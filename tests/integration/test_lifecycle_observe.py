@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lifecycle_aids import Scene, all_of, delivered, moves, take
 
+from ostler.errors import CursorGoneError
 from ostler.model import (
     AgentErrorEvent,
     AgentEvent,
@@ -95,6 +96,19 @@ async def test_one_that_has_ended_has_nothing_more_to_say(scene: Scene) -> None:
         await delivered(scene)
         for instance in (gone, failed):
             assert await all_of(manager.observe(instance.instance_id)) == []
+
+
+async def test_a_young_one_can_be_read_from_its_beginning_after_retention_took_what_was_before(scene: Scene) -> None:
+    async with scene.open() as manager:
+        old = await scene.spawn()
+        scene.clock.advance(timedelta(days=31).total_seconds())
+        young = await scene.spawn()
+        await manager.terminate(young.instance_id)
+        await manager.store.sweep()  # or the watch has, in all that time
+        seen = await all_of(manager.observe(young.instance_id, after=0))
+        assert moves(seen) == [S.READY, S.TERMINATING, S.TERMINATED]
+        with pytest.raises(CursorGoneError):
+            await all_of(manager.observe(old.instance_id, after=0))
 
 
 async def test_from_a_cursor_it_has_the_whole_history(scene: Scene) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from lifecycle_ground import Crew, Stage, agent_threads, opened
+from lifecycle_ground import Actor, Crew, Stage, agent_threads, opened
 
 from ostler import (
-    Agent,
     AgentInitializationError,
     AgentInstance,
     AgentPriority,
@@ -192,7 +191,7 @@ async def test_a_failed_start_says_why_with_the_trace(crew: Crew) -> None:
 
 
 async def test_a_constructor_that_fails_is_a_failed_initialisation(crew: Crew) -> None:
-    class Unmade(Agent):
+    class Unmade(Actor):
         def __init__(self) -> None:
             raise ValueError("cannot be made")
 

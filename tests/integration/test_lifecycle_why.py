@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lifecycle_aids import HOUR, Scene, until
 
-from ostler.errors import AgentNotFoundError
+from ostler.errors import AgentInitializationError, AgentNotFoundError
 from ostler.lifecycle import LifecycleSettings
 from ostler.model import (
     AgentInstance,
@@ -135,6 +135,33 @@ async def test_terminated_by_force(scene: Scene) -> None:
         await manager.terminate(instance.instance_id, TerminationOptions.immediate())
         answer = await why(scene, instance)
         assert "it had to be forced" in answer.evidence
+
+
+async def test_why_a_failed_one_stays_down(scene: Scene) -> None:
+    spent = RestartPolicy.immediate().evolve(max_retries=1)
+    async with scene.open():
+        plain, tried = await scene.spawn(), await scene.spawn(restart_policy=spent)
+        await scene.crash(plain)
+        await scene.reaches(plain, S.FAILED)
+        assert "no restart: its policy is not to restart" in (await why(scene, plain)).evidence
+        await scene.crash(tried)
+        await scene.tick(1)
+        await scene.reaches(tried, S.READY, attempt=2)
+        await scene.crash(tried)
+        await scene.reaches(tried, S.FAILED)
+        sentence = "no restart: 1 of 1 restarts since it was last healthy are spent"
+        assert sentence in (await why(scene, tried)).evidence
+    async with scene.open():  # and so it is for whoever comes later
+        assert sentence in (await why(scene, tried)).evidence
+
+
+async def test_why_one_that_never_started_stays_down(scene: Scene) -> None:
+    scene.stage.bad_starts = 1
+    async with scene.open():
+        with pytest.raises(AgentInitializationError):
+            await scene.spawn(restart_policy=RestartPolicy.immediate())
+        answer = await why(scene, await scene.only())
+        assert "no restart: its first start failed, and whoever spawned it was told" in answer.evidence
 
 
 async def test_failed_for_good_and_to_return(scene: Scene) -> None:

@@ -126,6 +126,15 @@ def test_lists_are_taken_and_json_comes_back_the_same() -> None:
     assert CommandSpec.from_json(it.to_json()) == it
 
 
+def test_exit_codes_may_be_numbers() -> None:
+    it = spec(exit_codes={3: ExitMeaning.RETRY})
+    assert it.validate().is_valid
+    assert it.meaning(3) is ExitMeaning.RETRY
+    assert CommandSpec.from_json(it.to_json()) == it
+    for wrong in (256, -1, True, 1.5):
+        assert not spec(exit_codes={wrong: ExitMeaning.DONE}).validate().is_valid
+
+
 def test_exit_codes_mean_done_failed_or_what_was_said() -> None:
     it = spec(exit_codes={"3": ExitMeaning.RETRY, "0": ExitMeaning.BLOCKED})
     assert [it.meaning(code).value for code in (0, 1, 3)] == ["blocked", "failed", "retry"]

@@ -30,7 +30,14 @@ def relative(found: Discovery, root: Path) -> list[str]:
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
     assert discover(tmp_path) == Discovery()
-    assert discover(tmp_path / "no" / "such", user=tmp_path / "nor this") == Discovery()
+    assert discover(tmp_path, user=tmp_path / "nor this") == Discovery()
+
+
+def test_a_project_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = discover(tmp_path / "no" / "such").faults
+    assert (Path(fault.path).name, fault.bound) == ("such", "is no directory; pass the one in which the project lies")
+    (tmp_path / "file").touch()
+    assert discover(tmp_path / "file").faults
 
 
 def test_the_places_in_their_order_and_the_first_name_wins(tmp_path: Path) -> None:

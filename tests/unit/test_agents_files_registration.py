@@ -75,7 +75,8 @@ def test_reading_again_takes_the_place_of_what_was_read_before(root: Path) -> No
 
 def test_a_name_that_code_has_taken_stays_with_the_code(root: Path) -> None:
     class Mine(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     registry = AgentRegistry()
     registry.register(Mine, name="a")
@@ -113,7 +114,8 @@ def test_a_maker_can_be_sent_to_another_process(root: Path, driver: str) -> None
 def test_the_same_keys_on_a_class() -> None:
     @agent(name="x", lifecycle={"restart": "on-failure:2", "isolation": "worktree", "loop": {"gates": ("a", "b")}})
     class Marked(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     manifest = AgentRegistry(read_lifecycle=read_lifecycle).register(Marked)
     assert manifest.defaults is not None

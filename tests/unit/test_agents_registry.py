@@ -36,8 +36,11 @@ ECHO = CommandSpec(argv=("echo", "{prompt}"))
 class Fixer(Agent):
     """Fixes things."""
 
+    def process(self, request: Any) -> Any:
+        return request
 
-class Named(Agent):
+
+class Named(Fixer):
     agent_name = "named"
 
 
@@ -45,7 +48,7 @@ class Child(Named):
     pass
 
 
-class Needy(Agent):
+class Needy(Fixer):
     def __init__(self, token: str) -> None:
         self.token = token
 
@@ -158,9 +161,47 @@ def test_two_lambdas_are_two_sources() -> None:
         registry.register(second, name="x")
 
 
+class Idle(Agent):
+    pass
+
+
+class Yielding(Agent):
+    def process(self, request: Any) -> Any:
+        yield request
+
+
+class Streaming(Agent):
+    async def process(self, request: Any) -> Any:
+        yield request
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Idle, "must have a process"), (Yielding, "must return its answer"), (Streaming, "must return its answer")],
+)
+def test_one_that_can_never_answer_is_refused(kind: type[Agent], said: str) -> None:
+    registry = AgentRegistry()
+    with pytest.raises(ValidationError, match=said):
+        registry.register(kind)
+    assert registry.list() == ()
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\ud800b"])
+def test_a_name_that_no_id_can_be_made_of_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="name must be text without lone surrogates"):
+        AgentRegistry().register(Fixer, name=name)
+
+
+@pytest.mark.parametrize("name", [None, 5, [], {}, b"x"])
+def test_only_a_text_is_looked_up(name: Any) -> None:
+    with pytest.raises(ValidationError, match="name must be text"):
+        AgentRegistry().find(name)
+
+
 def test_a_partial_and_a_local_class_can_be_registered() -> None:
     class Local(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     registry = AgentRegistry()
     assert "<locals>.Local" in (registry.register(Local, name="local").source or "")
@@ -173,7 +214,8 @@ def test_registering_as_a_decorator_gives_the_class_back() -> None:
 
     @registry.agent(name="decorated", version="3")
     class Decorated(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     assert Decorated.__name__ == "Decorated"
     assert registry.find("decorated").version == "3"
@@ -195,7 +237,8 @@ def test_many_threads_may_register() -> None:
 def test_a_marked_class_is_registered_as_marked() -> None:
     @agent(name="marked", description="a mark", fail_on_error=True)
     class Marked(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     class Heir(Marked):
         pass
@@ -212,7 +255,8 @@ def test_a_marked_class_is_registered_as_marked() -> None:
 def test_a_lifecycle_is_read_by_the_reader_that_the_registry_was_given() -> None:
     @agent(name="looped", lifecycle={"restart": "on-failure:3"})
     class Looped(Agent):
-        pass
+        def process(self, request: Any) -> Any:
+            return request
 
     with pytest.raises(ValidationError, match="lifecycle can be read only by"):
         AgentRegistry().register(Looped)
@@ -232,7 +276,7 @@ def test_a_class_of_a_script_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from ostler.agents import Agent, AgentRegistry, agent\n"
-        "@agent(name='scripted')\nclass Mine(Agent): pass\n"
+        "@agent(name='scripted')\nclass Mine(Agent):\n    def process(self, request): return request\n"
         "registry = AgentRegistry(); manifest = registry.register(Mine)\n"
         "assert isinstance(registry.maker(manifest.id)(), Mine)\n"
         "source = manifest.source\n"

@@ -122,6 +122,15 @@ async def test_a_whole_life(kind: type[Plain], clock: ManualClock, workers: Exec
     assert agent.seen == ["fixer", 21, "shut"], "shut down once"
 
 
+async def test_one_that_yields_its_answers_is_not_made(clock: ManualClock) -> None:
+    class Yielding(Agent):
+        def process(self, request: Any) -> Any:
+            yield request
+
+    with pytest.raises(AgentExecutionError, match="must return its answer"):
+        await runner(Yielding, clock).run("initialize")
+
+
 async def test_what_is_not_overridden_does_nothing_and_takes_no_thread(clock: ManualClock) -> None:
     class Idle(Agent):
         pass

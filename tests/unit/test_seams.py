@@ -2,19 +2,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 from uuid import RFC_4122, UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ostler
 from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Timer, Uuid7Source, no_fault, uuid7
+from ostler.seams.faults import POINTS
 from ostler.store import Seams
 from ostler.store.commands import CreateTask
 from ostler.testing import ManualClock, memory_store
@@ -121,42 +126,74 @@ def test_in_production_a_fault_point_does_nothing() -> None:
 
 
 def test_a_plan_acts_at_the_visit_it_names_and_only_there() -> None:
-    plan = FaultPlan.parse("commit:2:raise")
+    plan = FaultPlan.parse("store.save.before:2:raise")
     plan("begin")
-    plan("commit")
-    with pytest.raises(InjectedCrash, match="commit"):
-        plan("commit")
-    plan("commit")
-    assert plan.seen == ["begin", "commit", "commit", "commit"]
+    plan("store.save.before")
+    with pytest.raises(InjectedCrash, match=r"store\.save\.before"):
+        plan("store.save.before")
+    plan("store.save.before")
+    assert plan.seen == ["begin", *["store.save.before"] * 3]
 
 
 def test_a_crash_is_not_caught_by_mistake() -> None:
     assert not issubclass(InjectedCrash, Exception)
 
 
-@pytest.mark.parametrize(
-    ("text", "nth", "action"),
-    [("a.b", 1, "raise"), ("a.b:3", 3, "raise"), ("a.b:3:kill", 3, "kill"), ("a.b:1:oserror", 1, "oserror")],
-)
+@pytest.mark.parametrize(("text", "nth", "action"), [("", 1, "raise"), (":3", 3, "raise"), (":3:kill", 3, "kill")])
 def test_a_plan_is_read_from_text(text: str, nth: int, action: str) -> None:
-    plan = FaultPlan.parse(text)
-    assert (plan.name, plan.nth, plan.action) == ("a.b", nth, action)
+    plan = FaultPlan.parse(f"store.ack.before{text}")
+    assert (plan.name, plan.nth, plan.action) == ("store.ack.before", nth, action)
 
 
-@pytest.mark.parametrize("text", ["a:1:explode", "a:1:kill:now", "a:x:raise"])
-def test_a_plan_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown fault action|invalid literal"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("store.ack.before:1:explode", "unknown fault action 'explode'"),
+        ("store.ack.before:1:kill:now", "unknown fault action"),
+        ("store.ack.before:x:raise", "invalid literal"),
+        ("store.ack.before:0", "nth is counted from 1, so 0 never comes"),
+        ("store.commit.befor:1:kill", r"no fault point 'store\.commit\.befor'; there are store\.commit\.before"),
+        (":1:kill", "must name its point"),
+    ],
+)
+def test_a_plan_that_could_never_act_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         FaultPlan.parse(text)
 
 
+@pytest.mark.parametrize(("key", "value"), [("nth", -1), ("nth", True), ("action", "explode"), ("name", "nowhere")])
+def test_nor_can_it_be_made_or_changed_into_one(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=str(value).lower() if key != "nth" else "never comes"):
+        FaultPlan(**{key: value})
+    with pytest.raises(ValueError, match=r"never comes|unknown fault action|no fault point"):
+        setattr(FaultPlan(), key, value)
+
+
+def test_a_point_that_was_passed_may_be_named_whoever_passed_it() -> None:
+    plan = FaultPlan()
+    plan("another.store.flush")
+    plan.name = "another.store.flush"
+    with pytest.raises(InjectedCrash):
+        plan("another.store.flush")
+
+
+def test_the_points_are_those_of_the_code() -> None:
+    source = Path(ostler.__file__).parent
+    passed = re.compile(r"fault\(\"([a-z]+\.[a-z]+\.[a-z]+)\"\)")
+    assert {name for file in source.rglob("*.py") for name in passed.findall(file.read_text())} == POINTS
+
+
 def test_a_plan_can_fail_the_disk_or_be_slow() -> None:
-    with pytest.raises(OSError, match="injected at fsync"):
-        FaultPlan.parse("fsync:1:oserror")("fsync")
-    FaultPlan.parse("fsync:1:sleep")("fsync")
+    with pytest.raises(OSError, match=r"injected at store\.save\.before"):
+        FaultPlan.parse("store.save.before:1:oserror")("store.save.before")
+    FaultPlan.parse("store.save.before:1:sleep")("store.save.before")
 
 
 def test_a_plan_can_kill_the_process_for_real() -> None:
-    code = "from ostler.seams import FaultPlan; FaultPlan.parse('x:1:kill')('x'); print('alive')"
+    code = (
+        "from ostler.seams import FaultPlan; FaultPlan.parse('store.ack.before:1:kill')('store.ack.before'); "
+        "print('alive')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == -9
     assert "alive" not in done.stdout

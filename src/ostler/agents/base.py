@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar
 
 from ostler.agents.context import AgentContext
+from ostler.model import Fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
 
@@ -37,6 +39,22 @@ class Agent:
 
     def shutdown(self) -> MaybeAsync:
         """Let go of everything. Called once, on an orderly stop, after the clean-up hooks."""
+
+
+def process_fault(agent: type[Agent]) -> Fault | None:
+    """What keeps its objects from ever answering a request; better said now than when the first one comes."""
+    if agent.process is Agent.process:
+        bound = "must have a process(request) of its own; where it is given one only when it is made, register a "
+        return Fault(field="agent", bound=f"{bound}function that makes it", value=shown(agent))
+    return yielding_fault(agent)
+
+
+def yielding_fault(agent: type[Agent] | Agent) -> Fault | None:
+    """A generator is no answer: at some levels it would come back as it is, and at others not at all."""
+    if inspect.isgeneratorfunction(agent.process) or inspect.isasyncgenfunction(agent.process):
+        bound = "must return its answer from process, not yield it; return a list, or tell of the parts with "
+        return Fault(field="agent", bound=f"{bound}context.report and context.signal", value=shown(agent))
+    return None
 
 
 FinalState = Mapping[str, Any]

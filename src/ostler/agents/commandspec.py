@@ -61,7 +61,7 @@ class CommandSpec(Record):
     env: tuple[str, ...] = ()
     set_env: Mapping[str, str] | None = None
     prompt_by: PromptBy = PromptBy.FILE
-    #: By exit code; one that is not named is done when 0, and failed otherwise.
+    #: By exit code, as a number or as text; one that is not named is done when 0, and failed otherwise.
     exit_codes: Mapping[str, ExitMeaning] | None = None
     #: Whether the program sees a terminal.
     pty: bool = False
@@ -72,6 +72,10 @@ class CommandSpec(Record):
 
     def __post_init__(self) -> None:
         settle(self, "argv", "env", "set_env", "exit_codes")
+        if isinstance(self.exit_codes, Mapping):  # JSON has only text as keys; who writes Python writes numbers
+            given: Mapping[Any, ExitMeaning] = self.exit_codes
+            spelled = {str(code) if type(code) is int else code: said for code, said in given.items()}
+            object.__setattr__(self, "exit_codes", spelled)
 
     def rules(self) -> Iterator[Fault]:
         yield from _argv_faults(self.argv)

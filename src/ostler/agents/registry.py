@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Unpack
 from uuid import UUID, uuid5
 
-from ostler.agents.base import Agent
+from ostler.agents.base import Agent, process_fault
 from ostler.agents.command import CommandAgent
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.failures import error_text
@@ -19,6 +19,7 @@ from ostler.agents.manifest import AgentKind, AgentMaker, AgentManifest
 from ostler.agents.marks import A, About, mark_of, require_known
 from ostler.errors import AgentNotFoundError, ConflictError, ValidationError
 from ostler.model import Fault, clipped, shown
+from ostler.model.text import unkeepable_faults
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
@@ -138,6 +139,8 @@ class AgentRegistry:
         return self._by_id(definition_id)[0]
 
     def find(self, name: str) -> AgentManifest:
+        if not isinstance(name, str):
+            raise ValidationError([Fault(field="name", bound="must be text", value=shown(name))])
         try:
             return self._held[name][0]
         except KeyError:
@@ -174,6 +177,8 @@ def _maker(agent: Any) -> AgentMaker:
         raise ValidationError([Fault(field="agent", bound=bound, value=shown(agent))]) from None
     except ValueError:
         pass  # Some things written in C do not say what they take.
+    if isinstance(agent, type) and (fault := process_fault(agent)) is not None:
+        raise ValidationError([fault])
     made: AgentMaker = agent
     return made
 
@@ -188,6 +193,9 @@ def _required(name: Any) -> str:
     if not isinstance(name, str):
         bound = "must be given as text; only a class has one of its own"
         raise ValidationError([Fault(field="name", bound=bound, value=shown(name))])
+    faults = tuple(unkeepable_faults("name", name))
+    if faults:  # the rest is looked at in the manifest, for which an id is made of it first
+        raise ValidationError(faults)
     return name
 
 

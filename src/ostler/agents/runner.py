@@ -12,7 +12,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from ostler.agents.base import Agent
+from ostler.agents.base import Agent, yielding_fault
 from ostler.agents.context import CURRENT_CALL, AgentContext, CallToken, CleanupHook
 from ostler.agents.failures import error_text, execution_error
 from ostler.agents.manifest import AgentMaker
@@ -64,6 +64,8 @@ class AgentRunner:
                 raise execution_error(error, ours=__file__) from error
             if not isinstance(made, Agent):
                 raise AgentExecutionError(f"the maker of {self._context.name} made {shown(made)}, which is no Agent")
+            if (fault := yielding_fault(made)) is not None:
+                raise AgentExecutionError(fault.message)
             self._agent = made
         return self._agent
 

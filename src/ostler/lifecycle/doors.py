@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from uuid import UUID
 
 from ostler.errors import (
@@ -29,12 +30,15 @@ from ostler.model import (
     from_micros,
     shown,
 )
+from ostler.model.text import name_faults
 from ostler.policy import decide_access
 from ostler.store import Actor
 from ostler.store.commands import RecordAudit
 
 #: Refusals that are acts worth remembering. A busy agent or a disk that is full is neither.
 _TOLD = (AuthorizationError, LicenseError, ValidationError, InvalidOperationError, NotFoundError)
+#: Kinds that have a better name in a sentence than in the code.
+_KINDS: Mapping[type, str] = MappingProxyType({UUID: "a UUID", str: "text", bool: "True or False"})
 #: Who acts in a home of one's own.
 OWNER = Principal(
     principal_id=UUID("00000000-0000-7000-8000-000000000002"),
@@ -63,8 +67,21 @@ class Asker:
         )
 
 
+def asker_for(principal: Principal, correlation_id: str | None) -> Asker:
+    """Whoever it is stands in the audit with name and id, so both must be fit to stand there."""
+    require_kind("principal", principal, Principal)
+    faults = [*principal.validate()]
+    if correlation_id is not None:
+        require_kind("correlation_id", correlation_id, str)
+        faults += name_faults("correlation_id", correlation_id)
+    if faults:
+        raise ValidationError(faults)
+    return Asker(principal=principal, correlation_id=correlation_id)
+
+
 async def enter(house: House, asker: Asker, permission: Permission, about: str) -> Workspace:
     """Into the asker's own workspace, with this permission."""
+    house.require_loop()
     house.require_open()
     workspace = await house.workspace(asker.workspace_id)
     if workspace is None:
@@ -79,6 +96,7 @@ async def enter(house: House, asker: Asker, permission: Permission, about: str) 
 
 async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permission) -> AgentInstance:
     """An instance that the asker may do this to. One that is not the asker's to see is not found, to the letter."""
+    house.require_loop()
     house.require_open()
     require_kind("instance_id", instance_id, UUID)
     life = house.lives.get(instance_id)
@@ -108,8 +126,14 @@ async def reach(house: House, asker: Asker, instance_id: UUID, permission: Permi
 def require_kind(field: str, value: object, kind: type) -> None:
     """A slip of the caller's is answered with a sentence, not with a trace from deep inside."""
     if not isinstance(value, kind):
-        shown_kind = "a UUID" if kind is UUID else f"a {kind.__name__}"
-        raise ValidationError([Fault(field=field, bound=f"must be {shown_kind}", value=shown(value))])
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        bound = f"must be {_KINDS.get(kind) or f'{article} {kind.__name__}'}"
+        raise ValidationError([Fault(field=field, bound=bound, value=shown(value))])
+
+
+def subject(what: str, value: object) -> str:
+    """What the audit says a verb was about; also where the caller gave something that is no id."""
+    return f"{what}:{value if isinstance(value, UUID) else shown(value)}"
 
 
 async def note_refusal(house: House, asker: Asker, what: str, about: str, error: OstlerError) -> None:
@@ -134,6 +158,7 @@ async def note_refusal(house: House, asker: Asker, what: str, about: str, error:
 @asynccontextmanager
 async def refusals(house: House, asker: Asker, what: str, about: str) -> AsyncIterator[None]:
     """Around a verb: what it refuses, and no command of the store has told of yet, goes into the audit."""
+    house.require_loop()  # before anything: a refusal cannot be noted from elsewhere either
     try:
         yield
     except _TOLD as error:

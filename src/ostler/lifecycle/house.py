@@ -66,12 +66,15 @@ class House:
     #: Why nothing new is taken on; None while the door is open.
     shut: OstlerError | None = None
     restarting: Turnstile = field(init=False)
+    #: Where all of it happens: a task of one loop cannot wait for what another does.
+    loop: asyncio.AbstractEventLoop = field(init=False)
     #: In the order of their making.
     _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     _plans: dict[UUID, tuple[float, Workspace]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self.loop = asyncio.get_running_loop()
         self.restarting = Turnstile(
             self.clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second
         )
@@ -133,6 +136,15 @@ class House:
                 await self.clock.sleep(_RETRY_SECONDS)
 
     # --- the record -----------------------------------------------------------------------------
+
+    def require_loop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # none runs here
+            if asyncio.get_running_loop() is self.loop:
+                return
+        raise InvalidOperationError(
+            "this manager belongs to the event loop that opened it; hand the call over to that loop with "
+            "asyncio.run_coroutine_threadsafe, or open a manager of a home of its own here"
+        )
 
     def require_open(self) -> None:
         if self.shut is not None:

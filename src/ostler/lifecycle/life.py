@@ -42,6 +42,10 @@ class Pulse:
     #: A look that is still under way; the next waits for it.
     looking: bool = False
     stalled: bool = False
+    #: Its probe cannot be made, and that was said.
+    unable: bool = False
+    #: When a new reason for the same health was last written down.
+    reason_told: float = float("-inf")
     progress_told: float = float("-inf")
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ostler.agents import AgentRegistry
 from ostler.errors import AgentNotFoundError
-from ostler.lifecycle.doors import Asker, enter, reach, refusals
+from ostler.lifecycle.doors import Asker, asker_for, enter, reach, refusals, require_kind, subject
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
 from ostler.lifecycle.observe import Observation
@@ -63,16 +63,14 @@ class AgentLifecycleManager:
 
     def acting_as(self, principal: Principal, *, correlation_id: str | None = None) -> AgentLifecycleManager:
         """The same manager on behalf of somebody else: their permissions, their workspace, their name in the audit."""
-        asker = Asker(principal=principal, correlation_id=correlation_id)
-        return AgentLifecycleManager(self._house, self._fanout, asker)
+        return AgentLifecycleManager(self._house, self._fanout, asker_for(principal, correlation_id))
 
     # --- a life ---------------------------------------------------------------------------------
 
     async def spawn(self, request: SpawnRequest, *, idempotency_key: str | None = None) -> AgentInstance:
         """Start a new instance and answer when it is ready. The same key asks for the same instance again."""
-        async with refusals(
-            self._house, self._asker, "spawn", f"definition:{getattr(request, 'agent_definition_id', '?')}"
-        ):
+        about = subject("definition", getattr(request, "agent_definition_id", None))
+        async with refusals(self._house, self._asker, "spawn", about):
             return await spawn(self._house, self._asker, request, idempotency_key=idempotency_key)
 
     async def process(
@@ -85,34 +83,34 @@ class AgentLifecycleManager:
         each instance are kept for that. So it is also after this program has died in mid-work, where the agent
         outlives it: open a manager, and ask again. One that was called off by all who asked for it is forgotten.
         """
-        async with refusals(self._house, self._asker, "process", f"instance:{instance_id}"):
+        async with refusals(self._house, self._asker, "process", subject("instance", instance_id)):
             return await process(self._house, self._asker, instance_id, request, wait=wait, request_id=request_id)
 
     async def suspend(
         self, instance_id: UUID, depth: SuspendDepth | None = None, *, resume_after: timedelta | None = None
     ) -> AgentInstance:
         """Pause it. Without a depth: hold, and only when it is ready or waiting."""
-        async with refusals(self._house, self._asker, "suspend", f"instance:{instance_id}"):
+        async with refusals(self._house, self._asker, "suspend", subject("instance", instance_id)):
             return await suspend(self._house, self._asker, instance_id, depth, resume_after)
 
     async def resume(self, instance_id: UUID) -> AgentInstance:
         """End its pause: it goes on, or starts fresh where it was parked."""
-        async with refusals(self._house, self._asker, "resume", f"instance:{instance_id}"):
+        async with refusals(self._house, self._asker, "resume", subject("instance", instance_id)):
             return await resume(self._house, self._asker, instance_id)
 
     async def restart(self, instance_id: UUID, *, reason: str | None = None) -> AgentInstance:
         """Stop it in order and start it again, or bring a failed one back now."""
-        async with refusals(self._house, self._asker, "restart", f"instance:{instance_id}"):
+        async with refusals(self._house, self._asker, "restart", subject("instance", instance_id)):
             return await restart(self._house, self._asker, instance_id, reason)
 
     async def terminate(self, instance_id: UUID, options: TerminationOptions | None = None) -> TerminationResult:
         """End it: asked first, then forced."""
-        async with refusals(self._house, self._asker, "terminate", f"instance:{instance_id}"):
+        async with refusals(self._house, self._asker, "terminate", subject("instance", instance_id)):
             return await terminate(self._house, self._asker, instance_id, options)
 
     async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End what an agent waits for."""
-        async with refusals(self._house, self._asker, "answer", f"wait:{wait_id}"):
+        async with refusals(self._house, self._asker, "answer", subject("wait", wait_id)):
             return await answer_wait(self._house, self._asker, wait_id, outcome, answer)
 
     # --- looking --------------------------------------------------------------------------------
@@ -126,6 +124,8 @@ class AgentLifecycleManager:
 
     async def get_active_instances(self, wanted: GetInstancesFilter | None = None) -> list[AgentInstance]:
         """Those of your workspace that match, newest first; finished ones when the filter asks for them."""
+        if wanted is not None:
+            require_kind("wanted", wanted, GetInstancesFilter)
         await enter(self._house, self._asker, Permission.AGENTS_READ, "instances")
         return await self._house.store.list_instances(wanted, self._asker.workspace_id)
 

@@ -27,6 +27,7 @@ from ostler.model import (
     ObservationOptions,
     Permission,
     WaitKind,
+    shown,
 )
 
 Seen = AgentEvent | EventsMissed
@@ -47,17 +48,19 @@ class Observation(AsyncIterator[Seen]):
         options: ObservationOptions | None = None,
         after: int | None = None,
     ) -> None:
+        house.require_loop()
         self._house = house
         self._fanout = fanout
         self._asker = asker
         self._instance_id = instance_id
-        self._options = options or ObservationOptions.default()
+        self._options = ObservationOptions.default() if options is None else options
         require_kind("options", self._options, ObservationOptions)
         if instance_id is not None:
             require_kind("instance_id", instance_id, UUID)
         self._options.validate().require()
-        if after is not None and after < 0:
-            raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
+        if after is not None and (type(after) is not int or after < 0):  # True is an int too, but no place
+            bound = "must be 0 or the number of an event"
+            raise ValidationError([Fault(field="after", bound=bound, value=shown(after))])
         # What is committed is past, also what the fan-out has not come to yet.
         self._seen = max(fanout.cursor, house.store.newest) if after is None else after
         self._wanted = wanted_by(self._options)

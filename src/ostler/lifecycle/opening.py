@@ -14,10 +14,11 @@ from typing import Any
 
 from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
-from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
+from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, ValidationError
 from ostler.isolation import IsolationLevels
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
+from ostler.lifecycle.doors import require_kind
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
 from ostler.lifecycle.introduce import introduce
@@ -34,7 +35,7 @@ from ostler.lifecycle.terminate import end
 from ostler.lifecycle.timers import Timers
 from ostler.lifecycle.waits import time_out
 from ostler.lifecycle.watch import Watch
-from ostler.model import AgentState, TerminationOptions, Wait, WaitKind
+from ostler.model import AgentState, Fault, TerminationOptions, Wait, WaitKind, shown
 from ostler.seams import Uuid7Source
 from ostler.store import Seams, Store, open_store
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
@@ -71,9 +72,10 @@ async def open_manager(
     private directories of instances are made; a home has its own.
     """
     _require_a_program_of_its_own()
-    chosen = settings or LifecycleSettings()
+    _require_kinds(where, settings, registry, levels, seams)
+    chosen = LifecycleSettings() if settings is None else settings
     chosen.validate().require()
-    outside = seams or Seams()
+    outside = Seams() if seams is None else seams
     async with AsyncExitStack() as stack:
         home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
         if home is not None:
@@ -98,6 +100,17 @@ async def open_manager(
             await _uninterrupted(keeping.close())
 
 
+def _require_kinds(where: object, *given: object) -> None:
+    """Whatever is not left out must be what it says, also where it is empty and so would pass for left out."""
+    if not isinstance(where, str | Path | Store):
+        bound = "must be a directory, an address or a Store"
+        raise ValidationError([Fault(field="where", bound=bound, value=shown(where))])
+    kinds = {"settings": LifecycleSettings, "registry": AgentRegistry, "levels": IsolationLevels, "seams": Seams}
+    for (name, kind), value in zip(kinds.items(), given, strict=True):
+        if value is not None:
+            require_kind(name, value, kind)
+
+
 def _home(where: str | Path) -> Path:
     return Path(where).expanduser()
 
@@ -114,8 +127,8 @@ def _build(
     clock = seams.clock
     return House(
         store=store,
-        registry=registry or AgentRegistry(read_lifecycle=read_lifecycle),
-        levels=levels or IsolationLevels(clock),
+        registry=AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry,
+        levels=IsolationLevels(clock) if levels is None else levels,
         clock=clock,
         chance=chance,
         ids=seams.ids or Uuid7Source(clock, chance),

@@ -32,6 +32,7 @@ async def process(
     request_id: UUID | None = None,
 ) -> Any:
     """Answer the agent's result. With `wait=False` a full agent is an error at once, not a place in the queue."""
+    require_kind("wait", wait, bool)
     if request_id is not None:
         require_kind("request_id", request_id, UUID)
     record = await reach(house, asker, instance_id, Permission.AGENTS_PROCESS)

@@ -15,7 +15,7 @@ from ostler.errors import (
     StoreError,
 )
 from ostler.lifecycle.admit import revive
-from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
 from ostler.lifecycle.introduce import introduce
 from ostler.lifecycle.leaving import calls_ended, cancel_calls, clear_away, stop_cell, turn_away
@@ -72,6 +72,8 @@ async def restart_due(house: House, wait: Wait) -> None:
 
 async def restart(house: House, asker: Asker, instance_id: UUID, reason: str | None = None) -> AgentInstance:
     """By hand: a failed one at once, a living one after an orderly stop. It counts like any other start."""
+    if reason is not None:
+        require_kind("reason", reason, str)  # here, and not when it has been stopped already
     ValidationResult(faults=tuple(plain_text_faults("reason", reason, MAX_REASON))).require()
     record = await reach(house, asker, instance_id, Permission.AGENTS_SPAWN)
     if record.state in _REFUSED:

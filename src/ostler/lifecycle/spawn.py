@@ -19,8 +19,20 @@ from ostler.lifecycle.fail import explained, write_failure
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.start import start
-from ostler.model import AgentInstance, AgentState, AttemptOutcome, Definition, SpawnRequest
+from ostler.model import (
+    INACTIVE_STATES,
+    AgentInstance,
+    AgentState,
+    AttemptOutcome,
+    Definition,
+    SpawnRequest,
+    WaitKind,
+)
 from ostler.store.commands import Idempotency, PutRecord, ReserveInstance
+
+_ENDED_STARTING = "it was terminated while it was starting"
+#: A start that has just ended takes one more look; no more, for a store may have lost what came of it.
+_LOOKS = 3
 
 
 async def spawn(
@@ -109,24 +121,42 @@ def _give_back(house: House, admission: Admission, done: asyncio.Task[AgentInsta
 
 async def _same(house: House, life: Life) -> AgentInstance:
     """The same idempotency key, while the first is still at it: one start, and its answer for both."""
-    async with life.lock:
-        starting = life.starting
-    if starting is not None:
-        await asyncio.wait([starting])
-    record = await house.store.get_instance(life.instance_id) or life.record
-    if starting is not None and not record.is_active:
-        raise AgentInitializationError(record.error_message or "it could not be started")
-    return record
+    record = life.record
+    for _ in range(_LOOKS):
+        async with life.lock:
+            starting = life.starting
+        if starting is not None:
+            await asyncio.wait([starting])
+        record = await house.store.get_instance(life.instance_id) or life.record
+        if record.state is not AgentState.INITIALIZING:
+            break  # else its start has just ended, and what came of it is being written down
+    return await _once_ready(house, record)
 
 
 async def _earlier(house: House, life: Life) -> AgentInstance | None:
-    """What the same key made before this manager was opened; None where it is a new one."""
+    """What the same key made before, and is not looked after any more; None where it is a new one."""
     async with life.lock:  # whoever comes with the same key meanwhile waits here
         current = await house.store.get_instance(life.instance_id)
     if current is None or current.version == life.record.version:
         return None
     house.drop(life)
-    return current
+    return await _once_ready(house, current)
+
+
+async def _once_ready(house: House, record: AgentInstance) -> AgentInstance:
+    """A spawn answers with one that became ready, whatever became of it since; else with why it did not."""
+    # How well its limits are held is written with its first readiness, and stays.
+    if record.enforcement is not None or record.state not in INACTIVE_STATES:
+        return record
+    attempts = await house.store.list_attempts(record.instance_id, after=max(record.attempt - 1, 0))
+    said = record.error_message or _ENDED_STARTING
+    waits = await house.store.open_waits(instance_id=record.instance_id)
+    if any(wait.kind is WaitKind.BACKOFF for wait in waits):
+        said = f"{said}; it is started again by its policy, so ask once more with the same key"
+    late = bool(attempts) and attempts[-1].outcome is AttemptOutcome.TIMEOUT
+    error: OstlerError = InitializationTimeoutError(said) if late else AgentInitializationError(said)
+    error.known = record.instance_id
+    raise error
 
 
 async def _bring_up(house: House, asker: Asker, life: Life) -> None:

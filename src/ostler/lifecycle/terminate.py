@@ -52,7 +52,8 @@ async def terminate(
     house: House, asker: Asker, instance_id: UUID, options: TerminationOptions | None = None
 ) -> TerminationResult:
     """Safe to ask twice, at once from several, and of one that is still starting: they share one end."""
-    chosen = options or TerminationOptions.default()
+    require_kind("instance_id", instance_id, UUID)
+    chosen = TerminationOptions.default() if options is None else options
     require_kind("options", chosen, TerminationOptions)
     chosen.validate().require()
     with house.parting(instance_id) as parting:

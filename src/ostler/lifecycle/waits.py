@@ -10,13 +10,13 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ostler.agents import WaitAnswer, WaitAsked
-from ostler.errors import AgentNotFoundError, InvalidOperationError, OstlerError
+from ostler.errors import AgentNotFoundError, InvalidOperationError, OstlerError, ValidationError
 from ostler.lifecycle.clocks import CURRENT_RUN, arm, pause
-from ostler.lifecycle.doors import Asker, reach
+from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life, Run
 from ostler.lifecycle.settle import settle
-from ostler.model import AgentState, Permission, Wait, WaitKind
+from ostler.model import AgentState, Fault, Permission, Wait, WaitKind
 from ostler.store import SYSTEM, Actor
 from ostler.store.commands import EndWait, OpenWait
 
@@ -162,6 +162,10 @@ async def answer_wait(
     house: House, asker: Asker, wait_id: UUID, outcome: str, answer: Mapping[str, Any] | None
 ) -> Wait:
     """End a wait with a word and, if there is more to say, with data. Exactly one caller does."""
+    require_kind("wait_id", wait_id, UUID)
+    _require_word(outcome)
+    if answer is not None:
+        require_kind("answer", answer, Mapping)
     wait = await house.store.get_wait(wait_id)
     missing = InvalidOperationError(f"there is no wait {wait_id} of an agent; list the waits that are open")
     if wait is None or wait.instance_id is None:
@@ -174,6 +178,16 @@ async def answer_wait(
     if wait.kind is not WaitKind.AGENT:
         raise InvalidOperationError(f"the wait {wait_id} is for {wait.kind}; resume or restart the instance instead")
     return await _end(house, wait, outcome, answer, asker.actor)
+
+
+def _require_word(outcome: str) -> None:
+    """An agent goes by it, so there must be one, and none that says that nobody answered."""
+    require_kind("outcome", outcome, str)
+    if not outcome.strip():
+        raise ValidationError([Fault(field="outcome", bound="must be a word, such as done or approved")])
+    if outcome == TIMED_OUT:
+        bound = f"must be another word than {TIMED_OUT!r}, by which the agent knows that nobody has answered"
+        raise ValidationError([Fault(field="outcome", bound=bound)])
 
 
 async def time_out(house: House, wait: Wait) -> None:

@@ -20,6 +20,7 @@ from ostler.lifecycle.why import judge
 from ostler.model import (
     ACTIVE_STATES,
     HOME_WORKSPACE_ID,
+    AgentHealthStatus,
     AgentMetrics,
     AgentState,
     AttemptOutcome,
@@ -34,6 +35,8 @@ from ostler.store.commands import ReportHealth, ReportMetrics
 _WATCHED = frozenset({AgentState.READY, AgentState.PROCESSING, AgentState.WAITING})
 #: CPU below this is noise.
 _SOME_CPU = 0.05
+#: Health that stays as it is, but for another reason, is written down no more often than this.
+_REASON_SECONDS = 10.0
 
 
 class Watch:
@@ -129,17 +132,24 @@ class Watch:
 
     async def _judge(self, life: Life, result: ProbeResult) -> None:
         house, before = self._house, life.pulse.health.state
-        result = self._stalled(life, result)
+        result = self._unable(life, self._stalled(life, result))
         started = house.clock.wall() - _since(house, life.pulse.started)
         after = next_health(life.pulse.health, result, life.check, house.clock.wall(), started)
         life.pulse.health = after
-        if after.state is before and life.record.health.state is before:
+        changed = after.state is not before or life.record.health.state is not before
+        if not changed and not self._says_more(life):
             return
         report = ReportHealth(instance_id=life.instance_id, attempt=life.attempt, health=after)
         async with life.lock:
             if not life.record.is_active:
                 return
             await house.commit(life, report)
+        if changed:
+            await self._turned(life, before, after)
+
+    async def _turned(self, life: Life, before: HealthState, after: AgentHealthStatus) -> None:
+        house = self._house
+        life.pulse.reason_told = float("-inf")  # a new state is written anyhow; the next reason need not wait
         house.metrics.count("lifecycle.health.changes", state=after.state.value)
         house.log.emit(
             "health_changed",
@@ -152,6 +162,25 @@ class Watch:
             detail = f"unhealthy: {after.details or 'its probes failed'}"
             how = Exit(outcome=AttemptOutcome.STOPPED, detail=detail)
             await died(house, life, life.attempt, how)
+
+    def _says_more(self, life: Life) -> bool:
+        """The same health for another reason. Kept, but not at every probe: a reason may count something."""
+        now, told = self._house.clock.mono(), life.pulse.reason_told
+        if life.pulse.health.details == life.record.health.details or now - told < _REASON_SECONDS:
+            return False
+        life.pulse.reason_told = now
+        return True
+
+    def _unable(self, life: Life, result: ProbeResult) -> ProbeResult:
+        """A probe that could not be made says nothing of the agent; but whoever set it up must hear of it, once."""
+        if result.outcome is not ProbeOutcome.UNABLE:
+            life.pulse.unable = False
+            return result
+        details = f"the probe could not be made: {result.details or 'it is not said why'}"
+        if not life.pulse.unable:
+            life.pulse.unable = True
+            self._house.log.emit("look_failed", instance_id=life.instance_id, error=details)
+        return ProbeResult(outcome=ProbeOutcome.UNABLE, details=details)
 
     def _stalled(self, life: Life, result: ProbeResult) -> ProbeResult:
         """A failed probe says more when nothing else of it moves either."""

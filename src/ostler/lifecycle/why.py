@@ -19,7 +19,7 @@ from ostler.model import (
     WaitKind,
     Why,
 )
-from ostler.policy import StallFacts, StallVerdict, WhyFacts, explain, judge_stall
+from ostler.policy import RestartFacts, StallFacts, StallVerdict, WhyFacts, decide_restart, explain, judge_stall
 
 
 async def why(house: House, asker: Asker, instance_id: UUID) -> Why:
@@ -34,6 +34,8 @@ def _facts(
     house: House, record: AgentInstance, life: Life | None, found: tuple[tuple[Wait, ...], Attempt | None]
 ) -> WhyFacts:
     waits, last = found
+    if life is not None and record.is_active and life.pulse.health.checked_at is not None:
+        record = record.evolve(health=life.pulse.health)  # the latest look; the record has only what changed
     now = house.clock.wall()
     pause = next((wait for wait in waits if wait.kind is WaitKind.RESUME), None)
     depth = SuspendDepth((pause.detail or {}).get("depth", SuspendDepth.HOLD)) if pause else None
@@ -49,11 +51,34 @@ def _facts(
         queued=life.slots.queued if life else 0,
         waits=waits,
         depth=depth,
-        restart_sentence=next((wait.reason for wait in waits if wait.kind is WaitKind.BACKOFF), None),
+        restart_sentence=next((wait.reason for wait in waits if wait.kind is WaitKind.BACKOFF), _no_return(record)),
         was_graceful=_graceful(last) if ended else None,
         reason=last.detail if last is not None else None,
         stall=judge(house, life) if life else None,
     )
+
+
+class _NoChance:
+    """Whether it comes back is no matter of chance, only when."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+def _no_return(record: AgentInstance) -> str | None:
+    """Why a failed one stays down. The record has all that was known when that was decided, so it is asked again."""
+    if record.state is not AgentState.FAILED:
+        return None
+    if record.attempt == 1 and record.enforcement is None:
+        return "no restart: its first start failed, and whoever spawned it was told"
+    facts = RestartFacts(
+        restart_count=record.restart_count,
+        lifetime_restarts=record.lifetime_restarts,
+        failing_since=record.failing_since,
+    )
+    policy = record.spawn_options.restart_policy if record.spawn_options else None
+    decision = decide_restart(policy, facts, record.terminated_at or record.updated_at, _NoChance())
+    return None if decision.restart else decision.sentence
 
 
 def _graceful(last: Attempt | None) -> bool:

@@ -25,6 +25,7 @@ class ResourceLimits(Record):
     max_memory_mb: Annotated[int, Interval(ge=64, le=8192)] = 512
     #: 0 means unlimited.
     max_cpu_percent: Annotated[int, Interval(ge=0, le=100)] = 0
+    #: One that does not heed its cancelling has 5 s more before it is ended.
     execution_timeout: Annotated[timedelta, Interval(ge=timedelta(seconds=1), le=timedelta(hours=1))] = timedelta(
         minutes=5
     )

@@ -28,7 +28,7 @@ class RestartPolicy(Record):
     circuit_breaker_timeout: Annotated[timedelta, Interval(ge=timedelta(0), le=timedelta(days=1))] = timedelta(
         minutes=5
     )
-    #: At most so many starts within `burst_window`, those asked for by hand included.
+    #: A restart waits until it is at most so many starts within `burst_window`. Those by hand count, and do not wait.
     burst_limit: Annotated[int, Interval(ge=1, le=100)] = 5
     burst_window: Annotated[timedelta, Interval(ge=timedelta(seconds=1), le=timedelta(hours=1))] = timedelta(seconds=60)
     #: At most so many restarts in a whole life; being healthy for a while does not reset it.

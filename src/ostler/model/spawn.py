@@ -24,6 +24,7 @@ NIL = UUID(int=0)
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpawnOptions(Record):
+    #: One that does not heed its cancelling has 5 s more before it is ended.
     initialization_timeout: Annotated[timedelta, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
         timedelta(seconds=30)
     )

@@ -229,6 +229,8 @@ def _trouble(facts: WhyFacts) -> Iterator[str]:
         checked = f", looked at {moment(health.checked_at)}" if health.checked_at else ""
         yield f"health: {health.state}, {_counted(health.consecutive_failures, 'failed probe')} in a row{checked}"
         yield from (f"the latest probe said: {text}" for text in _quoted(health.details))
+    elif health.state is HealthState.UNKNOWN:
+        yield from (f"health: not known yet; {text}" for text in _quoted(health.details))
     # While it is at work its signs of life are worth reading even when they are good.
     if facts.stall is not None and facts.instance.state is AgentState.PROCESSING:
         yield from facts.stall.evidence

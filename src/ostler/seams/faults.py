@@ -6,17 +6,28 @@ production that is `no_fault`, which returns at once. Tests pass a `FaultPlan`.
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FaultPoint = Callable[[str], None]
 Action = Literal["raise", "kill", "sleep", "oserror"]
 _ACTIONS: tuple[Action, ...] = ("raise", "kill", "sleep", "oserror")
 _SLEEP_SECONDS = 0.05
+#: Every point that Ostler passes; a test holds this to the code.
+POINTS = frozenset(
+    {
+        *(f"store.{step}.{when}" for step in ("begin", "save", "commit") for when in ("before", "after")),
+        *("store.ack.before", "store.migrate.before", "store.migrate.statement", "store.migrate.after"),
+        *(f"spawn.{step}.{when}" for step in ("intent", "start", "ready") for when in ("before", "after")),
+        *(f"stop.{step}.{when}" for step in ("intent", "kill", "final") for when in ("before", "after")),
+        *("restart.decide.after", "restart.spawn.before", "restart.spawn.after"),
+    }
+)
 
 
 def no_fault(_name: str) -> None:
@@ -44,10 +55,27 @@ class FaultPlan:
     def parse(cls, text: str) -> FaultPlan:
         name, _, rest = text.partition(":")
         nth, _, action = rest.partition(":")
-        for known in _ACTIONS:
-            if (action or "raise") == known:
-                return cls(name=name, nth=int(nth or "1"), action=known)
-        raise ValueError(f"unknown fault action {action!r}; use one of {', '.join(_ACTIONS)}")
+        if not name:
+            raise ValueError("a plan read from text must name its point; write point:nth:action")
+        chosen: Any = action or "raise"
+        return cls(name=name, nth=int(nth or "1"), action=chosen)
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        """A plan that can never act would let a test pass that has tried nothing."""
+        if key == "name":
+            self._require_point(value)
+        elif key == "nth" and (type(value) is not int or value < 1):
+            raise ValueError(f"nth is counted from 1, so {value!r} never comes")
+        elif key == "action" and value not in _ACTIONS:
+            raise ValueError(f"unknown fault action {value!r}; use one of {', '.join(_ACTIONS)}")
+        super().__setattr__(key, value)
+
+    def _require_point(self, name: Any) -> None:
+        # Empty: it only looks on. One that was passed exists, also where it is another's than ours.
+        if name == "" or name in POINTS or name in getattr(self, "seen", ()):
+            return
+        near = difflib.get_close_matches(str(name), sorted(POINTS), n=3) or sorted(POINTS)
+        raise ValueError(f"there is no fault point {name!r}; there are {', '.join(near)}")
 
     def __call__(self, name: str) -> None:
         self.seen.append(name)

@@ -84,6 +84,11 @@ async def spawned(
             record = await manager.spawn(request, idempotency_key=key_of(run_id, number, step))
         except IdempotencyConflictError:
             continue  # that one was made with other settings
+        except OstlerError as error:
+            found = await manager.get_instance(error.known) if error.known is not None else None
+            if found is None:
+                raise
+            record = found  # it failed before, and may be on its way back all the same
         if await is_usable(manager, record):
             return record, step
     return None, generation + MOST_STALE

@@ -180,7 +180,8 @@ class Store(ABC):
 
         Follow with that cursor, not with the last event: in a quiet workspace it rises with the whole log, so that
         what retention takes from others is not missed here. `CursorGoneError` when some after `after` are no longer
-        kept; `ValidationError` when it lies beyond the newest event.
+        kept; not for one instance that came later than those, for it has lost nothing. `ValidationError` when it
+        lies beyond the newest event.
         """
 
     async def read_events(

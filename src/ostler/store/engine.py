@@ -18,6 +18,7 @@ from ostler.errors import (
 from ostler.model import (
     HOME_WORKSPACE_ID,
     AgentInstance,
+    AgentSpawnedEvent,
     AuditEntry,
     AuditHead,
     AuditReport,
@@ -206,7 +207,7 @@ class EngineStore(Lookups):
             return newest, session.events(window), session.head()
 
         newest, events, head = await self._read(read)
-        if after < head.horizon:
+        if after < head.horizon and not (instance_id is not None and _from_its_beginning(events)):
             raise CursorGoneError(cursor=after, horizon=head.horizon)
         if after > head.sequence:
             bound = f"lies beyond the newest event {head.sequence}; it belongs to another store or a later copy"
@@ -232,6 +233,11 @@ class EngineStore(Lookups):
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
     ) -> AuditReport:
         return await AuditWalk(self._read, workspace_id).verify(kept_head)
+
+
+def _from_its_beginning(events: list[Event]) -> bool:
+    """Of one instance: where its very first event is still kept, so are all that follow, whatever others lost."""
+    return bool(events) and isinstance(events[0], AgentSpawnedEvent)
 
 
 def _require_cursor(after: int) -> None:

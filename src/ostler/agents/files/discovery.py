@@ -55,6 +55,8 @@ def discover(root: str | Path, *, user: str | Path | None = None) -> Discovery:
     """
     base = Path(root)
     finding = _Finding()
+    if not base.is_dir():  # else a slip in the path would look like a project without agents
+        finding.fail(base, "is no directory; pass the one in which the project lies")
     project = _project(base, finding)
     for definition in project.agents if project else ():
         finding.take(definition)

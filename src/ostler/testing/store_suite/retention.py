@@ -122,6 +122,26 @@ class RetentionContract(StoreGround):
         await reserved(store)
         assert [event.sequence for event in await whole_log(store, 5)] == [6, 7]
 
+    async def test_one_that_came_after_what_went_has_its_whole_history(self, store: Store, clock: ManualClock) -> None:
+        old = await reserved(store)
+        for _ in range(3):
+            await reserved(store)
+        clock.advance(31 * DAY)
+        await moved(store, old, AgentState.READY)
+        young = await brought_to(store, AgentState.READY)
+        assert (await store.sweep()).events == 4
+        whole = [event.sequence for event in await store.read_events(0, instance_id=young.instance_id)]
+        assert whole == [6, 7]
+        first = await store.read_page(0, instance_id=young.instance_id, limit=1)
+        assert [event.sequence for event in first.events] == [6]
+        rest = await store.read_page(first.cursor, instance_id=young.instance_id)
+        assert [event.sequence for event in rest.events] == [7]
+        for gone in (old.instance_id, UUID(int=1)):  # the one has lost its first event, of the other nothing is known
+            with pytest.raises(CursorGoneError):
+                await store.read_events(0, instance_id=gone)
+        with pytest.raises(CursorGoneError):
+            await store.read_events(0, workspace_id=HOME)
+
     async def test_one_who_is_up_to_date_in_a_quiet_workspace_misses_nothing(
         self, store: Store, clock: ManualClock
     ) -> None:
