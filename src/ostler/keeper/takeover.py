@@ -104,6 +104,7 @@ def _take_unit(keeper: Keeper, state: Mapping[str, Any]) -> None:
         unit.output = Output.resumed(keeper.loop, state["output"])
     if unit.state == LIVING:
         room.box.took_in(unit.pid, unit.leaf)
+        keeper.starter.sessions.weigh(unit)
         keeper.children.add(unit.pid, lambda ended: keeper.undertaker.bury(unit, ended), unit)
 
 
