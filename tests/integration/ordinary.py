@@ -47,6 +47,18 @@ class Ordinary:
     def keeper_argv(self, directory: Path) -> list[str]:
         return [self.python, *keeper_argv(directory)[1:]]
 
+    def python_with_packages(self) -> str:
+        """The same with what these tests have installed: an environment of its own, for a template has no other way."""
+        environment = self.place / "venv"
+        packages = environment / "lib" / _VERSION / "site-packages"
+        packages.mkdir(parents=True)
+        (environment / "bin").mkdir()
+        (environment / "bin" / "python").symlink_to(self.python)
+        (environment / "pyvenv.cfg").write_text(f"home = {Path(self.python).parent}\n")
+        found = [SOURCE, *(one for one in sys.path if one.endswith("site-packages"))]
+        (packages / "ours.pth").write_text("\n".join(found))
+        return str(environment / "bin" / "python")
+
     def home(self) -> Home:
         return _OrdinaryHome(self)
 

@@ -1,4 +1,4 @@
-"""A share of a busy machine where no controller of the kernel deals it out: by the nice value, as close as it comes.
+"""A share of a busy machine where no controller of the kernel deals it out: by the nice value, at least in order.
 
 Many kernels weigh whole sessions against each other (`autogroup`), and the nice value only counts within one. As
 every agent has a session of its own, its session gets the same value.
@@ -17,16 +17,17 @@ from ostler.keeper.units import LIVING, Room, Unit
 
 #: Whoever has this share or more keeps the nice value it was born with: without rights it can only be raised.
 _FULL_WEIGHT = 1600
-#: What the kernel makes of one step of the nice value.
-_STEP = 1.25
-_NICEST = 19
+#: And whoever has so little comes after everybody else. To keep the proportions of the shares it would take twice as
+#: much, and then an ordinary agent would starve beside any other program of the machine.
+_LEAST_WEIGHT = 25
+_NICEST = 10
 #: A kernel lets those without rights set ten sessions a second.
 _AGAIN_SECONDS = 0.12
 
 
 def nice_for(weight: int) -> int:
-    """1,600: 0, 400: 6, 100: 12, 25: 19. So the shares are nearly those that a controller would deal out."""
-    return min(_NICEST, max(0, round(math.log(_FULL_WEIGHT / weight, _STEP))))
+    """1,600: 0, 400: 3, 100: 7, 25: 10. One has about half the share of the next."""
+    return min(_NICEST, max(0, round(_NICEST * math.log(_FULL_WEIGHT / weight, _FULL_WEIGHT / _LEAST_WEIGHT))))
 
 
 def nice_in(room: Room) -> int:
