@@ -154,6 +154,7 @@ async def frozen_family(fleet: Fleet) -> tuple[AgentInstance, set[int]]:
     one = await fleet.spawn()
     for program in ("busy", "busy", "daemon"):
         await fleet.do(one, "raise_one", program=program)
+    await until(lambda: len(fleet.tree(one)) == 4, "who forked the daemon does not leave")
     await fleet.manager.suspend(one.instance_id, SuspendDepth.FREEZE)
     family = fleet.tree(one)
     assert len(family) == 4
