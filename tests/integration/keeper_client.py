@@ -16,14 +16,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import ostler
+from ostler.isolation.process.launch import keeper_argv as keeper_argv_of
+from ostler.keeper.hiding import HIDE
 from ostler.keeper.protocol import VERSION, Line, connect
 from ostler.keeper.tree import marked
 
 SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
-_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
 #: The same with another kind of boxes than the best that this machine has.
 _FORCED = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); import ostler.keeper.main as program; "
+    f"{HIDE}; import sys; sys.path.insert(0, sys.argv.pop(1)); import ostler.keeper.main as program; "
     "from ostler.keeper.probing import open_boxes; "
     "program.open_boxes = lambda token: open_boxes(token, force={boxes!r}); program.main()"
 )
@@ -31,8 +32,9 @@ PATIENCE = 20.0
 
 
 def keeper_argv(directory: Path, boxes: str | None = None) -> list[str]:
-    code = _CODE if boxes is None else _FORCED.format(boxes=boxes)
-    return [sys.executable, "-I", "-S", "-c", code, SOURCE, str(directory)]
+    if boxes is None:
+        return keeper_argv_of(directory)
+    return [sys.executable, "-I", "-S", "-c", _FORCED.format(boxes=boxes), SOURCE, str(directory)]
 
 
 def launch(directory: Path, boxes: str | None = None) -> subprocess.CompletedProcess[str]:

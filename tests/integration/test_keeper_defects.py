@@ -174,14 +174,14 @@ def test_what_a_module_started_ends_with_its_template_and_the_agents_live_on(man
             assert is_alive(daemon)
 
 
-@best_boxes
 def test_what_a_module_started_does_not_outlive_an_exchange_of_the_keeper(
     home: Home, manager: Manager, tmp_path: Path
 ) -> None:
     with Agent(manager, "a.1", {"helper": str(tmp_path / "helper")}) as agent:
         pid = agent.started()["pid"]
         helper = number_in(tmp_path / "helper")
-        manager.ask("upgrade", argv=keeper_argv(home.directory)[:-1])
+        boxes = "signals" if manager.about["boxes"] == "signals" else None
+        manager.ask("upgrade", argv=keeper_argv(home.directory, boxes)[:-1])
         wait_until(lambda: not is_alive(helper))
         assert agent.says("word")[0] == str(pid)
 

@@ -222,7 +222,7 @@ def newer(tmp_path: Path, change: str = "") -> list[str]:
     shutil.copytree(Path(SOURCE) / "ostler" / "keeper", source / "ostler" / "keeper")
     for name in ("__init__.py", "version.py"):
         shutil.copy(Path(SOURCE) / "ostler" / name, source / "ostler" / name)
-    with (source / "ostler" / "keeper" / "upgrade.py").open("a") as file:
+    with (source / "ostler" / "keeper" / "takeover.py").open("a") as file:
         file.write(f"# newer\n{change}\n")
     return [str(source) if one == SOURCE else one for one in keeper_argv(tmp_path / "keeper")]
 
@@ -269,7 +269,7 @@ def test_code_that_cannot_take_over_says_why(home: Home, tmp_path: Path) -> None
     manager = home.manager()
     pid = manager.start("a.1", ["sleep", "1000"])["pid"]
     for argv, words in (
-        (newer(tmp_path, "STATE_VERSION = 99"), "its state is of version 1, this code reads 99"),
+        (newer(tmp_path, "OLDEST_STATE = STATE_VERSION = 99"), "its state is of version 2, this code reads 99"),
         (["/no/such/python"], "'/no/such/python' was not found"),
         ([*PYTHON, "raise SystemExit('it is broken')"], "(code 1): it is broken"),
         (["true"], "it said nothing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from keeper_client import Home, Manager, wait_until
+
+from ostler.keeper.tree import cpu_seconds
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 MEGABYTE = 1024 * 1024
@@ -93,6 +96,22 @@ def test_a_flood_slows_no_neighbour_and_fills_no_disk(manager: Manager, tmp_path
     manager.stop("flood.1")
     record = manager.exit_of("flood.1")
     assert record["dropped"] > 10 * MEGABYTE
+    assert sum(path.stat().st_size for path in tmp_path.glob("flood.log*")) <= 2 * MEGABYTE
+
+
+def test_a_hundred_megabytes_a_second_are_taken_counted_and_not_kept(manager: Manager, tmp_path: Path) -> None:
+    """By the processor time of the keeper, as if it had a core to itself: other tests run beside this one."""
+    log, offered = tmp_path / "flood.log", 300_000_000
+    code = f"import os\nblock = b'x' * 60_000\nfor _ in range({offered // 60_000}): os.write(1, block)"
+    keeper = manager.about["pid"]
+    used, began = cpu_seconds(keeper), time.monotonic()
+    manager.start("flood.1", [*PYTHON, code], log=str(log), log_bytes=MEGABYTE)
+    record = manager.exit_of("flood.1", 60)
+    used, took = cpu_seconds(keeper) - used, time.monotonic() - began
+    rate = f"{offered / took / 1e6:.0f} MB/s were taken, {offered / used / 1e6:.0f} for a second of the keeper's time"
+    logging.getLogger(__name__).info(rate)
+    assert (record["code"], record["written"] + record["dropped"]) == (0, offered)
+    assert offered / used > 100e6, rate
     assert sum(path.stat().st_size for path in tmp_path.glob("flood.log*")) <= 2 * MEGABYTE
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import resource
+import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from keeper_client import Home, wait_until
 
 from ostler.keeper import records
 from ostler.keeper.records import Journal
@@ -64,3 +71,128 @@ def test_a_disk_that_takes_nothing_is_said_and_borne(tmp_path: Path, monkeypatch
     assert "No space left" in said[0]
     assert "u1" in journal.known
     journal.close()
+    assert list(Journal(str(tmp_path / "exits.jsonl"), pytest.fail).known) == ["u1"]
+
+
+# --- a disk that is full for a while -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def room_for(path: Path, more: int) -> Iterator[None]:
+    """The disk takes so many bytes more of this file, and then it is full; Python ignores the signal of that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def known_to_the_next(path: Path) -> list[str]:
+    """Of a copy: the next one writes the file anew."""
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    return sorted(Journal(str(copy), pytest.fail).known)
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_what_a_full_disk_refused_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truncates: bool
+) -> None:
+    path = tmp_path / "exits.jsonl"
+    said: list[str] = []
+    journal = Journal(str(path), said.append)
+    journal.add(record(1))
+    journal.flush()
+    if not truncates:
+        monkeypatch.setattr(os, "ftruncate", _refused)
+    with room_for(path, 10):
+        for number in (2, 3):
+            journal.add(record(number))
+            journal.flush()
+        assert known_to_the_next(path) == ["u1"]
+    journal.add(record(4))
+    journal.flush()
+    assert known_to_the_next(path) == ["u1", "u2", "u3", "u4"]
+    assert [("cannot be written" in one, "written again" in one) for one in said] == [(True, False), (False, True)]
+    journal.forget("u2")
+    journal.close()
+    assert known_to_the_next(path) == ["u1", "u3", "u4"]
+
+
+def _refused(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_waits_is_tried_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    path = tmp_path / "exits.jsonl"
+    journal = Journal(str(path), lambda _: None)
+    with room_for(path, 10):
+        journal.add(record(1))
+        journal.flush()
+    journal.flush()
+    assert known_to_the_next(path) == [], "not at every turn"
+    now += 1.0
+    journal.flush()
+    assert known_to_the_next(path) == ["u1"]
+    journal.close()
+
+
+def test_a_sync_that_fails_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    path = tmp_path / "exits.jsonl"
+    journal = Journal(str(path), said.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", _refused)
+        journal.add(record(1))
+        journal.flush()
+    journal.close()
+    assert len(said) == 2
+    assert path.read_text().count("u1") == 2, "once: its unit and its box"
+
+
+def test_what_waits_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_MAX_BYTES", 5_000)
+    path = tmp_path / "exits.jsonl"
+    journal = Journal(str(path), lambda _: None)
+    with room_for(path, 10):
+        for number in range(300):
+            journal.add(record(number))
+            journal.flush()
+            if number >= 10:
+                journal.forget(f"u{number}")
+        assert sum(map(len, journal._waiting)) < 6_000  # noqa: SLF001 - nothing else can be seen of it from outside
+    journal.close()
+    assert known_to_the_next(path) == sorted(f"u{number}" for number in range(10))
+
+
+def test_a_journal_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = tmp_path / "away"
+    journal = Journal(str(place / "exits.jsonl"), said.append)
+    assert "No such file" in said[0]
+    journal.add(record(1))
+    journal.flush()
+    place.mkdir()
+    journal.close()
+    assert known_to_the_next(place / "exits.jsonl") == ["u1"]
+
+
+def test_an_end_that_cannot_be_written_is_told_and_written_later(tmp_path: Path) -> None:
+    home = Home(tmp_path / "keeper")
+    try:
+        manager = home.manager()
+        keeper, path = manager.about["pid"], home.directory / "exits.jsonl"
+        manager.start("first.1", ["/bin/sh", "-c", "exit 1"])
+        manager.exit_of("first.1")
+        soft, hard = resource.prlimit(keeper, resource.RLIMIT_FSIZE)
+        resource.prlimit(keeper, resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+        manager.start("second.1", ["/bin/sh", "-c", "exit 2"])
+        assert manager.exit_of("second.1")["code"] == 2
+        assert known_to_the_next(path) == ["first.1"]
+        resource.prlimit(keeper, resource.RLIMIT_FSIZE, (soft, hard))
+        wait_until(lambda: known_to_the_next(path) == ["first.1", "second.1"], 5)
+    finally:
+        home.end()

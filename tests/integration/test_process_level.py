@@ -88,7 +88,7 @@ async def test_an_agent_sees_only_what_it_is_given(begin: Begin, site: Site, mon
     assert set(seen["environ"]) <= {*site.environment, "OSTLER_MARK", "LC_CTYPE"}
     assert seen["cwd"] == str(Path.cwd())
     assert seen["parent"] == keeper_of(site)
-    assert seen["nice"] == 10
+    assert seen["nice"] >= 10, "and more where nothing else gives it the least share"
     assert len(seen["files"]) <= 8, "stdio, the channel and what its own loop needs"
     assert cell.handle["pid"] == seen["pid"]
     await cell.destroy()
@@ -109,7 +109,7 @@ async def test_its_limits_are_held_and_recorded(begin: Begin, isolation: Process
     neighbour = await begin()
     assert cell.enforcement is not None
     assert cell.enforcement["max_memory_mb"] is Enforcement.ENFORCED
-    assert set(cell.enforcement) == set(ResourceLimits.__dataclass_fields__)
+    assert set(cell.enforcement) == {*ResourceLimits.__dataclass_fields__, "processes"}
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, do("eat", mb=512))
     await until(lambda: bool(ear.exits))

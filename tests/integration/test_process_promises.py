@@ -23,6 +23,7 @@ from ostler import (
     AgentPriority,
     AgentState,
     AttemptOutcome,
+    Enforcement,
     ExecutionTimeoutError,
     ResourceLimits,
     SuspendDepth,
@@ -86,6 +87,15 @@ async def test_priority_is_a_share_of_a_busy_machine(fleet: Fleet) -> None:
         shares[priority] = group_number(pid, "cpu", "cpu.shares", "cpu.weight") or 0
     assert shares[AgentPriority.HIGH] == 16 * shares[AgentPriority.LOW] > 0
     assert nice == {AgentPriority.LOW: 10, AgentPriority.HIGH: 0}
+
+
+async def test_how_well_each_limit_is_held_is_on_the_record(fleet: Fleet) -> None:
+    """Also of the one that nobody sets: how many processes and threads there are in a box."""
+    one = await fleet.record(await fleet.spawn())
+    assert one.enforcement is not None
+    assert set(one.enforcement) == {*ResourceLimits.__dataclass_fields__, "processes"}
+    bound = group_number(await fleet.pid(one), "pids", "pids.max")
+    assert one.enforcement["processes"] is (Enforcement.APPROXIMATED if bound is None else Enforcement.ENFORCED)
 
 
 # --- ends ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import ordinary
 import pytest
 from promise_ground import Fleet, box, end_keeper, keeper_of, lacking, opened, swept
 
@@ -41,6 +42,19 @@ async def test_an_agent_cannot_reach_into_its_manager_or_its_keeper(fleet: Fleet
         assert set(found.values()) == {"PermissionError"}, found
     itself = await fleet.do(one, "pry", pid=(await fleet.do(one, "know"))["pid"])
     assert itself["environ"] == itself["fd"] == "open", "so that the look is one"
+
+
+def test_nor_can_one_where_nobody_is_root() -> None:
+    """The same once more as an ordinary user: what keeps root's agents out are the rights that were taken from them."""
+    if os.geteuid():
+        pytest.skip("the test above ran as an ordinary user")
+    here = Path(__file__)
+    name = test_an_agent_cannot_reach_into_its_manager_or_its_keeper.__name__
+    with ordinary.somebody() as user:
+        argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(here.parents[2])]
+        argv += ["--basetemp", str(user.place / "pytest"), f"{here}::{name}"]
+        done = ordinary.run([user.python_with_packages(), "-B", *argv])
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def environment_of(pid: int) -> bytes:

@@ -160,7 +160,9 @@ class Cell(ABC):
 
     @property
     def enforcement(self) -> Mapping[str, Enforcement] | None:
-        """By field of `ResourceLimits`, how well this very cell holds it; None: as the level declares it."""
+        """By field of `ResourceLimits`, how well this very cell holds it, and by a name of its own what it bounds
+        besides; None: as the level declares it.
+        """
         return None
 
     @property

@@ -7,12 +7,14 @@ out by doing it once. Each method here is documented here and nowhere else.
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 #: How well a limit is held, as `ostler.model.Enforcement` spells it.
 ENFORCED, APPROXIMATED, ADVISORY = "enforced", "approximated", "advisory"
+_FREEZE_ALL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +81,14 @@ class Box(ABC):
     @abstractmethod
     def thaw(self) -> None: ...
 
+    def held(self) -> list[tuple[int, int]]:
+        """Pid and start time of those that stand still because of us, where no kernel keeps that list."""
+        return []
+
+    def resume(self, held: Iterable[Sequence[int]] | None, *, frozen: bool) -> None:
+        """In a box that was found, with its processes in it again: what `held` said before, if somebody asked."""
+        del held, frozen
+
     @abstractmethod
     def oom_kills(self) -> int | None:
         """How often the kernel, or we in its place, killed in it for memory; None where nobody counts."""
@@ -111,6 +121,19 @@ class Boxes(ABC):
     @abstractmethod
     def find(self, name: str, limits: BoxLimits) -> Box:
         """One that this keeper made before it was exchanged for a newer one."""
+
+    def freeze_all(self, boxes: Iterable[Box]) -> list[str]:
+        """As `Box.freeze` for each, within bounds for all of them; a sentence for each that moves on."""
+        failed: list[str] = []
+        until = time.monotonic() + _FREEZE_ALL_SECONDS
+        for box in boxes:
+            try:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"there was no time left for box {box.name}")
+                box.freeze()
+            except OSError as error:
+                failed.append(str(error))
+        return failed
 
     @contextlib.contextmanager
     def one_look(self) -> Iterator[None]:

@@ -20,16 +20,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ostler.keeper.boxes import Boxes
+from ostler.keeper.hiding import hide
 from ostler.keeper.keeping import Keeper
 from ostler.keeper.logbook import Logbook
 from ostler.keeper.loop import Loop
 from ostler.keeper.probing import open_boxes
 from ostler.keeper.protocol import EXITS, LOCK, LOG, SOCKET, TOKEN, connect
 from ostler.keeper.records import Journal
-from ostler.keeper.upgrade import CHECK, PASSED, RESUME, StateError, Upgrade, keep_private, read_state, take_over
+from ostler.keeper.takeover import StateError, keep_private, read_state, take_over
+from ostler.keeper.upgrade import CHECK, PASSED, RESUME, Upgrade
 
 READY = "--ready-fd"
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_SET_CHILD_SUBREAPER = 36
 _OK = b"ok"
 #: How long one may take to leave whose place another wants.
 _LEAVING_SECONDS = 15.0
@@ -40,6 +42,7 @@ class StartError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    hide()  # the program has begun with it; but who starts us in another way may not have
     words = list(sys.argv[1:] if argv is None else argv)
     options = {name: int(_option(words, name) or -1) for name in (CHECK, RESUME, READY)}
     if options[CHECK] >= 0:
@@ -161,7 +164,6 @@ def _keep(place: Mapping[str, Any], ready: int) -> int:
         log.note(f"ended {len(killed)} processes that an earlier keeper left")
     keeper = _keeper(place, _listen(directory), boxes, token)
     keeper.starter.nofile = nofile
-    _hide()
     os.write(ready, _OK)
     os.close(ready)
     return _run(keeper, directory)
@@ -201,11 +203,6 @@ def _privileges() -> list[int]:
     if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise StartError("the kernel does not let the keeper inherit orphans")
     return list(bounds)
-
-
-def _hide() -> None:
-    """From agents of the same user: neither its memory nor its descriptors can be read."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _token(directory: str) -> str:
@@ -260,7 +257,6 @@ def _resume(descriptor: int) -> NoReturn:
     code = 1
     try:
         _privileges()
-        _hide()
         listener = socket.socket(fileno=state["listener"])
         keeper = _keeper(place, listener, open_boxes(state["token"]), state["token"])
         take_over(keeper, state)

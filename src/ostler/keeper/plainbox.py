@@ -19,7 +19,7 @@ from ostler.keeper.policing import Duty, MemoryKills, Watch, usage_of
 from ostler.keeper.tag import tag_of
 from ostler.keeper.tree import Process, Stat
 
-_FREEZE_SECONDS = 1.0
+FREEZE_SECONDS = 1.0
 #: How long one blow follows those who fork and leave.
 _CHASE_SECONDS = 0.05
 
@@ -195,12 +195,17 @@ class PlainBox(Box):
 
     def freeze(self) -> None:
         self._is_frozen = True
-        end = time.monotonic() + _FREEZE_SECONDS
-        while moving := [one for one, seen in self._members(None).items() if not seen.is_stopped]:
+        end = time.monotonic() + FREEZE_SECONDS
+        while self.hold_moving():
             if time.monotonic() > end:
                 self.thaw()
-                raise TimeoutError(f"box {self.name} did not stand still within {_FREEZE_SECONDS:g} s")
-            self._hold(moving)
+                raise TimeoutError(f"box {self.name} did not stand still within {FREEZE_SECONDS:g} s")
+
+    def hold_moving(self) -> bool:
+        """Whether there was anybody to hold; call it again until there is nobody."""
+        moving = [one for one, seen in self._members(None).items() if not seen.is_stopped]
+        self._hold(moving)
+        return bool(moving)
 
     def _hold(self, whom: Iterable[Process]) -> None:
         self._held.update(one for one in whom if tree.signal_pid(one.pid, one.start_time, signal.SIGSTOP))
@@ -210,6 +215,16 @@ class PlainBox(Box):
         for one in self._held:
             tree.signal_pid(one.pid, one.start_time, signal.SIGCONT)
         self._held.clear()
+
+    def held(self) -> list[tuple[int, int]]:
+        return [(one.pid, one.start_time) for one in self._held]
+
+    def resume(self, held: Iterable[Sequence[int]] | None, *, frozen: bool) -> None:
+        self._is_frozen = frozen
+        if held is None:  # an older keeper did not say whom it had stopped; whoever stands still may be one
+            self._held = {one for one, seen in self._members(None).items() if seen.is_stopped}
+        else:
+            self._held = {Process(int(pid), int(started)) for pid, started in held}
 
     def oom_kills(self) -> int | None:
         if self._watch.memory_kills:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ostler.keeper import tree
 from ostler.keeper.boxes import APPROXIMATED, Box, Boxes, BoxLimits
 from ostler.keeper.orphans import Orphans
-from ostler.keeper.plainbox import PlainBox
+from ostler.keeper.plainbox import FREEZE_SECONDS, PlainBox
 from ostler.keeper.policing import MemoryKills
 from ostler.keeper.tag import tag_for, tag_of
 from ostler.keeper.tree import Process, Stat
@@ -47,6 +47,15 @@ class PlainBoxes(Boxes):
     def _new(self, name: str, limits: BoxLimits, kills: int | None) -> PlainBox:
         self._boxes[name] = PlainBox(self, name, limits, kills)
         return self._boxes[name]
+
+    def freeze_all(self, boxes: Iterable[Box]) -> list[str]:
+        """One look for all of them: to look for each takes long where they are many."""
+        moving = [self._boxes[box.name] for box in boxes]
+        until = time.monotonic() + FREEZE_SECONDS
+        while moving and time.monotonic() < until:
+            with self.one_look():
+                moving = [box for box in moving if box.hold_moving()]
+        return [f"box {box.name} did not stand still within {FREEZE_SECONDS:g} s" for box in moving]
 
     def tag(self, unit: str) -> int | None:
         return tag_for(self._token, unit)

@@ -12,6 +12,7 @@ from ostler.keeper.children import Children, Ended
 from ostler.keeper.emptying import Emptying, Place
 from ostler.keeper.output import Log, Output
 from ostler.keeper.protocol import MARK
+from ostler.keeper.sharing import Sessions, nice_in
 from ostler.keeper.spawning import CHANNEL_FD, CHANNEL_VARIABLE, Files, has_descriptors, open_terminal, spawn
 from ostler.keeper.tag import tag_for
 from ostler.keeper.template import Birth, Recipe
@@ -53,6 +54,7 @@ class Starter:
         self._ended = ended
         self._failed = failed
         self.templates = Templates(house, children, emptying)
+        self.sessions = Sessions(emptying.loop)
         self._births: dict[str, Birth] = {}
         #: The bound of open descriptors that our children get: the one that we were given.
         self.nofile: Sequence[int] | None = None
@@ -73,6 +75,7 @@ class Starter:
         room = self._house.open_room(asked.name("box"), limits)
         if room.closing or room.frozen:
             raise RefusedError("start", f"box {room.name} is {'being stopped' if room.closing else 'frozen'}")
+        settle["nice"] = max(settle["nice"], nice_in(room))
         start = _Start(Unit(name, room, leaf), reply)
         self._house.add(start.unit)
         ours: list[int] = []
@@ -161,6 +164,7 @@ class Starter:
         unit.state = LIVING
         if os.geteuid():
             _expose_to_oom(unit.pid)
+        self.sessions.weigh(unit)
         status = self._house.status(unit)
         start.reply.ok({key: status[key] for key in ("pid", "start_time", "boot_id", "enforcement")})
         self._started(unit)

@@ -65,8 +65,8 @@ class Templates:
             raise
 
     @property
-    def box_names(self) -> list[str]:
-        return list(self._boxes)
+    def boxes(self) -> list[Box]:
+        return list(self._boxes.values())
 
     def clear(self, names: Iterable[str]) -> None:
         """What the templates of the keeper before us left."""

@@ -33,6 +33,10 @@ class Room:
         #: All of it is being stopped; nothing new may begin in it.
         self.closing = False
 
+    @property
+    def has_living(self) -> bool:
+        return any(unit.state == LIVING for unit in self.units.values())
+
 
 class Unit:
     """One process with all that it starts. `channel` is our copy of the manager's end, -1 where there is none."""

@@ -6,34 +6,27 @@ in memory. First a child of it runs the new code on that file: only what has rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostler.keeper.asking import Reply
-from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Ended
 from ostler.keeper.keeping import Keeper
-from ostler.keeper.output import Output, Tail
+from ostler.keeper.output import Tail
 from ostler.keeper.spawning import CHANNEL_FD, Files, spawn
+from ostler.keeper.takeover import LIMITS, STATE_VERSION, descriptors_in
 from ostler.keeper.units import ENDED, LIVING, Room, Unit
 
-#: Raised when an older or newer keeper could not make sense of the state.
-STATE_VERSION = 1
 CHECK, RESUME = "--check", "--resume"
 PASSED = "ok"
 _QUIET_SECONDS = 10.0
 _CHECK_SECONDS = 10.0
 _POLL_SECONDS = 0.01
-_LIMITS = ("memory_bytes", "cpu_percent", "pids", "weight")
-
-
-class StateError(Exception):
-    """What another keeper left cannot be taken over; the sentence says why."""
 
 
 class Upgrade:
@@ -110,22 +103,20 @@ class Upgrade:
     # --- the deed ----------------------------------------------------------------------------------
 
     def _exchange(self, argv: list[str], reply: Reply) -> None:
+        """Until the new code has hidden itself its memory can be read by whoever runs, so all agents stand still."""
         keeper = self._keeper
         keeper.house.journal.flush()
         keeper.starter.templates.close()
-        state = self._state(reply.number)
-        memory = _in_memory(state)
-        inherited = [memory, *_descriptors(state)]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        moving = [room.box for room in keeper.house.rooms.values() if not room.frozen and room.has_living]
+        moving += keeper.starter.templates.boxes  # what a module started at its import is somebody too
+        for sentence in keeper.house.boxes.freeze_all(moving):
+            keeper.warn(f"while the code is exchanged an agent goes on, and can look into the keeper: {sentence}")
         try:
-            for one in inherited:
-                os.set_inheritable(one, True)
-            os.execvpe(argv[0], [*argv, RESUME, str(memory)], dict(os.environ))  # noqa: S606 - a program without a shell
+            _go_on_as(argv, self._state(reply.number))
         except OSError as error:
-            for one in inherited:
-                os.set_inheritable(one, False)
-            os.close(memory)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for box in moving:
+                with contextlib.suppress(OSError):
+                    box.thaw()
             self._refuse(reply, f"the new code cannot be executed: {error}")
 
     def _state(self, answer: Any) -> dict[str, Any]:
@@ -141,15 +132,15 @@ class Upgrade:
             "listener": server.listener.fileno() if server.listener is not None else -1,
             "manager": server.manager.fileno() if server.manager is not None else -1,
             "answer": answer,
-            "templates": keeper.starter.templates.box_names,
+            "templates": [box.name for box in keeper.starter.templates.boxes],
             "rooms": [_room_state(room) for room in house.rooms.values()],
             "units": [_unit_state(unit) for unit in house.units.values()],
         }
 
 
 def _room_state(room: Room) -> dict[str, Any]:
-    limits = {key: getattr(room.limits, key) for key in _LIMITS}
-    return {"name": room.name, "limits": limits, "frozen": room.frozen}
+    limits = {key: getattr(room.limits, key) for key in LIMITS}
+    return {"name": room.name, "limits": limits, "frozen": room.frozen, "held": room.box.held()}
 
 
 def _unit_state(unit: Unit) -> dict[str, Any]:
@@ -169,13 +160,21 @@ def _unit_state(unit: Unit) -> dict[str, Any]:
     }
 
 
-def _descriptors(state: Mapping[str, Any]) -> list[int]:
-    found = [state["listener"], state["manager"], state["lock"]]
-    for unit in state["units"]:
-        found.append(unit["channel"])
-        if unit["output"] is not None:
-            found.append(unit["output"]["fd"])
-    return [one for one in found if one >= 0]
+def _go_on_as(argv: list[str], state: Mapping[str, Any]) -> None:
+    """Never returns, unless by `OSError`; then all is as it was."""
+    memory = _in_memory(state)
+    inherited = [memory, *descriptors_in(state)]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for one in inherited:
+            os.set_inheritable(one, True)
+        os.execvpe(argv[0], [*argv, RESUME, str(memory)], dict(os.environ))  # noqa: S606 - a program without a shell
+    except OSError:
+        for one in inherited:
+            os.set_inheritable(one, False)
+        os.close(memory)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
 
 
 def _in_memory(state: Mapping[str, Any]) -> int:
@@ -184,73 +183,3 @@ def _in_memory(state: Mapping[str, Any]) -> int:
     while body:
         body = body[os.write(descriptor, body) :]
     return descriptor
-
-
-# --- in the new code -------------------------------------------------------------------------------
-
-
-def read_state(descriptor: int) -> dict[str, Any]:
-    """What the keeper before us knew. Raises `StateError`."""
-    try:
-        state = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-        if state["state"] != STATE_VERSION:
-            raise StateError(f"its state is of version {state['state']}, this code reads {STATE_VERSION}")
-        _descriptors(state)
-        for room in state["rooms"]:
-            _limits(room)
-        for key in ("directory", "token", "epoch", "lease", "nofile", "answer"):
-            state[key]
-        for unit in state["units"]:
-            for key in ("unit", "box", "leaf", "pid", "start_time", "by", "why", "oom_before", "exit"):
-                unit[key]
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise StateError(f"its state cannot be read: {error!r}") from error
-    return dict(state)
-
-
-def _limits(room: Mapping[str, Any]) -> BoxLimits:
-    return BoxLimits(**{key: room["limits"][key] for key in _LIMITS})
-
-
-def keep_private(state: Mapping[str, Any]) -> None:
-    """Nothing that came over may go on to an agent."""
-    for one in _descriptors(state):
-        os.set_inheritable(one, False)
-
-
-def take_over(keeper: Keeper, state: Mapping[str, Any]) -> None:
-    """All of it is ours from here on; the one who asked for the exchange hears that it is done."""
-    house = keeper.house
-    keeper.epoch = state["epoch"]
-    keeper.starter.nofile = state["nofile"]
-    for one in state["rooms"]:
-        limits = _limits(one)
-        room = Room(one["name"], house.boxes.find(one["name"], limits), limits)
-        room.frozen = one["frozen"]
-        house.rooms[room.name] = room
-    for one in state["units"]:
-        _take_unit(keeper, one)
-    keeper.starter.templates.clear(state.get("templates", ()))
-    if state["manager"] >= 0:
-        peer = keeper.server.adopt(socket.socket(fileno=state["manager"]))
-        keeper.lease.manager_came(state["lease"])
-        Reply(state["answer"], peer.send).ok()
-    else:
-        keeper.lease.seconds = state["lease"]
-        keeper.lease.manager_left()
-
-
-def _take_unit(keeper: Keeper, state: Mapping[str, Any]) -> None:
-    room = keeper.house.rooms[state["box"]]
-    unit = Unit(state["unit"], room, state["leaf"])
-    unit.pid, unit.start_time, unit.channel = state["pid"], state["start_time"], state["channel"]
-    unit.by, unit.why, unit.oom_before = state["by"], state["why"], state["oom_before"]
-    unit.grown_from = state.get("grown_from")
-    unit.exit = state["exit"]
-    unit.state = LIVING if unit.exit is None else ENDED
-    keeper.house.add(unit)
-    if state["output"] is not None:
-        unit.output = Output.resumed(keeper.loop, state["output"])
-    if unit.state == LIVING:
-        room.box.took_in(unit.pid, unit.leaf)
-        keeper.children.add(unit.pid, lambda ended: keeper.undertaker.bury(unit, ended), unit)

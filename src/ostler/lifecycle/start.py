@@ -157,6 +157,6 @@ def pulse_of(house: House, life: Life) -> Pulse:
 def enforced(life: Life) -> Mapping[str, Enforcement]:
     """How well each limit of this life is held, as it is recorded."""
     if life.cell is not None and life.cell.enforcement is not None:
-        return {name: life.cell.enforcement.get(name, Enforcement.ADVISORY) for name in LIMITS}
+        return {**dict.fromkeys(LIMITS, Enforcement.ADVISORY), **life.cell.enforcement}
     capabilities = life.isolation.capabilities
     return {name: capabilities.holds(name) for name in LIMITS}

@@ -25,8 +25,11 @@ LOST = Exit(
     outcome=AttemptOutcome.LOST,
     detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
 )
-#: The keeper's words for limits, and the fields of `ResourceLimits` that they hold.
-_HELD_BY: Mapping[str, str] = MappingProxyType({"memory": "max_memory_mb", "cpu": "max_cpu_percent"})
+#: The keeper's words for limits, and the fields of `ResourceLimits` that they hold. How many processes and threads a
+#: box has room for is nobody's to choose, so that has no field; how well it is held is recorded all the same.
+_HELD_BY: Mapping[str, str] = MappingProxyType(
+    {"memory": "max_memory_mb", "cpu": "max_cpu_percent", "pids": "processes"}
+)
 _HELD_ANYWAY: Mapping[str, Enforcement] = MappingProxyType(
     {
         "execution_timeout": Enforcement.ENFORCED,  # what does not heed its cancellation can be killed
@@ -38,7 +41,7 @@ _HELD_ANYWAY: Mapping[str, Enforcement] = MappingProxyType(
 
 
 def enforcement_of(said: Mapping[str, str]) -> dict[str, Enforcement]:
-    """What a keeper holds, by field of `ResourceLimits`."""
+    """What a keeper holds, by field of `ResourceLimits`, and under `processes` the size of the tree."""
     held = {field: Enforcement(said.get(word, Enforcement.ADVISORY)) for word, field in _HELD_BY.items()}
     return {**_HELD_ANYWAY, **held}
 

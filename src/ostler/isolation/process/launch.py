@@ -22,13 +22,14 @@ from ostler.isolation.calls import wake
 from ostler.isolation.process.link import SHORT, KeeperError, Link
 from ostler.keeper import protocol
 from ostler.keeper.edition import edition
+from ostler.keeper.hiding import HIDE
 
 _log = logging.getLogger("ostler.isolation")
 #: Within a home.
 KEEPER = "keeper"
 #: Where our own code is imported from; the keeper and its templates have no other way to it.
 SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
-_KEEPER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
+_KEEPER = f"{HIDE}; import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
 _SWEEP = "import sys; sys.path.insert(0, sys.argv[1]); from ostler.keeper.probing import sweep; sweep(sys.argv[2])"
 _TEMPLATE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
