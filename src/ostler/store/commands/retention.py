@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Task, Wait
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Fault, Task, Wait
 from ostler.policy import RetentionPolicy, instance_due, task_due
 from ostler.store.commands.base import Command
+from ostler.store.commands.checking import count_faults, ids_faults, kind_faults, moment_faults, record_faults
 from ostler.store.kinds import Kind
 from ostler.store.port import Prune
 from ostler.store.unit import Unit
@@ -24,6 +26,10 @@ class RemoveInstances(Command[int]):
 
     ids: tuple[UUID, ...]
     policy: RetentionPolicy
+
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from record_faults("policy", self.policy, RetentionPolicy)
 
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
@@ -49,6 +55,10 @@ class RemoveTasks(Command[int]):
 
     ids: tuple[UUID, ...]
     policy: RetentionPolicy
+
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from record_faults("policy", self.policy, RetentionPolicy)
 
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
@@ -78,6 +88,10 @@ class RemoveWaits(Command[int]):
     ids: tuple[UUID, ...]
     before: datetime
 
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from moment_faults("before", self.before)
+
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
         for wait_id in self.ids:
@@ -96,6 +110,9 @@ class PruneEvents(Command[int]):
     action: ClassVar[str] = "retention.events"
 
     until: int
+
+    def faults(self) -> Iterator[Fault]:
+        return count_faults("until", self.until)
 
     def apply(self, unit: Unit) -> int:
         until = min(self.until, unit.sequence)
@@ -119,6 +136,10 @@ class PruneAudit(Command[int]):
     #: The last entry to go.
     last: AuditEntry
 
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        yield from _last_faults(self.last)
+
     def apply(self, unit: Unit) -> int:
         unit.workspace(self.workspace_id)
         ledger = unit.ledger(self.workspace_id)
@@ -133,6 +154,15 @@ class PruneAudit(Command[int]):
         return removed
 
 
+def _last_faults(last: Any) -> Iterator[Fault]:
+    """Only what is used of it: one that somebody has tampered with must not hold retention up."""
+    if isinstance(last, AuditEntry):
+        yield from count_faults("last.number", last.number)
+        yield from kind_faults("last.hash", last.hash, str)
+    else:
+        yield from kind_faults("last", last, AuditEntry)
+
+
 @dataclass(kw_only=True, eq=False)
 class PruneIdempotency(Command[None]):
     """Forget the answers that may no longer be repeated."""
@@ -140,6 +170,9 @@ class PruneIdempotency(Command[None]):
     action: ClassVar[str] = "retention.idempotency"
 
     before: datetime
+
+    def faults(self) -> Iterator[Fault]:
+        return moment_faults("before", self.before)
 
     def apply(self, unit: Unit) -> None:
         unit.prune(Prune(table="idempotency", until=self.before))
