@@ -75,8 +75,8 @@ class Changes:
 class Prune:
     """Rows that retention removes by range rather than one by one."""
 
-    table: str  # "events" | "audit" | "idempotency"
-    until: int | datetime
+    table: str  # "events" | "audit"
+    until: int
     workspace_id: UUID | None = None
 
 
@@ -134,7 +134,7 @@ class Session(ABC):
 
     @abstractmethod
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        """The oldest finished instances or tasks that ended by then."""
+        """The keys of the oldest finished instances, tasks or waits that ended by then, or of answers given by then."""
 
     @abstractmethod
     def event_before(self, moment: datetime, limit: int) -> int:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Fault, Task, Wait
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Fault, Task, Wait, shown
 from ostler.policy import RetentionPolicy, instance_due, task_due
 from ostler.store.commands.base import Command
 from ostler.store.commands.checking import count_faults, ids_faults, kind_faults, moment_faults, record_faults
-from ostler.store.kinds import Kind
+from ostler.store.kinds import IdempotencyRow, Kind
 from ostler.store.port import Prune
 from ostler.store.unit import Unit
 
@@ -104,6 +104,42 @@ class RemoveWaits(Command[int]):
 
 
 @dataclass(kw_only=True, eq=False)
+class RemoveAnswers(Command[int]):
+    """Forget the answers that may no longer be repeated. Not audited: they are a help to callers, and no record."""
+
+    action: ClassVar[str] = "retention.idempotency"
+
+    #: Of each its workspace and the caller's own key.
+    keys: tuple[tuple[UUID, str], ...]
+    before: datetime
+
+    def faults(self) -> Iterator[Fault]:
+        yield from _answer_faults(self.keys)
+        yield from moment_faults("before", self.before)
+
+    def apply(self, unit: Unit) -> int:
+        removed = 0
+        for key in self.keys:
+            row: IdempotencyRow | None = unit.get(Kind.IDEMPOTENCY, key)
+            if row is not None and row.created_at <= self.before:  # else it was given anew meanwhile
+                unit.remove(Kind.IDEMPOTENCY, key)
+                removed += 1
+        return removed
+
+
+def _answer_faults(keys: Any) -> Iterator[Fault]:
+    if not isinstance(keys, tuple):
+        yield Fault(field="keys", bound="must be a tuple of keys", value=shown(keys))
+        return
+    for place, one in enumerate(keys):
+        match one:
+            case (UUID(), str()):
+                pass
+            case _:
+                yield Fault(field=f"keys.{place}", bound="must be a workspace and a key", value=shown(one))
+
+
+@dataclass(kw_only=True, eq=False)
 class PruneEvents(Command[int]):
     """Drop the oldest events, always a prefix, so that one number tells every cursor what is gone."""
 
@@ -161,18 +197,3 @@ def _last_faults(last: Any) -> Iterator[Fault]:
         yield from kind_faults("last.hash", last.hash, str)
     else:
         yield from kind_faults("last", last, AuditEntry)
-
-
-@dataclass(kw_only=True, eq=False)
-class PruneIdempotency(Command[None]):
-    """Forget the answers that may no longer be repeated."""
-
-    action: ClassVar[str] = "retention.idempotency"
-
-    before: datetime
-
-    def faults(self) -> Iterator[Fault]:
-        return moment_faults("before", self.before)
-
-    def apply(self, unit: Unit) -> None:
-        unit.prune(Prune(table="idempotency", until=self.before))
