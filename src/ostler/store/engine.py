@@ -168,10 +168,11 @@ class EngineStore(Lookups):
         return await self._read(lambda session: session.instances(workspace_id, chosen))
 
     async def statistics(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> LifecycleStatistics:
-        workspace = await self.get_workspace(workspace_id)
-        if workspace is None:
+        require_id("workspace_id", workspace_id)
+        found = await self._read(lambda session: session.totals(workspace_id))
+        if found is None:
             raise WorkspaceNotFoundError
-        ledger = await self._ledger(workspace_id)
+        workspace, ledger = found
         return LifecycleStatistics(
             active_instances=ledger.active,
             by_state=ledger.states,

@@ -24,6 +24,7 @@ from ostler.model import (
     Task,
     TaskFilter,
     Wait,
+    Workspace,
 )
 from ostler.store.eventrows import EventRow
 from ostler.store.kinds import Key, Kind, Ledger
@@ -117,6 +118,10 @@ class Session(ABC):
 
     @abstractmethod
     def ledger(self, workspace_id: UUID) -> Ledger | None: ...
+
+    @abstractmethod
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        """A workspace and its running totals, both of one moment; None where there is no such workspace."""
 
     @abstractmethod
     def events(self, window: EventWindow) -> list[Event]: ...

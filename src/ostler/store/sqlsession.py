@@ -21,6 +21,7 @@ from ostler.model import (
     Task,
     TaskFilter,
     Wait,
+    Workspace,
 )
 from ostler.store import plainsql
 from ostler.store.filters import (
@@ -222,6 +223,15 @@ class SqlSession(Session):
     def ledger(self, workspace_id: UUID) -> Ledger | None:
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
         return found
+
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        names, rows = self.select(_SQL["totals"], {"workspace_id": self.dialect.uuid_out(workspace_id)})
+        if not rows:
+            return None
+        workspace: Workspace = _mapper(self.dialect, Kind.WORKSPACE).records(names, rows)[0]
+        if rows[0][names.index("workspace_id")] is None:
+            return workspace, Ledger(workspace_id=workspace_id)
+        return workspace, _mapper(self.dialect, Kind.LEDGER).records(names, rows)[0]
 
     def events(self, window: EventWindow) -> list[Event]:
         values: dict[str, Any] = {"after": window.after, "limit": window.limit}

@@ -142,6 +142,12 @@ class MemorySession(Session):
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
         return found
 
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        with self._tables.lock:
+            workspace = self._tables.rows[Kind.WORKSPACE].get((workspace_id,))
+            ledger = self._tables.rows[Kind.LEDGER].get((workspace_id,)) or Ledger(workspace_id=workspace_id)
+        return None if workspace is None else (workspace, ledger.copy())
+
     def events(self, window: EventWindow) -> list[Event]:
         with self._tables.lock:
             first = max(0, window.after - self._tables.head.horizon)

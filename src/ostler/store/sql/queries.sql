@@ -137,6 +137,11 @@ ORDER BY created_at, workspace_id, key LIMIT :limit;
 -- name: token_by_hash
 SELECT * FROM tokens WHERE token_hash = :token_hash;
 
+-- name: totals
+-- A workspace beside its ledger, which is not there before the first entry; no column has the same name in both.
+SELECT * FROM workspaces LEFT JOIN workspace_ledgers ON workspace_ledgers.workspace_id = workspaces.id
+WHERE workspaces.id = :workspace_id;
+
 -- name: runs_of_workspace
 SELECT * FROM simulation_runs WHERE workspace_id = :workspace_id ORDER BY id DESC LIMIT :limit;
 
