@@ -27,6 +27,7 @@ FAULT_POINTS = (
     "store.commit.before",
     "store.commit.after",
     "store.ack.before",
+    "store.ack.after",
 )
 
 
