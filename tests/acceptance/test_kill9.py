@@ -31,6 +31,7 @@ FAULT_POINTS = (
     "store.commit.before",
     "store.commit.after",
     "store.ack.before",
+    "store.ack.after",
 )
 
 

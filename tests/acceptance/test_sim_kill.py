@@ -60,6 +60,15 @@ def test_a_program_that_is_killed_again_and_again_comes_to_the_same_end(scene: S
 
 # --- at each step of a commit -------------------------------------------------------------------
 
+FAULT_POINTS = (
+    "store.begin.after",
+    "store.save.before",
+    "store.commit.before",
+    "store.commit.after",
+    "store.ack.before",
+    "store.ack.after",
+)
+
 
 def die(scene: Scene, fault: str, *run: str) -> list[int]:
     """The turns that were acknowledged before it died."""
@@ -81,9 +90,7 @@ async def gone_on(scene: Scene, run_id: UUID) -> str:
         return run.record.digest
 
 
-@pytest.mark.parametrize(
-    "point", ["store.begin.after", "store.save.before", "store.commit.before", "store.commit.after", "store.ack.before"]
-)
+@pytest.mark.parametrize("point", FAULT_POINTS)
 def test_a_kill_at_each_step_of_a_commit_loses_no_turn_that_was_acknowledged(
     scene: Scene, whole: str, point: str
 ) -> None:

@@ -187,7 +187,7 @@ async def test_immediate_asks_nobody(crew: Crew) -> None:
     assert result.success
     assert not result.was_graceful
     assert crew.stage.said == ["initialize"]
-    assert (await told(crew, one)).reason == "immediate termination was requested"
+    assert (await told(crew, one)).reason == "Immediate termination requested"
     assert agent_threads() == []
 
 

@@ -16,6 +16,7 @@ from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import EngineStore, Seams, open_store, view_store
 from ostler.store.queries import migrations, statements
 from ostler.store.sqlite import SqliteSession
+from ostler.store.sqlsession import Row, Values
 from ostler.testing.store_suite.ground import brought_to, reserved
 from ostler.testing.store_suite.simulations import RUN, begun
 
@@ -239,3 +240,20 @@ def test_a_file_that_is_no_database_is_let_go_of_again(home: Path) -> None:
         SqliteSession(path)
     held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert path not in held
+
+
+async def test_statistics_are_one_statement(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would tell of two moments: a plan that was changed, and the agents that lived before."""
+    asked: list[str] = []
+    select = SqliteSession.select
+
+    def noted(session: SqliteSession, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
+        asked.append(sql)
+        return select(session, sql, values)
+
+    async with open_store(home) as store:
+        await reserved(store)
+        monkeypatch.setattr(SqliteSession, "select", noted)
+        told = await store.statistics()
+        assert (told.active_instances, told.max_concurrent) == (1, None)
+        assert len(asked) == 1, asked

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -200,6 +200,35 @@ def test_any_good_record_is_valid_and_comes_back_from_json_the_same(record: Reco
 def test_the_hour_that_comes_twice_is_two_hours() -> None:
     first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     assert micros(first.replace(fold=1)) - micros(first) == 3600 * 1_000_000
+
+
+@pytest.mark.parametrize("zone", [ZoneInfo("Europe/Berlin"), timezone(timedelta(hours=-9, minutes=-30))], ids=str)
+def test_a_time_of_another_zone_is_written_and_read_as_utc(zone: tzinfo) -> None:
+    record = AgentMetrics(sampled_at=NOW.astimezone(zone))
+    assert record.validate().errors == ()
+    assert record.sampled_at.tzinfo is zone, "making a record changes nothing"
+    for text in (record.to_json(), codec.dump_compact(record)):
+        assert '"sampled_at":"2026-03-01T12:30:15.123456Z"' in text
+        back = AgentMetrics.from_json(text)
+        assert (back.sampled_at, back.sampled_at.tzinfo) == (NOW, UTC)
+    foreign = AgentMetrics.from_json('{"sampled_at": "2026-03-01T14:30:15.123456+02:00"}').sampled_at
+    assert (foreign, foreign.tzinfo, foreign.isoformat()) == (NOW, UTC, "2026-03-01T12:30:15.123456+00:00")
+
+
+def test_the_hour_that_comes_twice_stays_two_hours_in_json() -> None:
+    first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    texts = [AgentMetrics(sampled_at=moment).to_json() for moment in (first, first.replace(fold=1))]
+    assert [text[15:37] for text in texts] == ['2026-10-25T00:30:00Z",', '2026-10-25T01:30:00Z",']
+
+
+def test_writing_a_time_that_cannot_be_utc_does_not_raise() -> None:
+    naive, first = datetime(2026, 3, 1), datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))  # noqa: DTZ001
+    for moment in (naive, first):
+        record = AgentMetrics(sampled_at=moment)
+        assert f'"sampled_at":"{moment.isoformat()}"' in record.to_json()
+        assert not record.validate().is_valid
+        with pytest.raises(ValidationError, match="sampled_at must be"):
+            AgentMetrics.from_json(record.to_json())
 
 
 @given(moments, durations)

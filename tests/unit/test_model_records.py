@@ -86,7 +86,10 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
         TerminationOptions.default(),
         {"graceful_timeout": 10 * S, "force_if_timeout": True, "reason": None, "persist_final_state": False},
     ),
-    (TerminationOptions.immediate(), {"graceful_timeout": 0 * S, "force_if_timeout": True}),
+    (
+        TerminationOptions.immediate(),
+        {"graceful_timeout": 0 * S, "force_if_timeout": True, "reason": "Immediate termination requested"},
+    ),
     (
         GetInstancesFilter.all(),
         {"state": None, "health_state": None, "tag": None, "definition_id": None, "owner_id": None,

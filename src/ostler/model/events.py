@@ -45,6 +45,7 @@ class AgentSpawnedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_spawned"
 
     definition_id: UUID
+    #: Whose it is: the principal that asked. None when nobody is known, as for what the system itself starts.
     user_id: UUID | None
     options: AgentSpawnOptions | None = None
     name: str | None = None

@@ -31,7 +31,7 @@ class TerminationOptions(Record):
 
     @classmethod
     def immediate(cls) -> TerminationOptions:
-        return cls(graceful_timeout=timedelta(0), force_if_timeout=True, reason="immediate termination was requested")
+        return cls(graceful_timeout=timedelta(0), force_if_timeout=True, reason="Immediate termination requested")
 
     def rules(self) -> Iterator[Fault]:
         yield from plain_text_faults("reason", self.reason, MAX_REASON)

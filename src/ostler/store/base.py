@@ -50,6 +50,8 @@ class SweepResult:
     events: int = 0
     audit: int = 0
     waits: int = 0
+    #: Kept for whoever asks again with the same key.
+    answers: int = 0
     more: bool = False
 
 

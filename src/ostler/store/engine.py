@@ -29,16 +29,18 @@ from ostler.model import (
     LifecycleStatistics,
     Task,
     TaskFilter,
+    shown,
 )
 from ostler.policy import RetentionPolicy, plan
 from ostler.store.auditing import AuditWalk
 from ostler.store.base import PAGE, EventPage, SweepResult
 from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
+from ostler.store.commands.checking import count_faults, kind_faults, optional_faults, record_faults, require
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
 from ostler.store.life import Backend, Life, Lifelike, Seams
 from ostler.store.listeners import Listener, Listeners
-from ostler.store.lookups import Lookups, bounded
+from ostler.store.lookups import Lookups, bounded, require_id
 from ostler.store.port import EventWindow, Head, Session
 from ostler.store.retention import Sweeper
 
@@ -104,6 +106,8 @@ class EngineStore(Lookups):
     # --- writing --------------------------------------------------------------------------------
 
     async def commit(self, command: Command[R]) -> R:
+        if not isinstance(command, Command):
+            require(kind_faults("command", command, Command))
         command.validate().require()
         return await self._living().submit(command, self._epoch)
 
@@ -135,11 +139,12 @@ class EngineStore(Lookups):
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
+        require(kind_faults("epoch", epoch, int))
         self._epoch = epoch
 
     async def sweep(self, policy: RetentionPolicy | None = None) -> SweepResult:
-        wanted = policy or RetentionPolicy()
-        wanted.validate().require()
+        wanted = RetentionPolicy() if policy is None else policy
+        require(record_faults("policy", wanted, RetentionPolicy))
         return await Sweeper(self.commit, self._read, self._seams.clock.wall(), wanted).sweep()
 
     # --- reading --------------------------------------------------------------------------------
@@ -151,21 +156,24 @@ class EngineStore(Lookups):
         return await self._read(lambda session: session.head())
 
     async def get_instance(self, instance_id: UUID) -> AgentInstance | None:
+        require_id("instance_id", instance_id)
         found: AgentInstance | None = await self._load(Kind.INSTANCE, instance_id)
         return found
 
     async def list_instances(
         self, wanted: GetInstancesFilter | None = None, workspace_id: UUID = HOME_WORKSPACE_ID
     ) -> list[AgentInstance]:
-        chosen = wanted or GetInstancesFilter.all()
-        chosen.validate().require()
+        chosen = GetInstancesFilter.all() if wanted is None else wanted
+        require(record_faults("wanted", chosen, GetInstancesFilter))
+        require_id("workspace_id", workspace_id)
         return await self._read(lambda session: session.instances(workspace_id, chosen))
 
     async def statistics(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> LifecycleStatistics:
-        workspace = await self.get_workspace(workspace_id)
-        if workspace is None:
+        require_id("workspace_id", workspace_id)
+        found = await self._read(lambda session: session.totals(workspace_id))
+        if found is None:
             raise WorkspaceNotFoundError
-        ledger = await self._ledger(workspace_id)
+        workspace, ledger = found
         return LifecycleStatistics(
             active_instances=ledger.active,
             by_state=ledger.states,
@@ -178,15 +186,18 @@ class EngineStore(Lookups):
         )
 
     async def _ledger(self, workspace_id: UUID) -> Ledger:
+        require_id("workspace_id", workspace_id)
         return await self._read(lambda session: session.ledger(workspace_id)) or Ledger(workspace_id=workspace_id)
 
     async def get_task(self, task_id: UUID) -> Task | None:
+        require_id("task_id", task_id)
         found: Task | None = await self._load(Kind.TASK, task_id)
         return found
 
     async def list_tasks(self, wanted: TaskFilter | None = None, workspace_id: UUID = HOME_WORKSPACE_ID) -> list[Task]:
-        chosen = wanted or TaskFilter()
-        chosen.validate().require()
+        chosen = TaskFilter() if wanted is None else wanted
+        require(record_faults("wanted", chosen, TaskFilter))
+        require_id("workspace_id", workspace_id)
         return await self._read(lambda session: session.tasks(workspace_id, chosen))
 
     async def read_page(
@@ -198,6 +209,8 @@ class EngineStore(Lookups):
         instance_id: UUID | None = None,
     ) -> EventPage:
         _require_cursor(after)
+        require(optional_faults("workspace_id", workspace_id, UUID))
+        require(optional_faults("instance_id", instance_id, UUID))
         window = EventWindow(after=after, limit=bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
 
         def read(session: Session) -> tuple[int, list[Event], Head]:
@@ -222,6 +235,8 @@ class EngineStore(Lookups):
     async def read_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = PAGE
     ) -> list[AuditEntry]:
+        require_id("workspace_id", workspace_id)
+        require(count_faults("after", after))
         most = bounded(limit)
         return await self._read(lambda session: session.audit(workspace_id, after, most))
 
@@ -232,6 +247,8 @@ class EngineStore(Lookups):
     async def verify_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
     ) -> AuditReport:
+        require_id("workspace_id", workspace_id)
+        require(optional_faults("kept_head", kept_head, AuditHead))
         return await AuditWalk(self._read, workspace_id).verify(kept_head)
 
 
@@ -241,5 +258,5 @@ def _from_its_beginning(events: list[Event]) -> bool:
 
 
 def _require_cursor(after: int) -> None:
-    if not 0 <= after <= _HIGHEST:
-        raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=str(after))])
+    if type(after) is not int or not 0 <= after <= _HIGHEST:
+        raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=shown(after))])

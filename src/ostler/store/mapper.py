@@ -103,7 +103,9 @@ class Mapper:
         self._values: Callable[[Any], tuple[Any, ...]] = (
             _ledger_values if shape.record is Ledger else operator.attrgetter(*self._fields)
         )
-        self._keys = tuple(self._encoders[self._names.index(name)] for name in shape.keys)
+        places = [self._names.index(name) for name in shape.keys]
+        self._keys = tuple(self._encoders[place] for place in places)
+        self._key_decoders = tuple(self._decoders[place] for place in places)
         self._plans: dict[frozenset[str], _Plan] = {}
         #: The columns of `row`, in its order.
         self.columns = self._names + tuple(name for name, _, _, _ in self._derived)
@@ -161,6 +163,10 @@ class Mapper:
         if len(key) == 1:
             return (self._keys[0](key[0]),)
         return tuple([encode(value) for encode, value in zip(self._keys, key, strict=True)])
+
+    def key_from(self, row: tuple[Any, ...]) -> Key:
+        """The key of a row that holds nothing else."""
+        return tuple([decode(value) for decode, value in zip(self._key_decoders, row, strict=True)])
 
     def records(self, names: list[str], rows: list[tuple[Any, ...]]) -> list[Any]:
         """Plain rows as records; where each column stands is looked up once."""

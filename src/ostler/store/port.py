@@ -24,6 +24,7 @@ from ostler.model import (
     Task,
     TaskFilter,
     Wait,
+    Workspace,
 )
 from ostler.store.eventrows import EventRow
 from ostler.store.kinds import Key, Kind, Ledger
@@ -75,8 +76,8 @@ class Changes:
 class Prune:
     """Rows that retention removes by range rather than one by one."""
 
-    table: str  # "events" | "audit" | "idempotency"
-    until: int | datetime
+    table: str  # "events" | "audit"
+    until: int
     workspace_id: UUID | None = None
 
 
@@ -119,6 +120,10 @@ class Session(ABC):
     def ledger(self, workspace_id: UUID) -> Ledger | None: ...
 
     @abstractmethod
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        """A workspace and its running totals, both of one moment; None where there is no such workspace."""
+
+    @abstractmethod
     def events(self, window: EventWindow) -> list[Event]: ...
 
     @abstractmethod
@@ -134,7 +139,7 @@ class Session(ABC):
 
     @abstractmethod
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        """The oldest finished instances or tasks that ended by then."""
+        """The keys of the oldest finished instances, tasks or waits that ended by then, or of answers given by then."""
 
     @abstractmethod
     def event_before(self, moment: datetime, limit: int) -> int:

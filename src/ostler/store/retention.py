@@ -14,7 +14,7 @@ from ostler.store.commands import (
     Command,
     PruneAudit,
     PruneEvents,
-    PruneIdempotency,
+    RemoveAnswers,
     RemoveInstances,
     RemoveTasks,
     RemoveWaits,
@@ -46,7 +46,7 @@ class Sweeper:
         waits = await self._waits()
         events = await self._events()
         audit = await self._audit()
-        await self._commit(PruneIdempotency(before=self._now - self._policy.idempotency))
+        answers = await self._answers()
         full = self._policy.batch
         return SweepResult(
             instances=instances,
@@ -54,7 +54,8 @@ class Sweeper:
             events=events,
             audit=audit,
             waits=waits,
-            more=full in {instances, tasks, waits, events} or audit >= full,
+            answers=answers,
+            more=full in {instances, tasks, waits, events, answers} or audit >= full,
         )
 
     async def _records(self, kind: Kind, remove: type[RemoveInstances | RemoveTasks]) -> int:
@@ -70,6 +71,12 @@ class Sweeper:
         if not keys:
             return 0
         return await self._commit(RemoveWaits(ids=tuple(key[0] for key in keys), before=until))
+
+    async def _answers(self) -> int:
+        until = self._now - self._policy.idempotency
+        keys = await self._read(lambda session: session.due(Kind.IDEMPOTENCY, until, self._policy.batch))
+        # Also with none, which writes nothing: so one who owns the store no more is told, whatever is due.
+        return await self._commit(RemoveAnswers(keys=tuple((key[0], key[1]) for key in keys), before=until))
 
     async def _events(self) -> int:
         before = self._now - self._policy.events

@@ -21,6 +21,7 @@ from ostler.model import (
     Task,
     TaskFilter,
     Wait,
+    Workspace,
 )
 from ostler.store import plainsql
 from ostler.store.filters import (
@@ -47,6 +48,12 @@ _PARENTS = (Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK, Kind.SIMUL
 #: Parents before children, so that foreign keys hold at every statement.
 _ORDER = {kind: position for position, kind in enumerate((*_PARENTS, *(kind for kind in Kind if kind not in _PARENTS)))}
 _TAGGED = frozenset({Kind.INSTANCE, Kind.TASK})
+_DUE = {
+    Kind.INSTANCE: "due_instances",
+    Kind.TASK: "due_tasks",
+    Kind.WAIT: "due_waits",
+    Kind.IDEMPOTENCY: "due_answers",
+}
 _SQL = queries()
 
 
@@ -87,9 +94,8 @@ class SqlSession(Session):
         if changes.audit:
             self.execute_many(_SQL["insert_audit"], [audit_row(self.dialect, entry) for entry in changes.audit])
         for prune in changes.prune:
-            until = self.dialect.time_out(prune.until) if isinstance(prune.until, datetime) else prune.until
             where = () if prune.workspace_id is None else (self.dialect.uuid_out(prune.workspace_id),)
-            self.execute_many(_SQL[f"prune_{prune.table}"], [(until, *where)])
+            self.execute_many(_SQL[f"prune_{prune.table}"], [(prune.until, *where)])
         head = changes.head
         values = (head.commit_number, head.sequence, head.horizon, head.epoch, head.commit_number - 1)
         self._exactly(1, self.execute_many(_SQL["save_head"], [values]))
@@ -218,6 +224,15 @@ class SqlSession(Session):
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
         return found
 
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        names, rows = self.select(_SQL["totals"], {"workspace_id": self.dialect.uuid_out(workspace_id)})
+        if not rows:
+            return None
+        workspace: Workspace = _mapper(self.dialect, Kind.WORKSPACE).records(names, rows)[0]
+        if rows[0][names.index("workspace_id")] is None:
+            return workspace, Ledger(workspace_id=workspace_id)
+        return workspace, _mapper(self.dialect, Kind.LEDGER).records(names, rows)[0]
+
     def events(self, window: EventWindow) -> list[Event]:
         values: dict[str, Any] = {"after": window.after, "limit": window.limit}
         name = "events_all"
@@ -242,10 +257,8 @@ class SqlSession(Session):
         return self._records(Kind.WAIT, *self._found(wait_query(window)))
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        rows = self.execute(
-            _SQL[f"due_{kind.name.lower()}s"], {"until": self.dialect.encode("time", until), "limit": limit}
-        )
-        return [(self.dialect.decode("uuid", row["id"]),) for row in rows]
+        _, rows = self.select(_SQL[_DUE[kind]], {"until": self.dialect.encode("time", until), "limit": limit})
+        return [_mapper(self.dialect, kind).key_from(row) for row in rows]
 
     def event_before(self, moment: datetime, limit: int) -> int:
         values = {"moment": self.dialect.encode("time", moment), "limit": limit}

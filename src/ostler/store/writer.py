@@ -60,6 +60,10 @@ class Desk:
             raise
         self._listeners.newest = batch.newest or self._listeners.newest
         self._deliver(outcomes)
+        try:
+            self._fault("store.ack.after")
+        except Exception as error:  # noqa: BLE001 - they were answered, and what they were told stands
+            self._note(error)
         if batch.newest:
             # After the answers: who follows the log must not be ahead of who wrote it.
             self._listeners.tell(batch.newest)

@@ -100,10 +100,7 @@ class MemorySession(Session):
 
     def _prune(self, prune: Prune) -> None:
         tables, until = self._tables, prune.until
-        if isinstance(until, datetime):
-            answers = tables.rows[Kind.IDEMPOTENCY]
-            tables.rows[Kind.IDEMPOTENCY] = {k: row for k, row in answers.items() if row.created_at >= until}
-        elif prune.workspace_id is not None:
+        if prune.workspace_id is not None:
             kept = [entry for entry in tables.audit.get(prune.workspace_id, []) if entry.number > until]
             tables.audit[prune.workspace_id] = kept
         else:
@@ -145,6 +142,12 @@ class MemorySession(Session):
         found: Ledger | None = self.load(Kind.LEDGER, (workspace_id,))
         return found
 
+    def totals(self, workspace_id: UUID) -> tuple[Workspace, Ledger] | None:
+        with self._tables.lock:
+            workspace = self._tables.rows[Kind.WORKSPACE].get((workspace_id,))
+            ledger = self._tables.rows[Kind.LEDGER].get((workspace_id,)) or Ledger(workspace_id=workspace_id)
+        return None if workspace is None else (workspace, ledger.copy())
+
     def events(self, window: EventWindow) -> list[Event]:
         with self._tables.lock:
             first = max(0, window.after - self._tables.head.horizon)
@@ -173,26 +176,34 @@ class MemorySession(Session):
         return sorted(found, key=_when_due)[: window.limit]
 
     def due(self, kind: Kind, until: datetime, limit: int) -> list[Key]:
-        ended = {Kind.INSTANCE: self._ended_instances, Kind.TASK: self._ended_tasks, Kind.WAIT: self._ended_waits}
-        return [(key,) for at, key in sorted(ended[kind]()) if at <= until][:limit]
+        ended = {
+            Kind.INSTANCE: self._ended_instances,
+            Kind.TASK: self._ended_tasks,
+            Kind.WAIT: self._ended_waits,
+            Kind.IDEMPOTENCY: self._given_answers,
+        }
+        return [key for at, key in sorted(ended[kind]()) if at <= until][:limit]
 
-    def _ended_instances(self) -> list[tuple[datetime, UUID]]:
+    def _ended_instances(self) -> list[tuple[datetime, Key]]:
         held = {wait.instance_id for wait in self._all(Kind.WAIT) if wait.ended_at is None}
         held |= {one.instance_id for one in self._all(Kind.ATTEMPT) if one.is_open and one.identity is not None}
         return [
-            (one.terminated_at, one.instance_id)
+            (one.terminated_at, (one.instance_id,))
             for one in self._all(Kind.INSTANCE)
             if one.terminated_at is not None and one.instance_id not in held
         ]
 
-    def _ended_tasks(self) -> list[tuple[datetime, UUID]]:
+    def _ended_tasks(self) -> list[tuple[datetime, Key]]:
         tasks: list[Task] = self._all(Kind.TASK)
         needed = {one for task in tasks if not task.is_finished for one in task.dependencies}
         needed |= {wait.task_id for wait in self._all(Kind.WAIT) if wait.ended_at is None}
-        return [(one.updated_at, one.task_id) for one in tasks if one.is_finished and one.task_id not in needed]
+        return [(one.updated_at, (one.task_id,)) for one in tasks if one.is_finished and one.task_id not in needed]
 
-    def _ended_waits(self) -> list[tuple[datetime, UUID]]:
-        return [(one.ended_at, one.wait_id) for one in self._all(Kind.WAIT) if one.ended_at is not None]
+    def _ended_waits(self) -> list[tuple[datetime, Key]]:
+        return [(one.ended_at, (one.wait_id,)) for one in self._all(Kind.WAIT) if one.ended_at is not None]
+
+    def _given_answers(self) -> list[tuple[datetime, Key]]:
+        return [(one.created_at, (one.workspace_id, one.key)) for one in self._all(Kind.IDEMPOTENCY)]
 
     def event_before(self, moment: datetime, limit: int) -> int:
         with self._tables.lock:

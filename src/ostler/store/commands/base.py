@@ -13,7 +13,7 @@ from uuid import UUID
 from ostler.errors import IdempotencyConflictError, StaleWriterError, ValidationError, VersionConflictError
 from ostler.model import Fault, Record, ValidationResult
 from ostler.store.actor import SYSTEM, Actor
-from ostler.store.commands.checking import optional_faults, word_faults
+from ostler.store.commands.checking import kind_faults, optional_faults, word_faults
 from ostler.store.kinds import IdempotencyRow, Kind
 from ostler.store.unit import Unit
 
@@ -51,12 +51,9 @@ class Command(Generic[R_co]):
         """Checked before the command is queued, so that a fault writes nothing."""
         faults = list(self.faults())
         if self.by is not SYSTEM:
-            faults += word_faults("by.name", self.by.name)
-            faults += word_faults("by.correlation_id", self.by.correlation_id or "")
-            faults += optional_faults("by.principal_id", self.by.principal_id, UUID)
+            faults += _actor_faults(self.by)
         if self.idempotency is not None:
-            faults += _key_faults(self.idempotency.key)
-            faults += word_faults("idempotency_fingerprint", self.idempotency.fingerprint, MAX_KEY)
+            faults += _idempotency_faults(self.idempotency)
             if self.answered_with is None:
                 faults.append(Fault(field="idempotency", bound=f"is not offered for {type(self).__name__}"))
         return ValidationResult(faults=tuple(faults))
@@ -72,6 +69,24 @@ class Command(Generic[R_co]):
     @abstractmethod
     def apply(self, unit: Unit) -> R_co:
         """Check, stage, and return the answer; raise an `OstlerError` to refuse."""
+
+
+def _actor_faults(by: Any) -> Iterator[Fault]:
+    if not isinstance(by, Actor):
+        yield from kind_faults("by", by, Actor)
+        return
+    yield from word_faults("by.name", by.name)
+    if by.correlation_id is not None:
+        yield from word_faults("by.correlation_id", by.correlation_id)
+    yield from optional_faults("by.principal_id", by.principal_id, UUID)
+
+
+def _idempotency_faults(asked: Any) -> Iterator[Fault]:
+    if not isinstance(asked, Idempotency):
+        yield from kind_faults("idempotency", asked, Idempotency)
+        return
+    yield from _key_faults(asked.key)
+    yield from word_faults("idempotency_fingerprint", asked.fingerprint, MAX_KEY)
 
 
 def _key_faults(key: Any) -> Iterator[Fault]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from ostler.model import Fault, shown
+from ostler.errors import ValidationError
+from ostler.model import Fault, Record, shown
 from ostler.model.context import json_faults
 from ostler.model.text import plain_text_faults
 
@@ -20,7 +21,19 @@ MAX_COUNT = 2**53
 #: Nobody waits longer for a restart, and every reader can bear it.
 MAX_DELAY = timedelta(days=3650)
 
-_NAMES: dict[type, str] = {UUID: "must be a UUID", int: "must be a whole number", str: "must be text"}
+_NAMES: dict[type, str] = {
+    UUID: "must be a UUID",
+    int: "must be a whole number",
+    str: "must be text",
+    timedelta: "must be a duration",
+}
+
+
+def require(faults: Iterable[Fault]) -> None:
+    """Raise one `ValidationError` that carries every fault, if there is any."""
+    found = tuple(faults)
+    if found:
+        raise ValidationError(found)
 
 
 def kind_faults(field: str, value: Any, kind: type) -> Iterator[Fault]:
@@ -39,6 +52,27 @@ def kind_faults(field: str, value: Any, kind: type) -> Iterator[Fault]:
 def optional_faults(field: str, value: Any, kind: type) -> Iterator[Fault]:
     if value is not None:
         yield from kind_faults(field, value, kind)
+
+
+def record_faults(field: str, value: Any, kind: type[Record]) -> Iterator[Fault]:
+    """That it is such a record, and then what the record itself has to say."""
+    if isinstance(value, kind):
+        yield from value.validate()
+    else:
+        yield from kind_faults(field, value, kind)
+
+
+def moment_faults(field: str, value: Any) -> Iterator[Fault]:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        yield Fault(field=field, bound="must be a time with its zone", value=shown(value))
+
+
+def ids_faults(field: str, value: Any) -> Iterator[Fault]:
+    if not isinstance(value, tuple):
+        yield Fault(field=field, bound="must be a tuple of UUIDs", value=shown(value))
+        return
+    for place, one in enumerate(value):
+        yield from kind_faults(f"{field}.{place}", one, UUID)
 
 
 def word_faults(field: str, value: Any, limit: int = MAX_WORDS) -> Iterator[Fault]:

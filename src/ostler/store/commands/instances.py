@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
@@ -27,8 +27,10 @@ from ostler.model import (
     clean_text,
     clipped,
     fold_tags,
+    shown,
 )
 from ostler.model.text import name_faults
+from ostler.model.validation import named
 from ostler.policy import slot_refusal
 from ostler.store.actor import Actor
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
@@ -39,6 +41,7 @@ from ostler.store.commands.checking import (
     flag_faults,
     kind_faults,
     optional_faults,
+    record_faults,
     said_faults,
     word_faults,
 )
@@ -69,9 +72,10 @@ class ReserveInstance(Command[AgentInstance]):
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        yield from optional_faults("default_name", self.default_name, str)
         yield from name_faults("default_name", self.default_name)
         yield from optional_faults("task_id", self.task_id, UUID)
-        yield from self.request.validate()
+        yield from record_faults("request", self.request, SpawnRequest)
 
     @property
     def subject(self) -> str:
@@ -173,23 +177,25 @@ class MoveInstance(OnInstance):
 
     def faults(self) -> Iterator[Fault]:
         more = (self.expected_version, self.attempt, self.reason, self.error, self.enforcement, self.beside, self.act)
-        if more == _NOTHING_MORE and not self.freezing and not self.was_graceful and type(self.to) is AgentState:
-            return kind_faults("instance_id", self.instance_id, UUID)  # by far the most common
+        plain = more == _NOTHING_MORE and self.freezing is False and self.was_graceful is False
+        if plain and type(self.to) is AgentState and type(self.instance_id) is UUID:
+            return iter(())  # by far the most common
         return self._all_faults()
 
     def _all_faults(self) -> Iterator[Fault]:
         yield from super().faults()
         yield from kind_faults("to", self.to, AgentState)
         yield from said_faults("reason", self.reason)
-        yield from word_faults("act", self.act or "")
+        if self.act is not None:
+            yield from word_faults("act", self.act)
         yield from flag_faults("freezing", self.freezing)
         yield from flag_faults("was_graceful", self.was_graceful)
         if isinstance(self.error, AgentError):
             yield from self.error.faults()
         elif self.error is not None:
             yield from kind_faults("error", self.error, AgentError)
-        for name, level in (self.enforcement or {}).items():
-            yield from kind_faults(f"enforcement.{name}", level, Enforcement)
+        if self.enforcement is not None:
+            yield from _enforcement_faults(self.enforcement)
         if isinstance(self.beside, Beside):
             yield from self.beside.faults(self.instance_id, self.to)
         elif self.beside is not None:
@@ -252,6 +258,16 @@ class MoveInstance(OnInstance):
                 reason=reason,
                 uptime=new.uptime(unit.now),
             )
+
+
+def _enforcement_faults(enforcement: Any) -> Iterator[Fault]:
+    if not isinstance(enforcement, Mapping):
+        yield Fault(field="enforcement", bound="must be a mapping", value=shown(enforcement))
+        return
+    for name, level in enforcement.items():
+        field = f"enforcement.{named(name)}"
+        yield from kind_faults(field, name, str)
+        yield from kind_faults(field, level, Enforcement)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from ostler.errors import LeaseHeldError, StaleWriterError
 from ostler.model import HOME_WORKSPACE_ID, Fault, Lease
 from ostler.store.commands.base import Command
-from ostler.store.commands.checking import word_faults
+from ostler.store.commands.checking import flag_faults, kind_faults, record_faults, word_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
@@ -30,9 +30,10 @@ class TakeLease(Command[Lease]):
 
     def faults(self) -> Iterator[Fault]:
         yield from _ttl_faults(self.ttl)
-        if not self.owner:
+        if self.owner == "":
             yield Fault(field="owner", bound="is required")
         yield from word_faults("owner", self.owner)
+        yield from flag_faults("steal", self.steal)
 
     @property
     def subject(self) -> str:
@@ -63,7 +64,8 @@ class RenewLease(Command[Lease]):
     ttl: timedelta = timedelta(seconds=30)
 
     def faults(self) -> Iterator[Fault]:
-        return _ttl_faults(self.ttl)
+        yield from record_faults("lease", self.lease, Lease)
+        yield from _ttl_faults(self.ttl)
 
     def apply(self, unit: Unit) -> Lease:
         _require_held(unit, self.lease)
@@ -80,6 +82,9 @@ class ReleaseLease(Command[None]):
 
     lease: Lease
 
+    def faults(self) -> Iterator[Fault]:
+        return record_faults("lease", self.lease, Lease)
+
     @property
     def subject(self) -> str:
         return f"lease:{OWNER}"
@@ -93,7 +98,9 @@ class ReleaseLease(Command[None]):
 
 
 def _ttl_faults(ttl: timedelta) -> Iterator[Fault]:
-    if not timedelta(0) < ttl <= MAX_TTL:
+    if not isinstance(ttl, timedelta):
+        yield from kind_faults("ttl", ttl, timedelta)
+    elif not timedelta(0) < ttl <= MAX_TTL:
         yield Fault(
             field="ttl", bound="must be more than 0 s and at most 3650 days", value=f"{ttl.total_seconds():g} s"
         )

@@ -24,7 +24,14 @@ from ostler.model import (
 from ostler.model.context import json_faults
 from ostler.store.actor import Actor
 from ostler.store.commands.base import Command
-from ostler.store.commands.checking import as_kept, kind_faults, mapping_faults, word_faults
+from ostler.store.commands.checking import (
+    as_kept,
+    kind_faults,
+    mapping_faults,
+    optional_faults,
+    record_faults,
+    word_faults,
+)
 from ostler.store.kinds import Kind, key_of
 from ostler.store.unit import Unit
 
@@ -88,6 +95,7 @@ class RecordAudit(Command[None]):
         yield from kind_faults("workspace_id", self.workspace_id, UUID)
         for name in ("what", "about", "outcome"):
             yield from word_faults(name, getattr(self, name))
+        yield from optional_faults("detail", self.detail, str)
 
     def apply(self, unit: Unit) -> None:
         unit.workspace(self.workspace_id)
@@ -103,7 +111,7 @@ class OpenWait(Command[Wait]):
     wait: Wait
 
     def faults(self) -> Iterator[Fault]:
-        return iter(self.wait.validate())
+        return record_faults("wait", self.wait, Wait)
 
     @property
     def subject(self) -> str:

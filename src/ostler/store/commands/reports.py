@@ -21,7 +21,7 @@ from ostler.model import (
     shown,
 )
 from ostler.model.text import name_faults
-from ostler.store.commands.checking import kind_faults, mapping_faults, optional_faults
+from ostler.store.commands.checking import kind_faults, mapping_faults, optional_faults, record_faults
 from ostler.store.commands.instances import MAX_ERROR, AgentError, OnInstance
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
@@ -42,7 +42,7 @@ class ReportHealth(OnInstance):
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        yield from self.health.validate()
+        yield from record_faults("health", self.health, AgentHealthStatus)
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
@@ -91,7 +91,7 @@ class ReportMetrics(OnInstance):
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        yield from self.metrics.validate()
+        yield from record_faults("metrics", self.metrics, AgentMetrics)
 
     def apply(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)

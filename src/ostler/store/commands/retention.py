@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Task, Wait
+from ostler.model import HOME_WORKSPACE_ID, AgentInstance, AuditEntry, Fault, Task, Wait, shown
 from ostler.policy import RetentionPolicy, instance_due, task_due
 from ostler.store.commands.base import Command
-from ostler.store.kinds import Kind
+from ostler.store.commands.checking import count_faults, ids_faults, kind_faults, moment_faults, record_faults
+from ostler.store.kinds import IdempotencyRow, Kind
 from ostler.store.port import Prune
 from ostler.store.unit import Unit
 
@@ -24,6 +26,10 @@ class RemoveInstances(Command[int]):
 
     ids: tuple[UUID, ...]
     policy: RetentionPolicy
+
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from record_faults("policy", self.policy, RetentionPolicy)
 
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
@@ -49,6 +55,10 @@ class RemoveTasks(Command[int]):
 
     ids: tuple[UUID, ...]
     policy: RetentionPolicy
+
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from record_faults("policy", self.policy, RetentionPolicy)
 
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
@@ -78,6 +88,10 @@ class RemoveWaits(Command[int]):
     ids: tuple[UUID, ...]
     before: datetime
 
+    def faults(self) -> Iterator[Fault]:
+        yield from ids_faults("ids", self.ids)
+        yield from moment_faults("before", self.before)
+
     def apply(self, unit: Unit) -> int:
         removed: dict[UUID, int] = {}
         for wait_id in self.ids:
@@ -90,12 +104,51 @@ class RemoveWaits(Command[int]):
 
 
 @dataclass(kw_only=True, eq=False)
+class RemoveAnswers(Command[int]):
+    """Forget the answers that may no longer be repeated. Not audited: they are a help to callers, and no record."""
+
+    action: ClassVar[str] = "retention.idempotency"
+
+    #: Of each its workspace and the caller's own key.
+    keys: tuple[tuple[UUID, str], ...]
+    before: datetime
+
+    def faults(self) -> Iterator[Fault]:
+        yield from _answer_faults(self.keys)
+        yield from moment_faults("before", self.before)
+
+    def apply(self, unit: Unit) -> int:
+        removed = 0
+        for key in self.keys:
+            row: IdempotencyRow | None = unit.get(Kind.IDEMPOTENCY, key)
+            if row is not None and row.created_at <= self.before:  # else it was given anew meanwhile
+                unit.remove(Kind.IDEMPOTENCY, key)
+                removed += 1
+        return removed
+
+
+def _answer_faults(keys: Any) -> Iterator[Fault]:
+    if not isinstance(keys, tuple):
+        yield Fault(field="keys", bound="must be a tuple of keys", value=shown(keys))
+        return
+    for place, one in enumerate(keys):
+        match one:
+            case (UUID(), str()):
+                pass
+            case _:
+                yield Fault(field=f"keys.{place}", bound="must be a workspace and a key", value=shown(one))
+
+
+@dataclass(kw_only=True, eq=False)
 class PruneEvents(Command[int]):
     """Drop the oldest events, always a prefix, so that one number tells every cursor what is gone."""
 
     action: ClassVar[str] = "retention.events"
 
     until: int
+
+    def faults(self) -> Iterator[Fault]:
+        return count_faults("until", self.until)
 
     def apply(self, unit: Unit) -> int:
         until = min(self.until, unit.sequence)
@@ -119,6 +172,10 @@ class PruneAudit(Command[int]):
     #: The last entry to go.
     last: AuditEntry
 
+    def faults(self) -> Iterator[Fault]:
+        yield from kind_faults("workspace_id", self.workspace_id, UUID)
+        yield from _last_faults(self.last)
+
     def apply(self, unit: Unit) -> int:
         unit.workspace(self.workspace_id)
         ledger = unit.ledger(self.workspace_id)
@@ -133,13 +190,10 @@ class PruneAudit(Command[int]):
         return removed
 
 
-@dataclass(kw_only=True, eq=False)
-class PruneIdempotency(Command[None]):
-    """Forget the answers that may no longer be repeated."""
-
-    action: ClassVar[str] = "retention.idempotency"
-
-    before: datetime
-
-    def apply(self, unit: Unit) -> None:
-        unit.prune(Prune(table="idempotency", until=self.before))
+def _last_faults(last: Any) -> Iterator[Fault]:
+    """Only what is used of it: one that somebody has tampered with must not hold retention up."""
+    if isinstance(last, AuditEntry):
+        yield from count_faults("last.number", last.number)
+        yield from kind_faults("last.hash", last.hash, str)
+    else:
+        yield from kind_faults("last", last, AuditEntry)

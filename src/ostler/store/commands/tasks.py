@@ -22,9 +22,11 @@ from ostler.model import (
     clean_text,
     fold_tags,
     from_micros,
+    shown,
 )
+from ostler.model.validation import named
 from ostler.store.commands.base import Command, check_attempt, check_version, remember, replayed
-from ostler.store.commands.checking import kind_faults, optional_faults
+from ostler.store.commands.checking import kind_faults, optional_faults, said_faults
 from ostler.store.kinds import Kind
 from ostler.store.unit import Unit
 
@@ -59,7 +61,7 @@ class CreateTask(Command[Task]):
     def faults(self) -> Iterator[Fault]:
         if self.workspace_id is None:
             yield from kind_faults("workspace_id", self.workspace_id, UUID)
-        # Its id and its times are given when it is written, and are never at fault.
+        # Its id, its times and its owner are given when it is written; the actor is looked at by itself.
         yield from self._record(HOME_WORKSPACE_ID, from_micros(0)).validate()
 
     def apply(self, unit: Unit) -> Task:
@@ -67,7 +69,8 @@ class CreateTask(Command[Task]):
         known = replayed(self, unit, self.workspace_id)
         if isinstance(known, Task):
             return known
-        record = self._record(unit.ids.new(), unit.now).evolve(tags=fold_tags(self.tags))
+        given = self._record(unit.ids.new(), unit.now)
+        record = given.evolve(tags=fold_tags(self.tags), owner_id=self.by.principal_id)
         for dependency in self.dependencies:
             needed: Task | None = unit.get(Kind.TASK, (dependency,))
             if needed is None or needed.workspace_id != self.workspace_id:
@@ -91,7 +94,6 @@ class CreateTask(Command[Task]):
             branch=self.branch,
             tags=self.tags,
             workspace_id=self.workspace_id,
-            owner_id=self.by.principal_id,
         )
 
 
@@ -130,6 +132,7 @@ class MoveTask(_OnTask):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         yield from kind_faults("to", self.to, TaskState)
+        yield from said_faults("reason", self.reason)
         yield from _unknown(self.changes)
 
     def apply(self, unit: Unit) -> Task:
@@ -175,8 +178,11 @@ class UpdateTask(_OnTask):
         return new
 
 
-def _unknown(changes: Mapping[str, Any]) -> Iterator[Fault]:
-    for name in sorted(set(changes) - MUTABLE):
+def _unknown(changes: Any) -> Iterator[Fault]:
+    if not isinstance(changes, Mapping):
+        yield Fault(field="changes", bound="must be a mapping", value=shown(changes))
+        return
+    for name in sorted(map(named, set(changes) - MUTABLE)):
         yield Fault(field=name, bound=f"cannot be changed; what can: {', '.join(sorted(MUTABLE))}")
 
 

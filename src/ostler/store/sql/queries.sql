@@ -59,9 +59,6 @@ DELETE FROM agent_instance_events WHERE sequence <= ?;
 -- name: prune_audit
 DELETE FROM audit WHERE number <= ? AND workspace_id = ?;
 
--- name: prune_idempotency
-DELETE FROM idempotency_keys WHERE created_at < ?;
-
 -- name: events_all
 SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
 FROM agent_instance_events
@@ -133,8 +130,17 @@ ORDER BY updated_at, id LIMIT :limit;
 -- name: due_waits
 SELECT id FROM waits WHERE ended_at IS NOT NULL AND ended_at <= :until ORDER BY ended_at, id LIMIT :limit;
 
+-- name: due_answers
+SELECT workspace_id, key FROM idempotency_keys WHERE created_at <= :until
+ORDER BY created_at, workspace_id, key LIMIT :limit;
+
 -- name: token_by_hash
 SELECT * FROM tokens WHERE token_hash = :token_hash;
+
+-- name: totals
+-- A workspace beside its ledger, which is not there before the first entry; no column has the same name in both.
+SELECT * FROM workspaces LEFT JOIN workspace_ledgers ON workspace_ledgers.workspace_id = workspaces.id
+WHERE workspaces.id = :workspace_id;
 
 -- name: runs_of_workspace
 SELECT * FROM simulation_runs WHERE workspace_id = :workspace_id ORDER BY id DESC LIMIT :limit;

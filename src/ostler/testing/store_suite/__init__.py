@@ -16,6 +16,7 @@ from ostler.testing.store_suite.ground import OpenStore
 from ostler.testing.store_suite.guarding import GuardingContract
 from ostler.testing.store_suite.history import HistoryContract
 from ostler.testing.store_suite.lives import LivesContract
+from ostler.testing.store_suite.mistyped import MistypedContract
 from ostler.testing.store_suite.owning import OwningContract
 from ostler.testing.store_suite.quota import QuotaContract
 from ostler.testing.store_suite.refusing import RefusingContract
@@ -44,6 +45,7 @@ class StoreContract(
     RetentionContract,
     RowsContract,
     RefusingContract,
+    MistypedContract,
     GuardingContract,
     SharingContract,
     CrashingContract,

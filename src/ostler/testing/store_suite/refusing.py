@@ -38,6 +38,7 @@ from ostler.store.commands import (
 )
 from ostler.store.kinds import Kind
 from ostler.testing.store_suite.ground import DEFINITION, HOME, StoreGround, brought_to, reservation, reserved
+from ostler.testing.store_suite.mistyped import MISTYPED
 
 ANYONE = UUID(int=1)
 MEGABYTE = "x" * 2**20
@@ -105,6 +106,7 @@ BAD: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
         CreateTask(task="t", by=Actor(correlation_id="a\0")),
         ("by.correlation_id must not contain NUL",),
     ),
+    **MISTYPED,
 }
 
 

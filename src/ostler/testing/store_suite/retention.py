@@ -13,7 +13,16 @@ from ostler.errors import CursorGoneError, InvalidOperationError, ValidationErro
 from ostler.model import AgentState, AttemptOutcome, TaskState, Tier, Wait, WaitKind
 from ostler.policy import RetentionPolicy
 from ostler.store import Store, SweepResult
-from ostler.store.commands import CreateTask, EndAttempt, EndWait, MoveTask, OpenWait, RecordIdentity
+from ostler.store.commands import (
+    CreateTask,
+    EndAttempt,
+    EndWait,
+    Idempotency,
+    MoveTask,
+    OpenWait,
+    RecordIdentity,
+    RemoveAnswers,
+)
 from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.ground import (
     DAY,
@@ -23,6 +32,7 @@ from ostler.testing.store_suite.ground import (
     current,
     moved,
     new_workspace,
+    reservation,
     reserved,
     restarted,
     whole_log,
@@ -202,6 +212,37 @@ class RetentionContract(StoreGround):
         assert [wait.wait_id for wait in await store.open_waits()] == [UUID(int=6)]
         with pytest.raises(InvalidOperationError, match="there is no wait"):
             await store.commit(EndWait(wait_id=UUID(int=1), outcome="again"))
+
+    async def test_answers_to_old_keys_go_in_bounded_batches(self, store: Store, clock: ManualClock) -> None:
+        space = await new_workspace(store, Tier.TEAMS)
+        wishes = [reservation(idempotency=Idempotency.of(f"k{number}", "body")) for number in range(4)]
+        wishes.append(reservation(workspace_id=space, idempotency=Idempotency.of("k0", "body")))
+        first = [await store.commit(wish) for wish in wishes]
+        clock.advance(DAY - 1)
+        young = await store.commit(reservation(idempotency=Idempotency.of("young", "body")))
+        assert await store.sweep() == SweepResult()
+        assert [await store.commit(wish) for wish in wishes] == first
+        clock.advance(1)
+        before = await store.audit_head()
+        policy = RetentionPolicy(batch=3)
+        assert [(one.answers, one.more) for one in [await store.sweep(policy) for _ in range(3)]] == [
+            (3, True),
+            (2, False),
+            (0, False),
+        ]
+        assert await store.audit_head() == before
+        assert await store.commit(reservation(idempotency=Idempotency.of("young", "body"))) == young
+        again = [await store.commit(wish) for wish in wishes]
+        assert not {one.instance_id for one in again} & {one.instance_id for one in first}
+
+    async def test_an_answer_that_was_given_anew_meanwhile_stays(self, store: Store, clock: ManualClock) -> None:
+        wish = reservation(idempotency=Idempotency.of("k", "body"))
+        await store.commit(wish)
+        clock.advance(DAY)
+        due = clock.wall() - timedelta(days=1)
+        anew = await store.commit(wish)
+        assert await store.commit(RemoveAnswers(keys=((HOME, "k"), (HOME, "unknown")), before=due)) == 0
+        assert await store.commit(wish) == anew
 
     async def test_a_pruned_audit_still_verifies(self, store: Store, clock: ManualClock) -> None:
         for _ in range(5):
