@@ -25,7 +25,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 async def evidence(scene: Scene, instance_id: object) -> str:
-    return " | ".join((await scene.manager.why(instance_id)).evidence)  # type: ignore[arg-type]
+    return " | ".join((await scene.manager.why(instance_id)).evidence)  # type: ignore[arg-type]  # a scene hands on what it was given
 
 
 async def test_a_new_reason_for_the_same_health_is_kept(scene: Scene) -> None:
@@ -59,7 +59,7 @@ async def test_a_reason_that_changes_with_every_look_is_not_written_with_every_l
         async def counting(command: object) -> object:
             if isinstance(command, ReportHealth):
                 written.append(command)
-            return await commit(command)  # type: ignore[arg-type]
+            return await commit(command)  # type: ignore[arg-type]  # whatever is committed passes through
 
         monkeypatch.setattr(manager.store, "commit", counting)
         for number in range(60):

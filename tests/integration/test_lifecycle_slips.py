@@ -108,7 +108,7 @@ async def test_a_manager_is_not_opened_with_something_else(tmp_path: Path, name:
 async def test_a_manager_is_not_opened_on_what_is_no_place() -> None:
     for value in (None, 5, b"b", [], object()):
         with pytest.raises(ValidationError, match="where must be a directory, an address or a Store"):
-            async with ostler.open(value):  # type: ignore[arg-type]
+            async with ostler.open(value):  # type: ignore[arg-type]  # wrong on purpose
                 pytest.fail("it was opened")
 
 
@@ -117,7 +117,7 @@ async def test_an_answer_is_a_word_and_none_that_only_a_clock_says(scene: Scene)
         wait_id = await waited(scene)
         for value in (None, "", "  ", 5, "a" * 100_000):
             with pytest.raises(ValidationError, match="outcome must"):
-                await manager.answer(wait_id, value)  # type: ignore[arg-type]
+                await manager.answer(wait_id, value)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ValidationError, match="outcome must be another word than 'timeout'"):
             await manager.answer(wait_id, "timeout")
         for wrong in EMPTY:

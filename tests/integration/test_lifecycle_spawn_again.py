@@ -22,7 +22,7 @@ def scene(tmp_path: Path) -> Scene:
 
 async def refusal(scene: Scene, **options: object) -> OstlerError:
     with pytest.raises(OstlerError) as caught:
-        await scene.manager.spawn(scene.request(**options), idempotency_key="once")  # type: ignore[arg-type]
+        await scene.manager.spawn(scene.request(**options), idempotency_key="once")  # type: ignore[arg-type]  # options of many kinds
     return caught.value
 
 

@@ -3,91 +3,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
-from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
+from runner_ground import Plain, clock, doing, pool, raising, runner, turns, workers
 
-from ostler.agents import Agent, AgentContext, AgentRunner, Message, WaitAnswer, WaitAsked
+from ostler.agents import Agent, AgentContext
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
-from ostler.model import ResourceLimits
 from ostler.seams import Deadline
 from ostler.testing import ManualClock
+
+__all__ = ["clock", "pool", "workers"]
 
 pytestmark = pytest.mark.anyio
 
 COLOUR: ContextVar[str] = ContextVar("colour", default="none")
 
 
-class Deaf:
-    def say(self, message: Message) -> None: ...
-
-    async def ask(self, wait: WaitAsked) -> WaitAnswer:
-        return WaitAnswer(outcome=wait.kind)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def pool() -> Iterator[Executor]:
-    with ThreadPoolExecutor(2, thread_name_prefix="worker") as made:
-        yield made
-
-
-@pytest.fixture(params=["here", "workers"])
-def workers(request: pytest.FixtureRequest) -> Executor | None:
-    """Most things must be the same whether plain methods run on the loop or in a thread."""
-    if request.param == "here":
-        return None
-    made: Executor = request.getfixturevalue("pool")
-    return made
-
-
-def runner(agent: Agent | Callable[[], Any], clock: ManualClock, workers: Executor | None = None) -> AgentRunner:
-    context = AgentContext(
-        instance_id=UUID(int=1), attempt=1, definition_id=UUID(int=2), name="fixer", limits=ResourceLimits(),
-        clock=clock, voice=Deaf(),
-    )  # fmt: skip
-    return AgentRunner((lambda: agent) if isinstance(agent, Agent) else agent, context, workers=workers)
-
-
-def doing(process: Callable[..., Any], name: str = "process") -> Agent:
-    """An agent with one method of ours."""
-    made: Agent = type("Doing", (Agent,), {name: lambda _self, *request: process(*request)})()
-    return made
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 # --- the life of one ---------------------------------------------------------------------------------
-
-
-class Plain(Agent):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def initialize(self, context: AgentContext) -> None:
-        self.seen.append(context.name)
-
-    def process(self, request: Any) -> Any:
-        self.seen.append(request)
-        return {"double": request * 2}
-
-    def final_state(self) -> Any:
-        return {"seen": tuple(self.seen)}
-
-    def shutdown(self) -> None:
-        self.seen.append("shut")
 
 
 class Async(Plain):
@@ -180,10 +115,6 @@ class PickyError(ValueError):
         raise RuntimeError("no text for you")
 
 
-def _raise(error: BaseException) -> Any:
-    raise error
-
-
 async def test_an_error_keeps_its_type_its_text_and_its_trace(clock: ManualClock, workers: Executor | None) -> None:
     def process(_request: Any) -> None:
         raise ValueError("too few\0 files")
@@ -214,7 +145,7 @@ async def test_all_kinds_of_errors(
     error: BaseException, text: str, kind: str, clock: ManualClock, workers: Executor | None
 ) -> None:
     with pytest.raises(AgentExecutionError) as caught:
-        await runner(doing(lambda _: _raise(error)), clock, workers).run("process", None)
+        await runner(doing(lambda _: raising(error)), clock, workers).run("process", None)
     assert (str(caught.value), caught.value.exception_type) == (text, kind)
 
 
@@ -250,25 +181,25 @@ async def test_endless_texts_and_traces_are_clipped(clock: ManualClock) -> None:
 @pytest.mark.parametrize("crash", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 async def test_a_crash_passes_out_as_it_is(crash: BaseException, clock: ManualClock, workers: Executor | None) -> None:
     with pytest.raises(type(crash)) as caught:
-        await runner(doing(lambda _: _raise(crash)), clock, workers).run("process", None)
+        await runner(doing(lambda _: raising(crash)), clock, workers).run("process", None)
     assert caught.value is crash
 
 
 async def test_an_execution_error_of_the_agent_itself_is_not_wrapped(clock: ManualClock) -> None:
     mine = AgentExecutionError("exit code 3")
     with pytest.raises(AgentExecutionError) as caught:
-        await runner(doing(lambda _: _raise(mine)), clock).run("process", None)
+        await runner(doing(lambda _: raising(mine)), clock).run("process", None)
     assert caught.value is mine
 
 
 async def test_another_agents_end_is_not_taken_for_this_ones(clock: ManualClock) -> None:
     with pytest.raises(AgentExecutionError, match="AgentGoneError: "):
-        await runner(doing(lambda _: _raise(AgentGoneError())), clock).run("process", None)
+        await runner(doing(lambda _: raising(AgentGoneError())), clock).run("process", None)
 
 
 async def test_one_that_cannot_be_made_says_why(clock: ManualClock) -> None:
     with pytest.raises(AgentExecutionError, match="KeyError: 'TOKEN'"):
-        runner(lambda: _raise(KeyError("TOKEN")), clock).make()
+        runner(lambda: raising(KeyError("TOKEN")), clock).make()
     with pytest.raises(AgentExecutionError, match="fixer made 'Plain', which is no Agent"):
         runner(lambda: "Plain", clock).make()
 
@@ -276,7 +207,7 @@ async def test_one_that_cannot_be_made_says_why(clock: ManualClock) -> None:
 async def test_an_error_is_picturable_without_its_frames(clock: ManualClock) -> None:
     """The error of an agent may be printed by its caller; the chain then shows both sides."""
     with pytest.raises(AgentExecutionError) as caught:
-        await runner(doing(lambda _: _raise(ValueError("inner"))), clock).run("process", None)
+        await runner(doing(lambda _: raising(ValueError("inner"))), clock).run("process", None)
     assert "inner" in "".join(traceback.format_exception(caught.value))
 
 
@@ -475,7 +406,7 @@ async def test_health(answer: Any, meaning: str | None, clock: ManualClock, work
 
 async def test_health_that_raises_is_an_error(clock: ManualClock) -> None:
     with pytest.raises(AgentExecutionError, match="OSError: gone"):
-        await runner(doing(lambda: _raise(OSError("gone")), "health"), clock).run("health")
+        await runner(doing(lambda: raising(OSError("gone")), "health"), clock).run("health")
     with pytest.raises(AgentExecutionError, match="no text for you"):
         await runner(doing(PickyError, "health"), clock).run("health")
 
@@ -499,107 +430,3 @@ async def test_a_final_state_is_a_copy(clock: ManualClock) -> None:
     kept = await runner(doing(lambda: state, "final_state"), clock).run("final_state")
     state["files"].append("b")
     assert kept == {"files": ["a"]}
-
-
-# --- the hooks ---------------------------------------------------------------------------------------
-
-
-async def test_hooks_run_last_first_and_one_that_fails_does_not_stop_the_rest(
-    clock: ManualClock, workers: Executor | None
-) -> None:
-    it, ran = runner(Plain, clock, workers), []
-
-    async def late() -> None:
-        await asyncio.sleep(0)
-        ran.append("async")
-
-    it.context.add_cleanup(lambda: ran.append("first"))
-    it.context.add_cleanup(lambda: _raise(OSError("no disk")), name="save")
-    it.context.add_cleanup(lambda: _raise(SystemExit(1)), name="exit")
-    it.context.add_cleanup(lambda: _raise(asyncio.CancelledError()), name="cancel")
-    it.context.add_cleanup(late)
-    it.context.add_cleanup(lambda: ran.append("last"))
-    assert await it.run("cleanup") == [
-        "clean-up cancel failed: CancelledError",
-        "clean-up exit failed: SystemExit: 1",
-        "clean-up save failed: OSError: no disk",
-    ]
-    assert ran == ["last", "async", "first"]
-    assert await it.run("cleanup") == []
-
-
-async def test_a_late_hook_is_cancelled_and_reported(clock: ManualClock) -> None:
-    it, ran = runner(Plain, clock), []
-
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ran.append("cancelled")
-
-    it.context.add_cleanup(lambda: ran.append("next"))
-    it.context.add_cleanup(hang, name="hang", timeout=timedelta(seconds=3))
-    task = asyncio.create_task(it.run("cleanup"))
-    await turns()
-    assert not ran
-    clock.advance(3)
-    assert await task == ["clean-up hang took longer than 3 s"]
-    assert ran == ["cancelled", "next"]
-
-
-async def test_a_hook_that_does_not_even_react_is_left_behind(clock: ManualClock) -> None:
-    it, release = runner(Plain, clock), asyncio.Event()
-
-    async def stubborn() -> None:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-
-    it.context.add_cleanup(stubborn, name="stubborn", timeout=timedelta(seconds=1))
-    task = asyncio.create_task(it.run("cleanup"))
-    for _ in range(2):
-        await turns()
-        clock.advance(1)
-    assert await task == ["clean-up stubborn took longer than 1 s"]
-    release.set()
-    await turns()
-
-
-async def test_a_plain_hook_that_blocks_its_thread_is_left_behind(clock: ManualClock, pool: Executor) -> None:
-    it, started, go_on = runner(Plain, clock, pool), threading.Event(), threading.Event()
-    seen: list[bool] = []
-
-    def block() -> None:
-        started.set()
-        go_on.wait(10)
-        seen.append(it.context.cancelled)
-
-    it.context.add_cleanup(block, name="block", timeout=timedelta(seconds=1))
-    task = asyncio.create_task(it.run("cleanup"))
-    await asyncio.to_thread(started.wait, 10)
-    clock.advance(1)
-    assert await task == ["clean-up block took longer than 1 s"]
-    go_on.set()
-    pool.shutdown()
-    assert seen == [True], "it can still see that it was given up"
-
-
-async def test_cancelling_the_clean_up_ends_the_hook_that_runs(clock: ManualClock) -> None:
-    it, ended = runner(Plain, clock), []
-
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(1)
-
-    it.context.add_cleanup(hang)
-    task = asyncio.create_task(it.run("cleanup"))
-    await turns()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await turns()
-    assert ended == [1]

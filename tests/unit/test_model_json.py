@@ -222,7 +222,7 @@ def test_the_hour_that_comes_twice_stays_two_hours_in_json() -> None:
 
 
 def test_writing_a_time_that_cannot_be_utc_does_not_raise() -> None:
-    naive, first = datetime(2026, 3, 1), datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))  # noqa: DTZ001
+    naive, first = datetime(2026, 3, 1), datetime.min.replace(tzinfo=timezone(timedelta(hours=2)))  # noqa: DTZ001 - without its zone on purpose
     for moment in (naive, first):
         record = AgentMetrics(sampled_at=moment)
         assert f'"sampled_at":"{moment.isoformat()}"' in record.to_json()

@@ -22,7 +22,8 @@ _SLEEP_SECONDS = 0.05
 POINTS = frozenset(
     {
         *(f"store.{step}.{when}" for step in ("begin", "save", "commit") for when in ("before", "after")),
-        *("store.ack.before", "store.migrate.before", "store.migrate.statement", "store.migrate.after"),
+        *("store.ack.before", "store.ack.after"),
+        *("store.migrate.before", "store.migrate.statement", "store.migrate.after"),
         *(f"spawn.{step}.{when}" for step in ("intent", "start", "ready") for when in ("before", "after")),
         *(f"stop.{step}.{when}" for step in ("intent", "kill", "final") for when in ("before", "after")),
         *("restart.decide.after", "restart.spawn.before", "restart.spawn.after"),

@@ -66,7 +66,7 @@ MISTYPED: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
     "request that is a mapping": (made(ReserveInstance, request={}), ("request must be of type SpawnRequest, was {}",)),
     "request that is missing": (made(ReserveInstance, request=None), ("request must be of type SpawnRequest",)),
     "options that are a mapping": (
-        made(ReserveInstance, request=SpawnRequest(agent_definition_id=DEFINITION, options={})),  # type: ignore[arg-type]
+        made(ReserveInstance, request=SpawnRequest(agent_definition_id=DEFINITION, options={})),  # type: ignore[arg-type]  # wrong on purpose
         ("options must be of type AgentSpawnOptions",),
     ),
     "default name of bytes": (reservation(default_name=b"x"), ("default_name must be text, was b'x'",)),
@@ -85,11 +85,11 @@ MISTYPED: dict[str, tuple[Command[Any], tuple[str, ...]]] = {
     "actor that is nobody": (move(by=None), ("by must be of type Actor, was None",)),
     "actor and task of a wrong type": (made(CreateTask, task=5, by="me"), ("by must be", "task must be text")),
     "principal of a wrong type": (
-        made(CreateTask, task="t", by=Actor(principal_id="me")),  # type: ignore[arg-type]
+        made(CreateTask, task="t", by=Actor(principal_id="me")),  # type: ignore[arg-type]  # wrong on purpose
         ("by.principal_id must be a UUID",),
     ),
     "correlation that is empty and no text": (
-        move(by=Actor(correlation_id=b"")),  # type: ignore[arg-type]
+        move(by=Actor(correlation_id=b"")),  # type: ignore[arg-type]  # wrong on purpose
         ("by.correlation_id must be text",),
     ),
     "idempotency that is a key": (reservation(idempotency="k"), ("idempotency must be of type Idempotency, was 'k'",)),
