@@ -100,12 +100,16 @@ class MemorySession(Session):
 
     def _prune(self, prune: Prune) -> None:
         tables, until = self._tables, prune.until
-        if isinstance(until, datetime):
+        if prune.table == "turns":
+            turns = tables.rows[Kind.SIMULATION_TURN]
+            for key in [key for key in turns if key[0] == prune.owner_id and key[1] >= until]:
+                del turns[key]
+        elif isinstance(until, datetime):
             answers = tables.rows[Kind.IDEMPOTENCY]
             tables.rows[Kind.IDEMPOTENCY] = {k: row for k, row in answers.items() if row.created_at >= until}
-        elif prune.workspace_id is not None:
-            kept = [entry for entry in tables.audit.get(prune.workspace_id, []) if entry.number > until]
-            tables.audit[prune.workspace_id] = kept
+        elif prune.owner_id is not None:
+            kept = [entry for entry in tables.audit.get(prune.owner_id, []) if entry.number > until]
+            tables.audit[prune.owner_id] = kept
         else:
             tables.events = [event for event in tables.events if event.sequence > until]
 

@@ -62,6 +62,12 @@ DELETE FROM audit WHERE number <= ? AND workspace_id = ?;
 -- name: prune_idempotency
 DELETE FROM idempotency_keys WHERE created_at < ?;
 
+-- name: delete_turns
+DELETE FROM simulation_turns WHERE run_id = ?;
+
+-- name: prune_turns
+DELETE FROM simulation_turns WHERE turn >= ? AND run_id = ?;
+
 -- name: events_all
 SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
 FROM agent_instance_events

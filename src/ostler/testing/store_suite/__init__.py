@@ -17,6 +17,7 @@ from ostler.testing.store_suite.guarding import GuardingContract
 from ostler.testing.store_suite.history import HistoryContract
 from ostler.testing.store_suite.lives import LivesContract
 from ostler.testing.store_suite.owning import OwningContract
+from ostler.testing.store_suite.playing import PlayingContract
 from ostler.testing.store_suite.quota import QuotaContract
 from ostler.testing.store_suite.refusing import RefusingContract
 from ostler.testing.store_suite.retention import RetentionContract
@@ -39,6 +40,7 @@ class StoreContract(
     AskingContract,
     TasksContract,
     SimulationsContract,
+    PlayingContract,
     TurnReadingContract,
     HistoryContract,
     RetentionContract,
