@@ -31,14 +31,14 @@ class Ended:
 
 
 class Program:
-    """A folder with a home and scenarios in it. Every module has a name of its own, or tests would share them."""
+    """A folder with a home and scenarios in it."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.home = folder / "home"
         self._monkeypatch = monkeypatch
         self._capfd = capfd
-        monkeypatch.setattr(sys, "path", [*sys.path])
+        self._path = [*sys.path]
         monkeypatch.setenv("OSTLER_HOME", str(self.home))
 
     def scenario(self, code: str, *, engine: str = "", brain: str = "Brain", folder: Path | None = None) -> Path:
@@ -53,6 +53,9 @@ class Program:
 
     def sim(self, *arguments: str | Path) -> Ended:
         self._monkeypatch.setattr(sys, "argv", ["ostler", "sim", *map(str, arguments)])
+        # As in a new process: nothing is known of the code of an earlier scenario.
+        self._monkeypatch.setattr(sys, "path", [*self._path])
+        self._monkeypatch.delitem(sys.modules, "acts", raising=False)
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = self._capfd.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ class Plan:
     begun: int = 0
     quiet: bool = False
     output: str = "text"
+    #: Where the scenario stands now, if the run does not know.
+    file: str | None = None
 
 
 @dataclass
@@ -104,7 +107,8 @@ def refuse_waiting(settings: SimulationSettings, cure: str) -> None:
 def _hint(plan: Plan, run: KeptRun) -> str:
     """A whole command that goes on where this one stopped."""
     turns = f" --turns {plan.turns}" if plan.turns != plan.scenario.turns else ""
-    command = f"ostler sim resume {run.run_id}{turns}{home_words(plan.home)}"
+    moved = f" --scenario {shlex.quote(plan.file)}" if plan.file is not None else ""
+    command = f"ostler sim resume {run.run_id}{turns}{moved}{home_words(plan.home)}"
     return f"it stands at turn {run.record.turn}; go on with: {command}"
 
 
