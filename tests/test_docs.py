@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ostler import AGENT_TRANSITIONS, PLANS, TASK_TRANSITIONS, AgentState, TaskState
+from ostler import AGENT_TRANSITIONS, PLANS, TASK_TRANSITIONS, AgentState, TaskState, open_store
+from ostler.simulation import begin_run, load_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,6 +90,22 @@ def test_the_code_of_a_guide_runs(page: Path, tmp_path: Path, monkeypatch: pytes
 
     async def run() -> None:
         await eval(code, {"__name__": "__main__"})  # noqa: S307 - our own docs
+
+    asyncio.run(run())
+
+
+def test_the_scenario_of_the_guide_is_played_with_the_code_of_the_example(tmp_path: Path) -> None:
+    (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```$", (ROOT / "docs/guides/populations.md").read_text())
+    shutil.copy(ROOT / "examples/economy/economy.py", tmp_path)
+    (tmp_path / "economy.toml").write_text(text)
+    scenario = load_scenario(tmp_path / "economy.toml", overrides={"turns": 5, "parameters.tax": 0.2})
+
+    async def run() -> None:
+        async with open_store(tmp_path / "home") as store, begin_run(store, scenario) as economy:
+            report = await economy.finish()
+            assert (report.turn, report.failed) == (5, 0)
+            coins = sum(purse.coins for purse in economy.state.states.values())
+            assert coins + economy.state.global_state["treasury"] == 2000
 
     asyncio.run(run())
 

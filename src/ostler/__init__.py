@@ -86,6 +86,7 @@ __all__ = [
     "Head",
     "HealthCheckConfig",
     "HealthState",
+    "HistoryBrokenError",
     "IdSource",
     "Idempotency",
     "IdempotencyConflictError",

@@ -72,6 +72,9 @@ from ostler.errors import (
     ExecutionTimeoutError as ExecutionTimeoutError,
 )
 from ostler.errors import (
+    HistoryBrokenError as HistoryBrokenError,
+)
+from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
 )
 from ostler.errors import (

@@ -32,7 +32,8 @@
     │   ├── OutcomeUnknownError     it may or may not have been written; read again before retrying
     │   ├── StoreTooNewError        made by a newer Ostler
     │   ├── CursorGoneError         the cursor lies before what retention kept (HTTP 410)
-    │   └── AuditBrokenError        the chain does not verify
+    │   ├── AuditBrokenError        the chain does not verify
+    │   └── HistoryBrokenError      a turn of a run is missing, or not as it was written
     ├── SimulationError             a turn could not be completed; the run stands at the one before
     └── MissingExtraError           an optional part is not installed
 
@@ -231,6 +232,10 @@ class CursorGoneError(StoreError):
             f"events up to {horizon} are no longer kept, so reading on from {cursor} would skip some; "
             f"take a snapshot and follow from {horizon}"
         )
+
+
+class HistoryBrokenError(StoreError):
+    """The history of this run is not as it was written; restore the home from a backup, or fork the run earlier."""
 
 
 class AuditBrokenError(StoreError):

@@ -63,7 +63,7 @@ async def test_a_plain_engine_does_not_hold_up_the_loop_and_an_async_one_lives_o
 @pytest.mark.parametrize("brain", [plain, later], ids=["plain", "async"])
 async def test_an_engine_may_take_longer_than_a_brain(brain: Any) -> None:
     release = threading.Event()
-    async with orchestrator(Engine(release.wait), brain) as run:
+    async with orchestrator(Engine(lambda: release.wait() and None), brain) as run:
         playing = asyncio.create_task(run.play_turn())
         # Several times as long as a brain may think.
         done, _ = await asyncio.wait([playing], timeout=0.5)

@@ -9,7 +9,7 @@ import pydantic
 import pytest
 from simulation_scenes import SETTINGS, doing, played, playing, scripted, silent
 
-from ostler.errors import SimulationError, ValidationError
+from ostler.errors import SimulationError
 from ostler.simulation import (
     AgentGroup,
     AgentView,
@@ -180,5 +180,5 @@ async def test_a_state_that_is_no_mapping_is_told_with_its_agent(store: Store) -
         state.member("bo").state = 5
 
     async with begin_run(store, doing(spoil)) as run:
-        with pytest.raises(ValidationError, match=r"states\.bo cannot be kept: it must be a mapping"):
+        with pytest.raises(SimulationError, match=r"states\.bo cannot be kept: it must be a mapping"):
             await run.run(1)

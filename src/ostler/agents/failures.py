@@ -42,7 +42,7 @@ def error_place(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = PurePath(frame.f_code.co_filename)
-        if not place or not path.is_relative_to(_OURS):
+        if not path.is_relative_to(_OURS):
             place = f"{path.name}:{line}"
     return place
 

@@ -22,6 +22,7 @@ from ostler.cli.simruns import (
     require_forkable,
     run_argument,
     scenario_of,
+    scenario_option,
     stand_beside,
 )
 from ostler.errors import InvalidOperationError
@@ -35,6 +36,7 @@ _COMMANDS = MappingProxyType(
         "replay": Entry(module="ostler.cli.simreplay", attribute="replay_command", summary="Show the turns of a run."),
         "show": Entry(module="ostler.cli.simlook", attribute="show", summary="List the runs, or show one."),
         "export": Entry(module="ostler.cli.simlook", attribute="export", summary="Write the turns into a file."),
+        "rm": Entry(module="ostler.cli.simremove", attribute="remove", summary="Remove a run with all its turns."),
     }
 )
 
@@ -93,11 +95,12 @@ def run(scenario: str, changed: tuple[str, ...], home: str, quiet: bool, output:
 @click.command()
 @run_argument
 @_turns
+@scenario_option
 @_playing
-def resume(run: str, turns: int | None, home: str, **how: Any) -> int:
+def resume(run: str, turns: int | None, file: str | None, home: str, **how: Any) -> int:
     """Go on after the last complete turn of a run, whatever has stopped it."""
     found = look_at_runs(home, lambda store: find_run(store, run))
-    scenario = scenario_of(found)
+    scenario = scenario_of(found, file)
     last = turns or scenario.turns
     if last <= found.turn:
         raise click.UsageError(f"the run stands at turn {found.turn} already; say how far with --turns")
@@ -106,7 +109,7 @@ def resume(run: str, turns: int | None, home: str, **how: Any) -> int:
     def opening(ground: Ground) -> AbstractAsyncContextManager[KeptRun]:
         return resume_run(ground, found.run_id, scenario)
 
-    return play(Plan(scenario=scenario, opening=opening, turns=last, home=home, begun=found.turn, **how))
+    return play(Plan(scenario=scenario, opening=opening, turns=last, home=home, begun=found.turn, file=file, **how))
 
 
 @click.command()
@@ -116,9 +119,11 @@ def resume(run: str, turns: int | None, home: str, **how: Any) -> int:
 @_turns
 @_name
 @_set
+@scenario_option
 @_playing
-def fork(run: str, at: int, changed: tuple[str, ...], home: str, quiet: bool, output: str, **more: Any) -> int:
+def fork(run: str, at: int, changed: tuple[str, ...], file: str | None, home: str, **more: Any) -> int:
     """Begin a run that shares the turns of another up to one of them, with other settings from there on."""
+    how = {name: more.pop(name) for name in ("quiet", "output")}
     changes = overrides(changed, **more)
     require_forkable(changes)
     found = look_at_runs(home, lambda store: find_run(store, run))
@@ -126,7 +131,7 @@ def fork(run: str, at: int, changed: tuple[str, ...], home: str, quiet: bool, ou
         raise InvalidOperationError(
             f"run {found.run_id} stands at turn {found.turn}; fork it at a turn from 0 to {found.turn}"
         )
-    scenario = scenario_of(found, changes)
+    scenario = scenario_of(found, file, changes)
     settings = forked_settings(found, scenario, changes)
     refuse_waiting(settings, "use --set settings.on_idle=pass, or end")
     if scenario.turns <= at:
@@ -137,14 +142,4 @@ def fork(run: str, at: int, changed: tuple[str, ...], home: str, quiet: bool, ou
     def opening(ground: Ground) -> AbstractAsyncContextManager[KeptRun]:
         return fork_run(ground, found.run_id, scenario, at=at, settings=settings)
 
-    return play(
-        Plan(
-            scenario=scenario,
-            opening=opening,
-            turns=scenario.turns,
-            home=home,
-            begun=at,
-            quiet=quiet,
-            output=output,
-        )
-    )
+    return play(Plan(scenario=scenario, opening=opening, turns=scenario.turns, home=home, begun=at, **how))

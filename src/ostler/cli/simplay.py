@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ from typing import Any
 
 import click
 
-from ostler.cli.complaints import complain
+from ostler.agents.failures import error_place, error_text
+from ostler.cli.complaints import complain, wants_traceback
 from ostler.cli.exits import Exit, exit_for
 from ostler.cli.homes import home_words
 from ostler.cli.output import as_json, note, plain
@@ -35,6 +38,8 @@ class Plan:
     begun: int = 0
     quiet: bool = False
     output: str = "text"
+    #: Where the scenario stands now, if the run does not know.
+    file: str | None = None
 
 
 @dataclass
@@ -53,8 +58,10 @@ def play(plan: Plan) -> int:
         # What brains print is no result.
         with played.stopping.heard(), redirect_stdout(sys.stderr):
             asyncio.run(_within(plan, played))
-    except asyncio.CancelledError:
-        pass
+    except (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        # A signal is heard by `Stopping` and raises none of these; nor may code that raises one look like a success.
+        if played.stopping.code is None:
+            return _unheard(plan, played, error)
     except OstlerError as error:
         complain(error)
         if played.run is not None and played.report is None and played.stopping.code is None:
@@ -64,6 +71,17 @@ def play(plan: Plan) -> int:
         return played.stopping.code or Exit.INTERRUPTED
     _tell(played.run, played.report, plan.output)
     return _judge(plan, played.run, played.report)
+
+
+def _unheard(plan: Plan, played: _Played, error: BaseException) -> int:
+    """Nobody has asked for an end, so it came from the code of the scenario."""
+    if wants_traceback():
+        traceback.print_exception(error, file=sys.stderr)
+    where = error_place(error)
+    note(f"the code of the scenario has ended the run: {error_text(error)}{f' ({where})' if where else ''}")
+    if played.run is not None and played.report is None:
+        note(_hint(plan, played.run))
+    return Exit.FAILED
 
 
 async def _within(plan: Plan, played: _Played) -> None:
@@ -89,7 +107,8 @@ def refuse_waiting(settings: SimulationSettings, cure: str) -> None:
 def _hint(plan: Plan, run: KeptRun) -> str:
     """A whole command that goes on where this one stopped."""
     turns = f" --turns {plan.turns}" if plan.turns != plan.scenario.turns else ""
-    command = f"ostler sim resume {run.run_id}{turns}{home_words(plan.home)}"
+    moved = f" --scenario {shlex.quote(plan.file)}" if plan.file is not None else ""
+    command = f"ostler sim resume {run.run_id}{turns}{moved}{home_words(plan.home)}"
     return f"it stands at turn {run.record.turn}; go on with: {command}"
 
 

@@ -15,7 +15,15 @@ import click
 from ostler.cli.exits import Exit
 from ostler.cli.homes import home_option
 from ostler.cli.output import as_json_line, note, plain
-from ostler.cli.simruns import find_run, ground_of, look_at_runs, require_home, run_argument, scenario_of
+from ostler.cli.simruns import (
+    find_run,
+    ground_of,
+    look_at_runs,
+    require_home,
+    run_argument,
+    scenario_of,
+    scenario_option,
+)
 from ostler.simulation import Comparison, Ground, Operation, PlayedTurn, compare_run, replay
 from ostler.store import Store, view_store
 
@@ -30,18 +38,22 @@ _REASONS = 2
 @click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
 @click.option("--turn", "only", type=_TURN, help="Only this turn.")
 @click.option("--check", is_flag=True, help="Ask every brain again and tell whether the same comes of it.")
+@scenario_option
 @click.option("-v", "--verbose", is_flag=True, help="Every operation of each turn.")
 @click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", help="How to print the turns.")
 @home_option
-def replay_command(run: str, check: bool, verbose: bool, output: str, home: str, **span: int | None) -> int:
+def replay_command(run: str, file: str | None, verbose: bool, output: str, home: str, **how: Any) -> int:
     """Show the turns of a run as they were played; with --check, play them again and compare."""
-    first, last = _span(**span)
+    check = how.pop("check")
+    first, last = _span(**how)
+    if file is not None and not check:
+        raise click.UsageError("--scenario is for --check; without it, nothing but the record is read")
     if check:
         if first is not None:
             raise click.UsageError("--check plays from the beginning; say how far with --to alone")
         require_home(home)
         with redirect_stdout(sys.stderr):  # what brains print is no result
-            found = asyncio.run(_compare(home, run, last))
+            found = asyncio.run(_compare(home, run, last, file))
         return _checked(found)
 
     async def within(store: Store) -> None:
@@ -67,11 +79,11 @@ def _span(*, first: int | None, last: int | None, only: int | None) -> tuple[int
     return first, last
 
 
-async def _compare(home: str, text: str, last: int | None) -> Comparison:
+async def _compare(home: str, text: str, last: int | None, file: str | None) -> Comparison:
     """Brains that live elsewhere are spawned for it, so then the home must be free; else it is only looked at."""
     async with view_store(home) as store:
         run = await find_run(store, text)
-        scenario = scenario_of(run)
+        scenario = scenario_of(run, file)
         if not scenario.brains.needs_manager:
             return await compare_run(Ground(store=store), run.run_id, scenario, last=last)
     async with ground_of(home, scenario) as ground:

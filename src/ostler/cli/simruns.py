@@ -14,11 +14,12 @@ from uuid import UUID
 import click
 
 from ostler.cli.homes import is_address, look
+from ostler.cli.output import note
 from ostler.cli.values import parse_value
-from ostler.errors import InvalidOperationError, SimulationNotFoundError, StoreError
+from ostler.errors import DefinitionError, SimulationNotFoundError, StoreError
 from ostler.lifecycle import open_manager
 from ostler.model import SimulationRun, shown
-from ostler.simulation import Ground, Scenario, SimulationSettings, load_scenario_text, run_settings
+from ostler.simulation import Ground, Scenario, SimulationSettings, run_settings, scenario_of_run
 from ostler.simulation.scenariofile import put_at
 from ostler.store import Store, open_store
 from ostler.store.opening import DATABASE_FILE
@@ -33,6 +34,13 @@ _FORKED_IN = ("settings", "parameters")
 R = TypeVar("R")
 
 run_argument = click.argument("run", metavar="RUN")
+scenario_option = click.option(
+    "--scenario",
+    "file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Where the scenario stands now; else it is as it was kept, with the code where that stood.",
+)
 
 
 def look_at_runs(home: str, read: Callable[[Store], Awaitable[R]]) -> R:
@@ -101,23 +109,19 @@ async def all_runs(store: Store) -> AsyncIterator[SimulationRun]:
         before = page[-1].run_id
 
 
-def scenario_of(run: SimulationRun, changes: Mapping[str, Any] | None = None) -> Scenario:
-    """The scenario as it was when the run began; its code is read from where it stands."""
-    source = run.scenario
-    if source is None or "text" not in source:
-        raise InvalidOperationError(
-            f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
-        )
-    path = Path(source["path"])
-    stand_beside(path)
-    with redirect_stdout(sys.stderr):  # what its code prints while it is loaded is no result
-        return load_scenario_text(
-            source["text"],
-            path_label=str(path),
-            kind=source["kind"],
-            directory=path.parent,
-            overrides={**(source.get("overrides") or {}), **(changes or {})},
-        )
+def scenario_of(run: SimulationRun, file: str | None, changes: Mapping[str, Any] | None = None) -> Scenario:
+    """The scenario as it was when the run began, or as it is in this file; its code is read from where it stands."""
+    kept = (run.scenario or {}).get("path")
+    place = file or kept
+    if place is not None:
+        stand_beside(Path(place))
+    try:
+        with redirect_stdout(sys.stderr):  # what its code prints while it is loaded is no result
+            return scenario_of_run(run, file=file, overrides=changes)
+    except DefinitionError:
+        if file is None and kept is not None and not Path(kept).exists():
+            note(f"{kept} is not there any more; say where it is now with --scenario FILE")
+        raise
 
 
 def stand_beside(scenario: Path) -> None:

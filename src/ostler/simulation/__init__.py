@@ -13,11 +13,12 @@ from ostler.simulation.members import Member
 from ostler.simulation.orchestrator import SimulationOrchestrator
 from ostler.simulation.pauses import PauseTracker
 from ostler.simulation.played import PlayedTurn
+from ostler.simulation.removing import remove_run
 from ostler.simulation.reports import Failure, Performed, RunReport, TurnReport
 from ostler.simulation.requests import Decision, LifecycleRequest, Operation
 from ostler.simulation.runs import KeptRun, begin_run, fork_run, resume_run, run_settings
 from ostler.simulation.scenario import AgentGroup, Scenario
-from ostler.simulation.scenariofile import load_scenario, load_scenario_text
+from ostler.simulation.scenariofile import load_scenario, load_scenario_text, scenario_of_run
 from ostler.simulation.settings import OnFailure, OnIdle, SimulationSettings
 from ostler.simulation.state import SimulationState
 from ostler.simulation.validator import LifecycleValidator, Verdict
@@ -65,8 +66,10 @@ __all__ = [
     "kept_at",
     "load_scenario",
     "load_scenario_text",
+    "remove_run",
     "replay",
     "resume_run",
     "run_settings",
+    "scenario_of_run",
     "state_at",
 ]

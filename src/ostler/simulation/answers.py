@@ -32,11 +32,6 @@ class After:
     value: Any = None
     error: BaseException | None = None
 
-    def outcome(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
-
 
 class Answers(list[Any]):
     """In the order of the questions, and which types are among them, so that not everybody has to look at each."""

@@ -46,8 +46,8 @@ class Asking:
         """Whether whoever was asked with this view was given up on, and still thinks about it."""
         return view in self._stuck
 
-    async def conclude(self, action: Callable[[], Any]) -> Any:
-        """Do something in the thread of a lane, to its end; what it returns, or raises."""
+    async def conclude(self, action: Callable[[], Any]) -> After:
+        """Do something in the thread of a lane, to its end; what it returned, or raised."""
         self._check_open()
         watch = Watch(self._crew, (), lambda _: action())
         self._under_way.add(watch)
@@ -57,7 +57,7 @@ class Asking:
             self._under_way.remove(watch)
         if answers.after is None:
             raise InvalidOperationError("there is no thread left on this machine to work in; end some, and resume")
-        return answers.after.outcome()
+        return answers.after
 
     async def ask_plain(
         self, questions: Sequence[Question], then: Then | None = None, again: Again | None = None

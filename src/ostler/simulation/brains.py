@@ -10,8 +10,10 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from ostler.agents import Agent
+from ostler.agents.failures import error_text
 from ostler.errors import ValidationError
 from ostler.model import AgentSpawnOptions, Fault, IsolationLevel, shown
+from ostler.simulation.foreign import is_call_off
 from ostler.simulation.view import AgentView
 
 
@@ -126,8 +128,10 @@ class Brains:
         try:
             # Copied, or agents made with the same params would share what is in them.
             agent = factory(**copy.deepcopy(dict(params)))
-        except Exception as error:
-            bound = f"cannot be made with these params: {type(error).__name__}: {error}"
+        except BaseException as error:
+            if is_call_off(error):
+                raise
+            bound = f"cannot be made with these params: {error_text(error)}"
             raise ValidationError([Fault(field=f"brain {kind}", bound=bound)]) from error
         faults = tuple(brain_faults(agent))
         if faults:

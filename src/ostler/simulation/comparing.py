@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,9 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle import AgentLifecycleManager
 from ostler.simulation.around import Around
-from ostler.simulation.history import kept_at, loaded, require_run
+from ostler.simulation.bodies import opened
+from ostler.simulation.checking import require_turn
+from ostler.simulation.history import kept_at, loaded, require_end, require_run, turn_rows
 from ostler.simulation.keeping import Ground, grounded
 from ostler.simulation.managed import Stable
 from ostler.simulation.orchestrator import SimulationOrchestrator
@@ -65,7 +66,7 @@ async def compare_run(
     """
     here = grounded(ground, manager)
     run = await require_run(here.store, run_id)
-    run_id, begin, end = run.run_id, run.forked_at or 0, run.turn if last is None else last
+    run_id, begin, end = run.run_id, run.forked_at or 0, run.turn if last is None else require_turn("last", last)
     if not begin <= end <= run.turn:
         raise InvalidOperationError(f"run {run_id} has turns {begin} to {run.turn} of its own; choose one of them")
     kept = await kept_at(here.store, run_id, begin)
@@ -82,14 +83,13 @@ async def compare_run(
         brains=scenario.brains,
         around=around,
     ) as again:
-        for number in range(begin + 1, end + 1):
-            row = await here.store.get_turn(run_id, number)
-            if row is None:
-                raise InvalidOperationError(f"turn {number} of run {run_id} is not in the store")
-            _from_outside(again, json.loads(row.body)["operations"])
+        async for row in turn_rows(here.store, run_id, begin, end):
+            # What is compared with must be what was written.
+            _from_outside(again, opened(row, scribe.digest)["operations"])
             await again.play_turn()
             if scribe.digest != row.digest:
-                return Comparison(turns=number - begin, differs_at=number)
+                return Comparison(turns=row.turn - begin, differs_at=row.turn)
+    require_end(run, end, scribe.digest)
     return Comparison(turns=end - begin)
 
 

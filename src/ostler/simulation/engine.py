@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ostler.model import Fault, shown
 from ostler.simulation.members import Member
 from ostler.simulation.state import SimulationState
 from ostler.simulation.view import World
@@ -55,6 +56,11 @@ class Engine(Protocol):
     """
 
     def update(self, state: SimulationState, decisions: Decisions, world: World) -> Any: ...
+
+
+def engine_faults(engine: Any) -> Iterator[Fault]:
+    if isinstance(engine, type) or not callable(getattr(engine, "update", None)):
+        yield Fault(field="engine", bound="must be an object with a method `update`", value=shown(engine))
 
 
 class MergeEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +9,19 @@ from uuid import UUID
 
 import pydantic
 
-from ostler.errors import InvalidOperationError, SimulationError, SimulationNotFoundError, ValidationError
+from ostler.errors import (
+    HistoryBrokenError,
+    InvalidOperationError,
+    SimulationError,
+    SimulationNotFoundError,
+    ValidationError,
+)
 from ostler.model import Fault, SimulationRun, SimulationTurn, shown
+from ostler.simulation.answers import placed_text
+from ostler.simulation.bodies import broken, missing, opened
 from ostler.simulation.brains import Brains
+from ostler.simulation.checking import require_store, require_turn
+from ostler.simulation.foreign import is_call_off
 from ostler.simulation.played import PlayedTurn
 from ostler.simulation.schema import StateForm
 from ostler.simulation.state import SimulationState
@@ -38,7 +47,15 @@ class Kept:
 
     def take(self, row: SimulationTurn) -> dict[str, Any]:
         """Go on to this turn; what its body says."""
-        body: dict[str, Any] = json.loads(row.body)
+        body = opened(row, self.digest)
+        try:
+            self._go_on(body)
+        except (LookupError, TypeError, AttributeError):
+            raise broken(row) from None
+        self.turn, self.digest = row.turn, row.digest
+        return body
+
+    def _go_on(self, body: dict[str, Any]) -> None:
         changes = body.get("whole") or body["changes"]
         if "whole" in body:
             self.agents, self.memory = {}, {}
@@ -49,8 +66,6 @@ class Kept:
         self.tick, self.last_number = changes["tick"], changes["last_number"]
         self.global_state = changes.get("global_state", self.global_state)
         self.memory = {"engine": changes["engine"]} if "engine" in changes else self.memory
-        self.turn, self.digest = row.turn, row.digest
-        return body
 
     def in_order(self) -> list[dict[str, Any]]:
         return [self.agents[number] for number in sorted(self.agents)]
@@ -103,8 +118,10 @@ def remind(keeper: Any, kept: Mapping[str, Any], who: str, field: str = "memory"
     if callable(restore):
         try:
             restore(saved)
-        except Exception as error:
-            raise SimulationError(f"restore() of {who} failed: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if is_call_off(error):
+                raise
+            raise SimulationError(f"restore() of {who} failed: {placed_text(error)}") from error
     elif saved is not None:
         raise InvalidOperationError(f"{who} has saved something, but has no `restore` to take it back; give it one")
 
@@ -123,6 +140,7 @@ def loaded(form: StateForm, name: str, value: Any) -> Any:
 
 async def require_run(store: Store, run_id: UUID | str) -> SimulationRun:
     """By its id, or the text of it."""
+    require_store(store)
     wanted = _as_uuid(run_id)
     run = await store.get_run(wanted)
     if run is None:
@@ -140,10 +158,11 @@ def _as_uuid(run_id: Any) -> UUID:
 
 async def kept_at(store: Store, run_id: UUID | str, turn: int) -> Kept:
     """The state after a turn; of a fork, turns before it are those of the run it came from."""
-    run = await _home_of(store, await require_run(store, run_id), turn)
+    run = await _home_of(store, await require_run(store, run_id), require_turn("turn", turn))
     kept = Kept()
     async for row in _rows_from(store, run.run_id, turn, turn):
         kept.take(row)
+    require_end(run, kept.turn, kept.digest)
     return kept
 
 
@@ -159,21 +178,22 @@ async def replay(
 ) -> AsyncIterator[PlayedTurn]:
     """Every turn as it was played, by its record: no brain is asked. A fork begins with the turns of its parent."""
     run = await require_run(store, run_id)
-    end = run.turn if last is None else last
+    end = run.turn if last is None else require_turn("last", last)
     _require_turn(run, end)
-    _require_turn(run, first)
+    _require_turn(run, require_turn("first", first))
     kept: Kept | None = None
     for one, until in await _lineage(store, run, end):
         if until < first:
             continue
-        rows = (
-            _rows_from(store, one.run_id, first, until) if kept is None else _rows(store, one.run_id, kept.turn, until)
-        )
+        begun = kept is not None
         kept = kept or Kept()
+        later = turn_rows(store, one.run_id, kept.turn, until)
+        rows = later if begun else _rows_from(store, one.run_id, first, until)
         async for row in rows:
             body = kept.take(row)
             if row.turn >= first:
                 yield kept.played(body)
+        require_end(one, kept.turn, kept.digest)
 
 
 async def _lineage(store: Store, run: SimulationRun, end: int) -> list[tuple[SimulationRun, int]]:
@@ -203,17 +223,30 @@ async def _rows_from(store: Store, run_id: UUID, turn: int, until: int) -> Async
     """The rows up to `until`, from the last whole one that helps to know `turn`."""
     whole = await store.whole_turn(run_id, turn)
     if whole is None:
-        raise InvalidOperationError(f"the store has no whole state of run {run_id} before turn {turn}")
+        raise HistoryBrokenError(
+            f"the store has no whole state of run {run_id} at turn {turn} or before; restore the home from a backup"
+        )
     yield whole
-    async for row in _rows(store, run_id, whole.turn, until):
+    async for row in turn_rows(store, run_id, whole.turn, until):
         yield row
 
 
-async def _rows(store: Store, run_id: UUID, after: int, until: int) -> AsyncIterator[SimulationTurn]:
+async def turn_rows(store: Store, run_id: UUID, after: int, until: int) -> AsyncIterator[SimulationTurn]:
+    """The rows after a turn, each of them, up to another."""
     while after < until:
         page = await store.read_turns(run_id, after=after, limit=min(_PAGE, until - after))
-        if not page:
-            return
         for row in page:
+            after += 1
+            if row.turn != after:
+                raise missing(run_id, after)
             yield row
-        after = page[-1].turn
+        if not page:
+            raise missing(run_id, after + 1)
+
+
+def require_end(run: SimulationRun, turn: int, digest: str) -> None:
+    """The run knows the digest of its last turn; a history that ends otherwise belongs to another."""
+    if turn == run.turn and digest != run.digest:
+        raise HistoryBrokenError(
+            f"turn {turn} of run {run.run_id} is not the one that the run came to; restore the home from a backup"
+        )

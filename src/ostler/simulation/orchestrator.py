@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
-from ostler.model import ValidationResult
-from ostler.simulation.answers import placed_text
+from ostler.errors import InvalidOperationError, OstlerError, ValidationError
+from ostler.model import Fault, ValidationResult, shown
 from ostler.simulation.around import Around
-from ostler.simulation.asking import Asking, Failed
+from ostler.simulation.asking import Asking
 from ostler.simulation.brains import Brains, Managed
-from ostler.simulation.engine import Decisions, Engine, MergeEngine
+from ostler.simulation.checking import require_count
+from ostler.simulation.engine import Engine, MergeEngine, engine_faults
 from ostler.simulation.joining import Joining
 from ostler.simulation.manager import AddOutcome, LifecycleManager
-from ostler.simulation.members import Member
 from ostler.simulation.reports import Performed, RunReport, Tally, TurnReport
-from ostler.simulation.rounds import Decided, Rounds
+from ostler.simulation.rounds import Rounds
 from ostler.simulation.settings import OnIdle, SimulationSettings
 from ostler.simulation.sprint import Sprint
 from ostler.simulation.state import SimulationState
+from ostler.simulation.updating import Updating
 from ostler.simulation.validator import LifecycleValidator
 from ostler.simulation.view import World
 from ostler.simulation.wishes import carry_out, deal_with
 
 NOBODY = "nobody is active"
+_OTHERS = MappingProxyType(
+    {"settings": SimulationSettings, "lifecycle_manager": LifecycleManager, "brains": Brains, "around": Around}
+)
 
 
 class SimulationOrchestrator:
@@ -44,6 +46,8 @@ class SimulationOrchestrator:
         brains: Brains | None = None,
         around: Around | None = None,
     ) -> None:
+        given = (state, engine, settings, lifecycle_manager, brains, around)
+        ValidationResult.failure(_faults(*given)).require()
         self.settings = settings or SimulationSettings()
         self.settings.validate().require()
         self.state = SimulationState() if state is None else state
@@ -62,8 +66,8 @@ class SimulationOrchestrator:
         self._turn = asyncio.Lock()
         self._holder: asyncio.Task[Any] | None = None
         self._playing = False
-        #: How many turns may follow the next one in a sprint.
-        self._more = 0
+        #: Whether somebody plays turns in a row by `run`.
+        self._is_run = False
         self._broken: str | None = None
         self._stirred = asyncio.Event()
 
@@ -159,18 +163,25 @@ class SimulationOrchestrator:
 
     async def run(self, turns: int, *, on_turn: Callable[[TurnReport], None] | None = None) -> RunReport:
         """Play so many turns, or fewer when nobody is active and the settings say that the run ends then."""
+        require_count("turns", turns)
         self._require_sound()
+        self._require_no_run()
+        self._is_run = True
+        try:
+            return await self._run(turns, on_turn)
+        finally:
+            self._is_run = False
+
+    async def _run(self, turns: int, on_turn: Callable[[TurnReport], None] | None) -> RunReport:
         played, tally = 0, Tally()
         while played < turns:
             if not await self._somebody() and not (self._outside and self._around.keeping):
                 if self._around.keeping is not None:
                     await self._around.keeping.end(NOBODY)
                 return tally.report(turn=self.state.turn, played=played, ended=NOBODY)
-            before = self.state.turn
-            if on_turn is None and self._may_sprint():
-                self._more = turns - played - 1
-            report = await self.play_turn()
-            played += report.turn - before
+            more = turns - played - 1 if on_turn is None and self._may_sprint() else 0
+            report, count = await self._next(more)
+            played += count
             tally.count(report)
             if on_turn is not None:
                 on_turn(report)
@@ -178,15 +189,21 @@ class SimulationOrchestrator:
 
     async def play_turn(self) -> TurnReport:
         """Who goes on by itself, what everybody active decides, what the engine makes of it, who comes and goes."""
+        report, _ = await self._next(0)
+        return report
+
+    async def _next(self, more: int) -> tuple[TurnReport, int]:
+        """A turn, and in a sprint so many more after it: the last of them, and how many they were."""
         if self._holder is not None and self._holder is asyncio.current_task():
             raise InvalidOperationError("this task holds the turns back by `between_turns`; leave that first")
         async with self._turn:
             self._require_sound()
             self._playing = True
-            self.world.begin_turn(self.state.turn + 1)
+            first = self.state.turn + 1
+            self.world.begin_turn(first)
             sprint = Sprint(self.world, self.lifecycle_manager)
             try:
-                report = await self._play(sprint)
+                report = await self._play(sprint, more)
             except BaseException as error:
                 why = type(error).__name__ if not isinstance(error, OstlerError) else str(error)
                 self._broken = f"turn {sprint.turn} was not completed ({why}); the run stands at turn {sprint.turn - 1}"
@@ -194,19 +211,17 @@ class SimulationOrchestrator:
             finally:
                 self._playing = False
             await self._retire()  # the turn is complete; what this leaves is done after the next one
-            return report
+            return report, report.turn - first + 1
 
-    async def _play(self, sprint: Sprint) -> TurnReport:
+    async def _play(self, sprint: Sprint, more: int) -> TurnReport:
         """One turn; in a sprint the last of several, whose earlier ones brought nothing to tell."""
         state, outside, self._outside = self.state, self._outside, []
         resumed = self.lifecycle_manager.process_auto_resume(state)
-        before = state.changes
-        sprint.begin(self._more)
-        self._more = 0
-        plain = not inspect.iscoroutinefunction(self.engine.update)
+        updating = Updating(self.engine, self.world, self._asking)
+        sprint.begin(more)
         goes_on = sprint.goes_on if sprint.more else None
-        decided = await self._rounds.decide(self.settings.retries, self._apply if plain else None, goes_on)
-        refused = await self._update(decided, sprint.turn, before)
+        decided = await self._rounds.decide(self.settings.retries, updating.plain, goes_on)
+        refused = await updating.finish(decided, sprint)
         decisions = decided.decisions
         failures, performed = deal_with([*decided.failed, *refused], self.settings, self._joining)
         performed += carry_out(decisions, self.world, self._joining)
@@ -233,39 +248,6 @@ class SimulationOrchestrator:
             here = {member.number for member in self.state.members.values() if isinstance(member.agent, Managed)}
             await stable.retire([one for one in stable.instances() if one not in here])
 
-    def _apply(self, decisions: Decisions) -> Any:
-        """In whatever thread. From here on nobody is asked, so nobody is heard."""
-        self.world.listening = False
-        return self.engine.update(self.state, decisions, self.world)
-
-    async def _update(self, decided: Decided, turn: int, before: int) -> list[tuple[Member, Failed]]:
-        """Whose decisions the engine could not use."""
-        state = self.state
-        try:
-            after = decided.after
-            outcome = await self._apply_beside(decided.decisions) if after is None else after.outcome()
-            if inspect.isawaitable(outcome):
-                outcome = await outcome
-        except Exception as error:
-            raise SimulationError(f"the engine failed in turn {turn}: {placed_text(error)}") from error
-        if state.changes != before or state.turn != turn:
-            raise SimulationError(
-                f"the engine let somebody come, go or pause, or turned the count of turns, in turn {turn}; "
-                "only agents may ask for the one, and nobody for the other"
-            )
-        if not isinstance(outcome, Mapping):
-            return []
-        refused = [
-            (state.member(name), Failed(False, "RefusedDecisionError", str(why))) for name, why in outcome.items()
-        ]
-        return sorted(refused, key=lambda one: one[0].number)
-
-    async def _apply_beside(self, decisions: Decisions) -> Any:
-        """An async engine on the loop; a plain one in a thread, to its end even when the turn is called off."""
-        if inspect.iscoroutinefunction(self.engine.update):
-            return self._apply(decisions)
-        return await self._asking.conclude(lambda: self._apply(decisions))
-
     async def _somebody(self) -> bool:
         """Whether there is a turn to play: somebody is active now, or will be by the next count, or it may wait."""
         state = self.state
@@ -279,6 +261,21 @@ class SimulationOrchestrator:
             self._require_sound()
         return True
 
+    def _require_no_run(self) -> None:
+        """Two at once would each count the turns of the other."""
+        if self._is_run:
+            raise InvalidOperationError("turns are played by another `run` of this orchestrator; await that first")
+
     def _require_sound(self) -> None:
         if self._broken is not None:
             raise InvalidOperationError(f"{self._broken}; resume it from the store, or begin anew")
+
+
+def _faults(state: Any, engine: Any, *others: Any) -> Iterator[Fault]:
+    """Of what an orchestrator is made from; None stands for what is usual."""
+    if engine is not None:
+        yield from engine_faults(engine)
+    named = zip(("state", *_OTHERS), (SimulationState, *_OTHERS.values()), (state, *others), strict=True)
+    for field, kind, one in named:
+        if one is not None and not isinstance(one, kind):
+            yield Fault(field=field, bound=f"must be of type {kind.__name__}", value=shown(one))

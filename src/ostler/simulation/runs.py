@@ -13,8 +13,11 @@ from ostler.errors import InvalidOperationError, SimulationError, ValidationErro
 from ostler.lifecycle import AgentLifecycleManager
 from ostler.model import Fault, SimulationRun, shown
 from ostler.model.validation import faults_of
+from ostler.simulation.answers import placed_text
 from ostler.simulation.around import Around
+from ostler.simulation.checking import require_count, require_kind, require_turn
 from ostler.simulation.engine import Engine
+from ostler.simulation.foreign import is_call_off
 from ostler.simulation.history import Kept, kept_at, remind, require_run
 from ostler.simulation.joining import Joining
 from ostler.simulation.keeping import Ground, StoreKeeping, grounded
@@ -65,7 +68,8 @@ class KeptRun(SimulationOrchestrator):
         self, turns: int | None = None, *, on_turn: Callable[[TurnReport], None] | None = None
     ) -> RunReport:
         """Play on to this turn, else to the last one of the scenario, and end the run there."""
-        last = self._scenario.turns if turns is None else turns
+        last = self._scenario.turns if turns is None else require_count("turns", turns)
+        self._require_no_run()  # whose last turn would be forgotten
         self._keeping.last = (last, COMPLETED)
         try:
             report = await self.run(max(last - self.state.turn, 0), on_turn=on_turn)
@@ -93,6 +97,7 @@ async def begin_run(
 ) -> AsyncIterator[KeptRun]:
     """A new run of a scenario. It is in the store, with everybody in it, before the first turn."""
     here = grounded(ground, manager)
+    require_kind("scenario", scenario, Scenario)
     scenario.validate().require()
     settings = scenario.settled()
     first = SimulationState(global_state=_as_json(scenario.global_state), schema=scenario.schema)
@@ -136,8 +141,9 @@ async def fork_run(
     """A run of its own that begins as another was after a turn; `run_settings` gives those to change."""
     here = grounded(ground, manager)
     parent = await require_run(here.store, run_id)
-    kept = await kept_at(here.store, run_id, at)
+    kept = await kept_at(here.store, run_id, require_turn("at", at))
     chosen = run_settings(parent) if settings is None else settings
+    require_kind("settings", chosen, SimulationSettings)
     chosen.validate().require()
     chosen = chosen.evolve(parameters=_as_json(chosen.parameters))
     parts = restored(here, scenario, chosen, kept)
@@ -156,6 +162,7 @@ def run_settings(run: SimulationRun) -> SimulationSettings:
 
 def restored(ground: Ground, scenario: Scenario, settings: SimulationSettings, kept: Kept) -> Parts:
     """Everything as it was after a turn, with brains and engine made anew."""
+    require_kind("scenario", scenario, Scenario)
     scenario.validate().require()
     missing = sorted({str(one["kind"]) for one in kept.in_order() if one["kind"] not in scenario.brains})
     if missing:
@@ -181,8 +188,10 @@ def _parts(scenario: Scenario, settings: SimulationSettings, state: SimulationSt
 def _engine(scenario: Scenario) -> Engine:
     try:
         engine = scenario.engine()
-    except Exception as error:
-        raise SimulationError(f"the engine cannot be made: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if is_call_off(error):
+            raise
+        raise SimulationError(f"the engine cannot be made: {placed_text(error)}") from error
     if isinstance(engine, type) or not callable(getattr(engine, "update", None)):
         bound = "must make an object with a method `update`"
         raise ValidationError([Fault(field="engine", bound=bound, value=shown(engine))])

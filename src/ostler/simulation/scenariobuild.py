@@ -29,14 +29,16 @@ from ostler.simulation.settings import OnFailure, OnIdle, SimulationSettings
 _WORDS: Mapping[str, type[OnFailure | OnIdle]] = {"on_error": OnFailure, "on_timeout": OnFailure, "on_idle": OnIdle}
 
 
-def build_scenario(page: Page, shelf: Shelf, source: Mapping[str, Any]) -> Scenario:
-    """What is wrong is blamed on the page, which the caller settles."""
+def build_scenario(page: Page, shelf: Shelf, source: Mapping[str, Any], *, begun: bool = False) -> Scenario:
+    """What is wrong is blamed on the page, which the caller settles. `begun`: for a run that has a history."""
     draft = _Draft(
         page=page, shelf=shelf, values=_checked(page, SCENARIO, (), (*FREE, GROUP.name)), groups=_groups(page)
     )
     scenario, factories = draft.scenario(source)
     blame_record(page, scenario.validate(), SCENARIO, ())
     blame_record(page, _whole_faults(scenario, factories), SCENARIO, ())
+    if not begun:
+        blame_record(page, _crowd_faults(scenario), SCENARIO, ())
     return scenario
 
 
@@ -225,6 +227,10 @@ def _whole_faults(scenario: Scenario, factories: Mapping[str, Callable[..., Any]
         factory = factories.get(group.kind)
         if factory is not None and (unfit := misfit(factory, group.params)):
             yield Fault(field=f"agents.{place}.params", bound=f"do not fit the brain {group.kind}: {unfit}")
+
+
+def _crowd_faults(scenario: Scenario) -> Iterator[Fault]:
+    """Whether all have room who are there at the beginning."""
     wanted, most = sum(group.count for group in scenario.agents), scenario.settings.max_agents
     if wanted > most:
         bound = f"are {wanted}, but there may be {most} at a time; raise settings.max_agents, or have fewer"

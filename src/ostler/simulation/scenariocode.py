@@ -25,6 +25,7 @@ from typing import Any
 
 from ostler.agents.failures import error_text
 from ostler.model import clipped
+from ostler.simulation.foreign import is_call_off
 
 _LOADING = threading.RLock()
 _MAX_SAID = 300
@@ -76,7 +77,9 @@ class Shelf:
             with _LOADING, _neighbours(self.directory):
                 package = _from_file(top, beside)
                 return importlib.import_module(f"{package.__name__}.{rest}") if rest else package
-        except (Exception, SystemExit) as error:  # importing runs foreign code
+        except BaseException as error:  # importing runs foreign code
+            if is_call_off(error):
+                raise
             raise CodeError(self._sentence(named, error)) from error
 
     def _sentence(self, named: str, error: BaseException) -> str:

@@ -12,8 +12,10 @@ from typing import Any, Literal
 from ostler.agents.files.page import FileFault, Page, Trail, dotted, read_text
 from ostler.agents.files.tomltext import read_toml
 from ostler.agents.files.yamltext import read_yaml
-from ostler.errors import DefinitionError
+from ostler.errors import DefinitionError, InvalidOperationError
+from ostler.model import SimulationRun
 from ostler.model.context import json_faults
+from ostler.simulation.checking import require_kind
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.scenariobuild import build_scenario
 from ostler.simulation.scenariocode import Shelf
@@ -45,10 +47,44 @@ def load_scenario_text(
     kind: Kind,
     directory: str | Path,
     overrides: Mapping[str, Any] | None = None,
+    begun: bool = False,
 ) -> Scenario:
-    """The same from a text that was kept. `directory` is where the code stands that it names."""
+    """The same from a text that was kept. `directory` is where the code stands that it names.
+
+    With `begun`, it is for a run that has a history: whether its agents are too many is for its state to say.
+    """
     source = {"path": path_label, "kind": kind, "text": text, "overrides": overrides or {}}
-    return _load(Page(path_label), source, Path(directory).absolute())
+    return _load(Page(path_label), source, Path(directory).absolute(), begun=begun)
+
+
+def scenario_of_run(
+    run: SimulationRun, *, file: str | Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> Scenario:
+    """The scenario with which a run began, for whoever goes on with it; its code is read from where it stands.
+
+    `file` is where the scenario stands now, when that is no longer where it stood: its own text counts then, with the
+    overrides of the run, and its code stands beside it.
+    """
+    require_kind("run", run, SimulationRun)
+    source = run.scenario
+    if source is None or "text" not in source:
+        raise InvalidOperationError(
+            f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
+        )
+    path, text, kind = Path(source["path"]), source["text"], source["kind"]
+    if file is not None:
+        path = Path(file).absolute()
+        page = Page(str(file))
+        kind = _kind(page, path)
+        text, _ = read_text(page, path)
+    return load_scenario_text(
+        text,
+        path_label=str(path),
+        kind=kind,
+        directory=path.parent,
+        overrides={**(source.get("overrides") or {}), **(overrides or {})},
+        begun=True,
+    )
 
 
 def _kind(page: Page, path: Path) -> Kind:
@@ -58,13 +94,13 @@ def _kind(page: Page, path: Path) -> Kind:
     return kind
 
 
-def _load(page: Page, source: dict[str, Any], directory: Path) -> Scenario:
+def _load(page: Page, source: dict[str, Any], directory: Path, *, begun: bool = False) -> Scenario:
     for fault in json_faults("overrides", source["overrides"]):
         page.stop(0, fault.message)
     overrides = source["overrides"] = _copy(dict(source["overrides"]))
     _read(page, source["text"], source["kind"])
     _override(page, overrides)
-    scenario = build_scenario(page, Shelf(directory), source)
+    scenario = build_scenario(page, Shelf(directory), source, begun=begun)
     written = frozenset(map(dotted, page.lines))
     page.faults[:] = [_placed(fault, overrides, written) for fault in page.faults]
     page.settle()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pydantic
 
+from ostler.agents.failures import error_text
 from ostler.errors import ValidationError
 from ostler.model import Fault, shown
 from ostler.model.context import json_faults
+from ostler.simulation.foreign import is_call_off
 
 _CHANGED = "would come back as something else: use lists for tuples and text for keys, or give a schema"
 
@@ -46,17 +48,7 @@ class StateForm:
                 return None, faults
             made = json.loads(json.dumps(dict(given)))
             return (made, ()) if made == given else (None, (Fault(field=field, bound=_CHANGED),))
-        try:
-            # A model keeps the objects that it is given where its fields do not say what is in them.
-            own = copy.deepcopy(dict(given))
-        except Exception as error:  # noqa: BLE001 - a foreign object may do anything when it is copied
-            return None, (Fault(field=field, bound=f"cannot be copied: {error}"),)
-        try:
-            return self.schema.model_validate(own, by_alias=True, by_name=True), ()
-        except pydantic.ValidationError as error:
-            return None, tuple(_fault(field, found) for found in error.errors(include_url=False))
-        except Exception as error:  # noqa: BLE001 - so may the validators of a schema
-            return None, (Fault(field=field, bound=f"does not fit: {type(error).__name__}: {error}"),)
+        return _made(self.schema, given, field)
 
     def dump(self, state: Any) -> str:
         """The state as JSON. What would come back as something else is refused."""
@@ -136,6 +128,22 @@ def _has_sets(schema: type[pydantic.BaseModel]) -> bool:
         return "uniqueItems" in json.dumps(schema.model_json_schema(mode="serialization"), default=str)
     except Exception:  # noqa: BLE001 - not every model has a JSON schema, and foreign types may do anything here
         return True
+
+
+def _made(schema: type[pydantic.BaseModel], given: Mapping[str, Any], field: str) -> tuple[Any, tuple[Fault, ...]]:
+    """A foreign object may do anything when it is copied, and so may the validators of a schema."""
+    own: dict[str, Any] | None = None
+    try:
+        # A model keeps the objects that it is given where its fields do not say what is in them.
+        own = copy.deepcopy(dict(given))
+        return schema.model_validate(own, by_alias=True, by_name=True), ()
+    except pydantic.ValidationError as error:
+        return None, tuple(_fault(field, found) for found in error.errors(include_url=False))
+    except BaseException as error:
+        if is_call_off(error):
+            raise
+        bound = f"cannot be copied: {error}" if own is None else f"does not fit: {error_text(error)}"
+        return None, (Fault(field=field, bound=bound),)
 
 
 _PLAIN = "use numbers, text, lists and dicts with text keys, or give a schema"

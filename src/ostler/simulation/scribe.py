@@ -19,7 +19,10 @@ import pydantic
 
 from ostler.errors import SimulationError, ValidationError
 from ostler.model import Fault, shown
+from ostler.simulation.answers import placed_text
+from ostler.simulation.bodies import digest_of, sealed
 from ostler.simulation.engine import Engine
+from ostler.simulation.foreign import is_call_off
 from ostler.simulation.members import Member
 from ostler.simulation.reports import TurnReport
 from ostler.simulation.schema import compact_json, json_values, written_json
@@ -30,6 +33,10 @@ MAX_DECISION_BYTES = 1024 * 1024
 
 _UNKEPT = "its decision cannot be kept as JSON: {error}; decide with numbers, text, lists, dicts or Pydantic models"
 _TOO_LARGE = f"it is larger than {MAX_DECISION_BYTES >> 20} MiB"
+
+
+class _UnkeptError(ValidationError):
+    """A state that cannot be written down, or would not be read again as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +85,7 @@ class Scribe:
         self._changes()
         body = f'{{"turn":{self._state.turn},"seed":{self._seed},"whole":{self._whole()}}}'
         self.digest = self.digest or sha256(body.encode()).hexdigest()
-        return Written(turn=self._state.turn, body=body, digest=self.digest, whole=True)
+        return Written(turn=self._state.turn, body=sealed(body, self.digest), digest=self.digest, whole=True)
 
     def learn(self) -> None:
         """The state is already written down as it is: begin to look for changes from here."""
@@ -95,12 +102,18 @@ class Scribe:
             f',"failures":{to_json(failures)}',
             f',"operations":{to_json([one.as_json() for one in report.operations])}',
         ))  # fmt: skip
-        changes = self._changes()
-        self.digest = sha256(f'{self.digest}\n{happened},"changes":{changes}}}'.encode()).hexdigest()
+        try:
+            changes = self._changes()
+        except _UnkeptError as error:
+            # Agents only decide; what has become of a state in a turn is the engine's doing.
+            raise SimulationError(f"the engine failed in turn {report.turn}: {error}") from error
+        self.digest = digest_of(self.digest, happened, changes)
         notes = to_json({name: one.message for name, one in report.failures.items()})
         # The whole has the changes in it; a large state must not be told twice.
         tail = f'"whole":{self._whole()}' if whole else f'"changes":{changes}'
         body = f'{happened},"notes":{notes},{tail}}}'
+        if whole or report.failures:
+            body = sealed(body, self.digest)
         return Written(turn=report.turn, body=body, digest=self.digest, whole=whole)
 
     def _decisions(self, report: TurnReport) -> str:
@@ -253,13 +266,14 @@ def _memory(keeper: Any, who: str) -> str:
         return ""
     try:
         saved = save()
-    except Exception as error:
-        raise SimulationError(f"save() of {who} failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if is_call_off(error):
+            raise
+        raise SimulationError(f"save() of {who} failed: {placed_text(error)}") from error
     try:
         return to_json(saved)
     except (TypeError, ValueError, RecursionError) as error:
-        bound = f"of {who} must return JSON values: {error}"
-        raise ValidationError([Fault(field="save()", bound=bound)]) from error
+        raise SimulationError(f"save() of {who} must return JSON values: {error}") from error
 
 
 def _kept(field: str, write: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
@@ -267,4 +281,4 @@ def _kept(field: str, write: Callable[[], tuple[str, Any]]) -> tuple[str, Any]:
         return write()
     except ValidationError as error:
         faults = [Fault(field=field, bound=one.message.removeprefix("state ")) for one in error.faults]
-        raise ValidationError(faults) from None
+        raise _UnkeptError(faults) from None

@@ -41,8 +41,8 @@ class Sprint:
             return False  # somebody failed, or the engine has something to say
         if self.more < 1 or world.asked or state.countdown.next_is_due:
             return False
-        if state.changes != self._changes or state.turn != self.turn:
-            return False
+        if state.changes != self._changes or state.turn != self.turn or state.global_state is None:
+            return False  # the engine did what it may not
         self.more -= 1
         self.turn += 1
         world.begin_turn(self.turn)

@@ -73,7 +73,8 @@ class Store(ABC):
         """Connect and bring the shape of the store up to date. A store of a newer program is refused.
 
         It may be written at once, unless another owner holds a lease: then every command is refused with
-        `StaleWriterError` until `take_lease` or `adopt_epoch`. Opening what is open is refused.
+        `StaleWriterError` until `take_lease` or `adopt_epoch`, but for those about simulations, which are played by
+        whoever comes. Opening what is open is refused.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ from ostler.errors import (
     StoreFullError,
 )
 from ostler.seams import Clock, FaultPoint, IdSource
-from ostler.store.commands import Command, TakeLease
+from ostler.store.commands import Command
 from ostler.store.port import Session
 from ostler.store.sqlsession import OutOfStepError
 from ostler.store.unit import Cache, Unit
@@ -129,7 +129,7 @@ class Batch:
         command = submission.command
         unit.start()
         try:
-            if submission.epoch != unit.epoch and not isinstance(command, TakeLease):
+            if command.fenced and submission.epoch != unit.epoch:
                 message = f"epoch {submission.epoch} has ended, {unit.epoch} owns this store; this one may not write"
                 return submission, None, StaleWriterError(message)
             answer = command.apply(unit)

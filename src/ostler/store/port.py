@@ -74,11 +74,13 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prune:
-    """Rows that retention removes by range rather than one by one."""
+    """Rows that are removed by range rather than one by one."""
 
-    table: str  # "events" | "audit"
+    table: str  # "events" | "audit" | "turns"
+    #: The last to go; of turns, the first.
     until: int
-    workspace_id: UUID | None = None
+    #: Whose they are: the workspace of audit entries, the run of turns.
+    owner_id: UUID | None = None
 
 
 class Session(ABC):

@@ -93,8 +93,8 @@ class SqlSession(Session):
             self.execute_many(_SQL["insert_event"], [event_row(self.dialect, row) for row in changes.events])
         if changes.audit:
             self.execute_many(_SQL["insert_audit"], [audit_row(self.dialect, entry) for entry in changes.audit])
-        for prune in changes.prune:
-            where = () if prune.workspace_id is None else (self.dialect.uuid_out(prune.workspace_id),)
+        for prune in changes.prune:  # last: what came in the same commit goes too
+            where = () if prune.owner_id is None else (self.dialect.uuid_out(prune.owner_id),)
             self.execute_many(_SQL[f"prune_{prune.table}"], [(prune.until, *where)])
         head = changes.head
         values = (head.commit_number, head.sequence, head.horizon, head.epoch, head.commit_number - 1)
@@ -135,6 +135,8 @@ class SqlSession(Session):
             self.execute_many(_SQL[f"delete_{kind.name.lower()}_tags"], keys)
         if kind is Kind.TASK:
             self.execute_many(_SQL["delete_task_dependencies"], keys)
+        if kind is Kind.SIMULATION_RUN:
+            self.execute_many(_SQL["delete_turns"], keys)
         self._exactly(len(keys), self.execute_many(plainsql.delete(mapper.shape), keys))
 
     def _update(self, mapper: Mapper, kept: list[Change]) -> None:

@@ -100,9 +100,13 @@ class MemorySession(Session):
 
     def _prune(self, prune: Prune) -> None:
         tables, until = self._tables, prune.until
-        if prune.workspace_id is not None:
-            kept = [entry for entry in tables.audit.get(prune.workspace_id, []) if entry.number > until]
-            tables.audit[prune.workspace_id] = kept
+        if prune.table == "turns":
+            turns = tables.rows[Kind.SIMULATION_TURN]
+            for key in [key for key in turns if key[0] == prune.owner_id and key[1] >= until]:
+                del turns[key]
+        elif prune.owner_id is not None:
+            kept = [entry for entry in tables.audit.get(prune.owner_id, []) if entry.number > until]
+            tables.audit[prune.owner_id] = kept
         else:
             tables.events = [event for event in tables.events if event.sequence > until]
 

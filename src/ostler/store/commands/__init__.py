@@ -15,7 +15,7 @@ from ostler.store.commands.retention import (
     RemoveTasks,
     RemoveWaits,
 )
-from ostler.store.commands.simulations import CreateRun, MoveRun, RecordTurn
+from ostler.store.commands.simulations import CreateRun, MoveRun, RecordTurn, RemoveRun
 from ostler.store.commands.starts import NewAttempt, RestartInstance
 from ostler.store.commands.tasks import CreateTask, MoveTask, UpdateTask
 
@@ -42,6 +42,7 @@ __all__ = [
     "ReleaseLease",
     "RemoveAnswers",
     "RemoveInstances",
+    "RemoveRun",
     "RemoveTasks",
     "RemoveWaits",
     "RenewLease",

@@ -43,6 +43,9 @@ class Command(Generic[R_co]):
     action: ClassVar[str] = ""
     #: The record that an idempotent repetition is answered with; None where repeating is not offered.
     answered_with: ClassVar[type[Record] | None] = None
+    #: Whether only the owner of the store may write it. Otherwise the command itself sees to it that one of several
+    #: writers wins.
+    fenced: ClassVar[bool] = True
 
     by: Actor = SYSTEM
     idempotency: Idempotency | None = None

@@ -23,6 +23,8 @@ class TakeLease(Command[Lease]):
     """Become the owner. `steal` is for one who holds the lock on the home directory and so knows the other is dead."""
 
     action: ClassVar[str] = "lease.take"
+    #: Who takes over cannot have the epoch yet.
+    fenced: ClassVar[bool] = False
 
     owner: str
     ttl: timedelta = timedelta(seconds=30)

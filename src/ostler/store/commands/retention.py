@@ -185,7 +185,7 @@ class PruneAudit(Command[int]):
             return 0
         removed = self.last.number - ledger.anchor_number
         unit.anchor(self.workspace_id, self.last.number, self.last.hash)
-        unit.prune(Prune(table="audit", until=self.last.number, workspace_id=self.workspace_id))
+        unit.prune(Prune(table="audit", until=self.last.number, owner_id=self.workspace_id))
         unit.audit(self.by, self.action, "audit", detail=f"removed up to {self.last.number}")
         return removed
 

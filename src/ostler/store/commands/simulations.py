@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, SimulationNotFoundError, VersionConflictError
@@ -12,9 +12,13 @@ from ostler.model import Fault, RunState, SimulationRun, SimulationTurn, clean_t
 from ostler.store.commands.base import Command, check_version
 from ostler.store.commands.checking import as_kept, kind_faults, optional_faults, said_faults
 from ostler.store.kinds import Kind
+from ostler.store.port import Prune
 from ostler.store.unit import Unit
 
+R_co = TypeVar("R_co", covariant=True)
+
 _END, _REOPEN = "simulation.end", "simulation.reopen"
+_REMOVED = "its later turns were removed"
 #: What a turn changes in its run; saying so keeps the large parts of the row from being compared and written.
 _STEP = frozenset({"turn", "digest", "updated_at", "version"})
 _MOVE = frozenset({"state", "outcome", "updated_at", "version"})
@@ -25,6 +29,8 @@ class CreateRun(Command[SimulationRun]):
     """Begin a run with the turn that it starts from; with a parent, as a fork of that one."""
 
     action: ClassVar[str] = "simulation.create"
+    #: It touches nothing that there was before.
+    fenced: ClassVar[bool] = False
 
     run: SimulationRun
     first: SimulationTurn
@@ -88,7 +94,11 @@ class CreateRun(Command[SimulationRun]):
 
 
 @dataclass(kw_only=True, eq=False)
-class _OnRun(Command[SimulationRun]):
+class _OnRun(Command[R_co]):
+    #: A run belongs to whoever plays it, also while somebody manages agents in the same home. Of two who play it, the
+    #: number of the turn lets one through, and the version does where it is moved.
+    fenced: ClassVar[bool] = False
+
     run_id: UUID
 
     def faults(self) -> Iterator[Fault]:
@@ -107,7 +117,7 @@ class _OnRun(Command[SimulationRun]):
 
 
 @dataclass(kw_only=True, eq=False)
-class RecordTurn(_OnRun):
+class RecordTurn(_OnRun[SimulationRun]):
     """Complete the next turn of a run. Of several who try, one does it; the others are refused."""
 
     action: ClassVar[str] = "simulation.turn"
@@ -149,7 +159,7 @@ class RecordTurn(_OnRun):
 
 
 @dataclass(kw_only=True, eq=False)
-class MoveRun(_OnRun):
+class MoveRun(_OnRun[SimulationRun]):
     """End a run where it stands, or let an ended one go on."""
 
     action: ClassVar[str] = "simulation.move"
@@ -176,6 +186,42 @@ class MoveRun(_OnRun):
         new = old.evolve(state=self.to, outcome=outcome, updated_at=unit.now, version=old.version + 1)
         unit.put(Kind.SIMULATION_RUN, new, _MOVE)
         unit.audit(self.by, _END if self.to is RunState.ENDED else _REOPEN, self.subject, detail=outcome)
+        return new
+
+
+@dataclass(kw_only=True, eq=False)
+class RemoveRun(_OnRun[SimulationRun | None]):
+    """Take back the newest turns of a run, so many at a time; with the last of them the run goes too.
+
+    What is left stands at an earlier turn and is sound, so that a removal may be broken off, and whoever still plays
+    the run finds that its next turn is not the next. Who asks sees to it that no fork leans on these turns.
+    """
+
+    action: ClassVar[str] = "simulation.remove"
+
+    most: int = 256
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if self.most < 1:
+            yield Fault(field="most", bound="must be 1 or more")
+
+    def apply(self, unit: Unit) -> SimulationRun | None:
+        old = self._current(unit)
+        first, begun = old.turn - self.most + 1, old.forked_at or 0
+        before: SimulationTurn | None = None
+        if first > begun:
+            before = unit.get(Kind.SIMULATION_TURN, (self.run_id, first - 1))
+        if before is None:  # all of it; also where somebody else has made a gap, for then nothing sound is left
+            unit.prune(Prune(table="turns", until=0, owner_id=self.run_id))
+            unit.remove(Kind.SIMULATION_RUN, (self.run_id,))
+            unit.audit(self.by, self.action, self.subject, detail=old.name)
+            return None
+        new = old.evolve(turn=before.turn, digest=before.digest, updated_at=unit.now, version=old.version + 1)
+        new = new.evolve(state=RunState.ENDED, outcome=_REMOVED)
+        unit.prune(Prune(table="turns", until=first, owner_id=self.run_id))
+        unit.put(Kind.SIMULATION_RUN, new, _STEP | _MOVE)
+        unit.audit(self.by, self.action, self.subject, detail=f"turns {first} to {old.turn}")
         return new
 
 

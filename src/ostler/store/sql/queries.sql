@@ -59,6 +59,12 @@ DELETE FROM agent_instance_events WHERE sequence <= ?;
 -- name: prune_audit
 DELETE FROM audit WHERE number <= ? AND workspace_id = ?;
 
+-- name: delete_turns
+DELETE FROM simulation_turns WHERE run_id = ?;
+
+-- name: prune_turns
+DELETE FROM simulation_turns WHERE turn >= ? AND run_id = ?;
+
 -- name: events_all
 SELECT sequence, id, workspace_id, instance_id, task_id, event_type, event_data_json, occurred_at, correlation_id
 FROM agent_instance_events

@@ -18,6 +18,7 @@ from ostler.testing.store_suite.history import HistoryContract
 from ostler.testing.store_suite.lives import LivesContract
 from ostler.testing.store_suite.mistyped import MistypedContract
 from ostler.testing.store_suite.owning import OwningContract
+from ostler.testing.store_suite.playing import PlayingContract
 from ostler.testing.store_suite.quota import QuotaContract
 from ostler.testing.store_suite.refusing import RefusingContract
 from ostler.testing.store_suite.retention import RetentionContract
@@ -40,6 +41,7 @@ class StoreContract(
     AskingContract,
     TasksContract,
     SimulationsContract,
+    PlayingContract,
     TurnReadingContract,
     HistoryContract,
     RetentionContract,

@@ -16,7 +16,6 @@ from ostler.errors import (
     InvalidOperationError,
     OutcomeUnknownError,
     SimulationNotFoundError,
-    StaleWriterError,
     StoreFailedError,
     ValidationError,
     VersionConflictError,
@@ -25,7 +24,7 @@ from ostler.errors import (
 from ostler.model import RunState, SimulationRun, SimulationTurn, Tier, from_micros
 from ostler.seams import FaultPlan
 from ostler.store import Seams, Store
-from ostler.store.commands import Command, CreateRun, MoveRun, RecordTurn
+from ostler.store.commands import Command, CreateRun, MoveRun, RecordTurn, RemoveRun
 from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.crashing import KEPT, LOST
 from ostler.testing.store_suite.ground import ALICE, HOME, OpenStore, StoreGround, new_workspace
@@ -99,6 +98,7 @@ def unfit() -> list[tuple[str, Command[Any]]]:
         ("run_id must be a UUID", MoveRun(run_id=wrong, to=RunState.ENDED)),
         ("to must be RunState.ENDED", MoveRun(run_id=RUN, to="ended")),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome must have at most 2000", MoveRun(run_id=RUN, to=RunState.ENDED, outcome="x" * 2001)),
+        ("most must be 1 or more", RemoveRun(run_id=RUN, most=0)),
         ("outcome is only for a run that ends", MoveRun(run_id=RUN, to=RunState.OPEN, outcome="so")),
     ]
 
@@ -217,14 +217,6 @@ class SimulationsContract(StoreGround):
                 await store.commit(command)
             assert any(fault.message.startswith(said) for fault in refused.value.faults), (said, refused.value)
         assert await store.head() == before
-
-    async def test_an_owner_that_was_replaced_completes_no_turn(self, store: Store) -> None:
-        await begun(store)
-        store.adopt_epoch(store.epoch + 1)
-        with pytest.raises(StaleWriterError):
-            await stepped(store, 1)
-        store.adopt_epoch(store.epoch - 1)
-        assert (await stepped(store, 1)).turn == 1
 
     # --- forks ----------------------------------------------------------------------------------
 
