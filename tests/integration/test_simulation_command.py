@@ -145,7 +145,7 @@ async def test_a_program_finds_the_scenario_of_a_run(
         assert (await again.finish()).turn == 3
     assert again.state.states["ada"] == {"n": 3}
     with pytest.raises(ValidationError, match="run must be a SimulationRun"):
-        scenario_of_run("last")  # type: ignore[arg-type]
+        scenario_of_run("last")  # type: ignore[arg-type]  # wrong on purpose
     run_id, _ = await played(store, doing(lambda _: None), 1)
     made = await store.get_run(run_id)
     assert made is not None
@@ -174,7 +174,7 @@ async def test_a_run_is_removed_when_nothing_was_forked_from_it(store: Store) ->
         await remove_run(store, run_id)
     assert [one.run_id for one in await store.list_runs()] == [other]
     with pytest.raises(ValidationError, match="store must be a store"):
-        await remove_run(5, run_id)  # type: ignore[arg-type]
+        await remove_run(5, run_id)  # type: ignore[arg-type]  # wrong on purpose
 
 
 class Terminal(io.StringIO):

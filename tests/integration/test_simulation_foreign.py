@@ -261,17 +261,17 @@ async def test_wrong_types_are_told_in_a_sentence(store: Store) -> None:
     async with begin_run(store, scenario) as run:
         for turns in ("3", 1.5, None, True, -1):
             with pytest.raises(ValidationError, match="turns must be a whole number, 0 or more"):
-                await run.run(turns)  # type: ignore[arg-type]
+                await run.run(turns)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ValidationError, match="turns must be a whole number"):
-            await run.finish("3")  # type: ignore[arg-type]
+            await run.finish("3")  # type: ignore[arg-type]  # wrong on purpose
     run_id = run.run_id
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: begin_run(store, wrong), "scenario must be a Scenario"),
         (lambda: resume_run(store, run_id, wrong), "scenario must be a Scenario"),
         (lambda: fork_run(store, run_id, wrong, at=0), "scenario must be a Scenario"),
-        (lambda: fork_run(store, run_id, scenario, at="x"), "at must be a whole number"),  # type: ignore[arg-type]
-        (lambda: fork_run(store, run_id, scenario, at=1.5), "at must be a whole number"),  # type: ignore[arg-type]
-        (lambda: fork_run(store, run_id, scenario, at=0, settings=5), "settings must be"),  # type: ignore[arg-type]
+        (lambda: fork_run(store, run_id, scenario, at="x"), "at must be a whole number"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: fork_run(store, run_id, scenario, at=1.5), "at must be a whole number"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: fork_run(store, run_id, scenario, at=0, settings=5), "settings must be"),  # type: ignore[arg-type]  # wrong on purpose
     ]
     for call, said in calls:
         with pytest.raises(ValidationError, match=said):
@@ -279,23 +279,23 @@ async def test_wrong_types_are_told_in_a_sentence(store: Store) -> None:
                 pass
     for bad in (5, "memory:"):
         with pytest.raises(ValidationError, match="store must be a store"):
-            await state_at(bad, run_id, 0)  # type: ignore[arg-type]
+            await state_at(bad, run_id, 0)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ValidationError, match="store must be a store"):
-            _ = [one async for one in replay(bad, run_id)]  # type: ignore[arg-type]
+            _ = [one async for one in replay(bad, run_id)]  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValidationError, match="turn must be a whole number"):
-        await kept_at(store, run_id, "1")  # type: ignore[arg-type]
+        await kept_at(store, run_id, "1")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValidationError, match="first must be a whole number"):
-        _ = [one async for one in replay(store, run_id, first="1")]  # type: ignore[arg-type]
+        _ = [one async for one in replay(store, run_id, first="1")]  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValidationError, match="last must be a whole number"):
-        _ = [one async for one in replay(store, run_id, last=0.5)]  # type: ignore[arg-type]
+        _ = [one async for one in replay(store, run_id, last=0.5)]  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("field", ["state", "engine", "settings", "lifecycle_manager", "brains", "around"])
 def test_an_orchestrator_is_made_of_what_it_needs(field: str) -> None:
     with pytest.raises(ValidationError, match=f"{field} must be"):
-        SimulationOrchestrator(**{field: 5})  # type: ignore[arg-type]
+        SimulationOrchestrator(**{field: 5})  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(OstlerError, match="engine must be an object with a method `update`"):
-        SimulationOrchestrator(engine=Doing)  # type: ignore[arg-type]
+        SimulationOrchestrator(engine=Doing)  # type: ignore[arg-type]  # wrong on purpose
 
 
 async def test_a_failure_names_the_users_file_or_none(store: Store) -> None:
