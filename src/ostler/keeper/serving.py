@@ -26,35 +26,29 @@ Hello = Callable[["Connection", Asked, Reply], None]
 
 
 class Connection:
-    """One peer. `is_manager` once it has said hello and was believed; until then `peer` holds who has connected."""
+    """One peer. `is_manager` once it has said hello and was believed; `peer` holds fast who has connected."""
 
-    def __init__(self, server: Server, sock: socket.socket, peer: Peer | None = None) -> None:
+    def __init__(self, server: Server, sock: socket.socket, peer: Peer) -> None:
         self._server = server
         self._line = Line(sock)
         self._peer = peer
         self.is_manager = False
         self.is_open = True
         self._watch()
-        if peer is not None:
+        if peer.pidfd >= 0:
             server.loop.watch(peer.pidfd, self._peer_ended)
+        else:
+            server.loop.later(0, self._peer_ended)
 
     def may_speak(self) -> bool:
         """Asked again when it says who it is: a connection may be left to another."""
-        return self._peer is None or self._peer.may_speak()
+        return self._peer.may_speak()
 
     def _peer_ended(self) -> None:
-        """Who connected has ended before it was believed; whoever speaks here now is another."""
+        """Whoever has a copy of its end, such as a child that it forked, is another and no manager."""
+        if self.is_manager:
+            self._hear()  # what it said last was still its own
         self.close()
-
-    def believe(self) -> None:
-        self.is_manager = True
-        self._release()
-
-    def _release(self) -> None:
-        if self._peer is not None:
-            self._server.loop.unwatch(self._peer.pidfd)
-            self._peer.close()
-            self._peer = None
 
     @property
     def is_waiting(self) -> bool:
@@ -129,7 +123,8 @@ class Connection:
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self._release()
+            self._server.loop.unwatch(self._peer.pidfd)
+            self._peer.close()
             self._server.loop.unwatch(self._line.fileno())
             self._line.close()
             self._server.left(self)
@@ -194,14 +189,14 @@ class Server:
     def promote(self, peer: Connection) -> None:
         """From now on it is the manager; the one before it is hung up on."""
         before, self.manager = self.manager, peer
-        peer.believe()
+        peer.is_manager = True
         if before is not None and before is not peer:
             before.is_manager = False
             before.close()
 
     def adopt(self, sock: socket.socket) -> Connection:
         """The manager of the keeper before us, which never noticed."""
-        peer = Connection(self, sock)
+        peer = Connection(self, sock, Peer(sock))
         self._peers.add(peer)
         self.promote(peer)
         return peer

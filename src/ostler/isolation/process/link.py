@@ -13,6 +13,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from ostler.isolation.forks import keep_from_children
 from ostler.keeper.protocol import Line, ProtocolError
 
 _log = logging.getLogger("ostler.isolation")
@@ -58,6 +59,7 @@ class Link:
         #: Resolved when the keeper has left, by whosever wish.
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._line, self._read)
+        keep_from_children(self)
 
     @property
     def is_open(self) -> bool:
@@ -118,6 +120,10 @@ class Link:
         """Hang up. Nobody is told that it is lost, for it is not."""
         self.depart()
         self._end()
+
+    def forked(self) -> None:
+        """Without a word to the loop, which watches for the parent."""
+        self._line.close()
 
     def _write(self) -> None:
         try:
