@@ -112,6 +112,11 @@ class ProcessCell(KeptCell):
         return self._plan.limits.max_memory_mb
 
     @property
+    def ended(self) -> Exit | None:
+        """What it said of its own end, or what we hold against it, is known a moment before the keeper sees it end."""
+        return self._how or self._verdict or self._crash
+
+    @property
     def is_stuck(self) -> bool:
         return self._calls.is_stuck
 

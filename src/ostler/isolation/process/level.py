@@ -161,7 +161,8 @@ class ProcessIsolation(Isolation):
             _close_all(fds)
             return exit_of(status["exit"], cell.memory_mb)
         await cell.adopt(socket.socket(fileno=fds[0]), status)
-        return cell.ended or self._noted(cell)
+        # One that has only said that it is about to end is still to be seen to its end.
+        return (cell.ended if cell.is_gone else None) or self._noted(cell)
 
     async def _recovered_command(self, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is nothing that could have died, so there is always a cell."""

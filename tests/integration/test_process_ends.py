@@ -1,0 +1,44 @@
+"""How a start ended, as it is recorded: by what the agent itself said, and also where it never became ready."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from end_agents import Quitter
+from promise_ground import Fleet, opened
+
+from ostler import AgentErrorEvent, AgentGoneError, AgentState, AttemptOutcome
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def fleet(home: Path) -> AsyncIterator[Fleet]:
+    async with opened(home) as found:
+        found.definition = found.manager.registry.register(Quitter, name="quitter").id
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("system", "SystemExit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt", "KeyboardInterrupt"),
+        ("strange", "end_agents.Strange", "Strange: unheard of"),
+        ("task", "SystemExit", "SystemExit: 3"),
+        ("loop", None, "the agent stopped the loop on which it lives"),
+    ],
+)
+async def test_what_an_agent_said_of_its_end_is_its_outcome(
+    fleet: Fleet, how: str, kind: str | None, text: str
+) -> None:
+    one = await fleet.spawn()
+    with pytest.raises(AgentGoneError, match=text):
+        await fleet.manager.process(one.instance_id, how)
+    await fleet.comes_to(one, AgentState.FAILED)
+    assert await fleet.outcome(one) == (AttemptOutcome.ERROR, text)
+    page = await fleet.manager.store.read_events()
+    told = [event for event in page if isinstance(event, AgentErrorEvent)][-1]
+    assert (told.exception_type, bool(told.stack_trace)) == (kind, kind is not None)
