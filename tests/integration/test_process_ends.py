@@ -9,7 +9,17 @@ import pytest
 from end_agents import Quitter
 from promise_ground import Fleet, opened
 
-from ostler import AgentErrorEvent, AgentGoneError, AgentState, AttemptOutcome
+from ostler import (
+    AgentErrorEvent,
+    AgentGoneError,
+    AgentInitializationError,
+    AgentSpawnOptions,
+    AgentState,
+    AttemptOutcome,
+    IsolationLevel,
+    ResourceLimits,
+    SpawnRequest,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -42,3 +52,29 @@ async def test_what_an_agent_said_of_its_end_is_its_outcome(
     page = await fleet.manager.store.read_events()
     told = [event for event in page if isinstance(event, AgentErrorEvent)][-1]
     assert (told.exception_type, bool(told.stack_trace)) == (kind, kind is not None)
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "text", "kind"),
+    [
+        ("code", AttemptOutcome.EXIT_CODE, "exit code 3", None),
+        ("signal", AttemptOutcome.SIGNAL, "killed by SIGSEGV", None),
+        ("memory", AttemptOutcome.OOM, "it used more memory than its limit of 64 MB", None),
+        ("system", AttemptOutcome.ERROR, "SystemExit: 3", "SystemExit"),
+        ("error", AttemptOutcome.ERROR, "ValueError: no", "ValueError"),
+    ],
+)
+async def test_a_death_before_it_was_ready_is_told_for_what_it_was(
+    fleet: Fleet, how: str, outcome: AttemptOutcome, text: str, kind: str | None
+) -> None:
+    options = AgentSpawnOptions(
+        isolation_level=IsolationLevel.PROCESS, resource_limits=ResourceLimits(max_memory_mb=64)
+    )
+    request = SpawnRequest(agent_definition_id=fleet.definition, options=options, context={"how": how})
+    with pytest.raises(AgentInitializationError, match=text):
+        await fleet.manager.spawn(request)
+    told = [event for event in await fleet.manager.store.read_events() if isinstance(event, AgentErrorEvent)][-1]
+    assert (told.exception_type, bool(told.stack_trace)) == (kind, kind is not None)
+    assert told.instance_id is not None
+    attempts = await fleet.manager.store.list_attempts(told.instance_id)
+    assert (attempts[0].outcome, text in (attempts[0].detail or "")) == (outcome, True)
