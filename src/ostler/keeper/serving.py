@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import Any
 from ostler.keeper.asking import Asked, RefusedError, Reply
 from ostler.keeper.loop import READ, WRITE, Loop
 from ostler.keeper.peers import Peer
-from ostler.keeper.protocol import Line, ProtocolError
+from ostler.keeper.protocol import REFUSED, Line, ProtocolError
 
 #: So many messages of one peer are read in a turn; then it is the others' turn.
 _AT_ONCE = 64
@@ -40,9 +41,9 @@ class Connection:
         else:
             server.loop.later(0, self._peer_ended)
 
-    def may_speak(self) -> bool:
-        """Asked again when it says who it is: a connection may be left to another."""
-        return self._peer.may_speak()
+    def refusal(self) -> str:
+        """Asked again when it says who it is: a connection may be left to another. But we see the end of a manager."""
+        return "" if self.is_manager else self._peer.refusal()
 
     def _peer_ended(self) -> None:
         """Whoever has a copy of its end, such as a child that it forked, is another and no manager."""
@@ -162,9 +163,10 @@ class Server:
                 self.loop.later(_REST_SECONDS, self._listen)
                 return
             peer = Peer(sock)
-            if len(self._peers) >= _MOST_PEERS or not peer.may_speak():
+            refusal = peer.refusal()
+            if refusal or len(self._peers) >= _MOST_PEERS:
+                turn_away(sock, refusal)
                 peer.close()
-                sock.close()
                 continue
             connection = Connection(self, sock, peer)
             self._peers.add(connection)
@@ -174,9 +176,8 @@ class Server:
         op = message.get("op")
         asked = Asked(message)
         if op == "hello" and self.hello is not None:
-            if not peer.may_speak():
-                peer.close()
-                return
+            if refusal := peer.refusal():
+                raise RefusedError(REFUSED, refusal)
             self.hello(peer, asked, reply)
             return
         if not peer.is_manager:
@@ -216,3 +217,16 @@ class Server:
             self.loop.unwatch(self.listener.fileno())
             self.listener.close()
             self.listener = None
+
+
+def turn_away(sock: socket.socket, sentence: str) -> None:
+    """Whether it is heard or not, nobody waits for that. Without a sentence it may come again."""
+    line = Line(sock)
+    with contextlib.suppress(OSError, ProtocolError):
+        if sentence:
+            line.send({"event": REFUSED, "error": sentence, "kind": REFUSED})
+            # What is left unread when a line is closed would come back as an error, and that before the sentence.
+            sock.shutdown(socket.SHUT_RD)
+            while sock.recv(1):
+                pass
+    line.close()
