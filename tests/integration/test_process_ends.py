@@ -1,8 +1,11 @@
-"""How a start ended, as it is recorded: by what the agent itself said, and also where it never became ready."""
+"""How a start ended, as it is recorded: by what the agent itself said, also where it never became ready. And what it
+has of its program while it lives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from ostler import (
     AgentSpawnOptions,
     AgentState,
     AttemptOutcome,
+    CommandSpec,
     IsolationLevel,
     ResourceLimits,
     SpawnRequest,
@@ -78,3 +82,23 @@ async def test_a_death_before_it_was_ready_is_told_for_what_it_was(
     assert told.instance_id is not None
     attempts = await fleet.manager.store.list_attempts(told.instance_id)
     assert (attempts[0].outcome, text in (attempts[0].detail or "")) == (outcome, True)
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+async def test_what_it_writes_has_the_rights_that_the_program_gives(fleet: Fleet, umask: Callable[[int], int]) -> None:
+    """At its first start, from a template, and in a run of a command."""
+    for wanted in (0o022, 0o002, 0o027):
+        umask(wanted)
+        one = await fleet.spawn()
+        assert await fleet.manager.process(one.instance_id, "umask") == wanted
+    command = fleet.manager.registry.register(CommandSpec(argv=("sh", "-c", "umask")), name="command")
+    two = await fleet.spawn(command.id)
+    assert (await fleet.manager.process(two.instance_id, ""))["output"].strip() == "0027"
+    log = fleet.home / "logs" / str(one.instance_id) / "1.log"
+    assert log.stat().st_mode & 0o777 == 0o600

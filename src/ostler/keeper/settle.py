@@ -41,7 +41,8 @@ def settle_in(settle: Mapping[str, Any], *, stdin: int, stdout: int, stderr: int
     """All of it, in the order that the rights for each step ask for. Raises `SettleError` with a sentence.
 
     `settle`: entrances, env, cwd (None: stays), nice, keeper (the pid; 0: anybody's child), nofile ([soft, hard]),
-    tag and execs (a program follows). A descriptor of -1 is /dev/null. Of the others only those in `keep` stay open.
+    umask (None: stays), tag and execs (a program follows). A descriptor of -1 is /dev/null. Of the others only those in
+    `keep` stay open.
     """
     step = "begin a session"
     try:
@@ -64,6 +65,7 @@ def settle_in(settle: Mapping[str, Any], *, stdin: int, stdout: int, stderr: int
         step = f"go to its directory {cwd}"
         if cwd is not None:
             os.chdir(cwd)
+        _mask(settle.get("umask"))
         step = "take its environment"
         os.environ.clear()
         os.environ.update(settle.get("env") or {})
@@ -96,6 +98,7 @@ def settle_fork(settle: Mapping[str, Any], *, output: int, keep: Sequence[int], 
         step = f"go to its directory {cwd}"
         if cwd is not None:
             os.chdir(cwd)
+        _mask(settle.get("umask"))
         wanted: Mapping[str, str] = settle.get("env") or {}
         for name in [one for one in os.environ if one not in wanted]:
             del os.environ[name]
@@ -119,6 +122,12 @@ def _wear(tag: int | None) -> None:
     if tag is not None:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(RLIMIT_LOCKS, (tag, tag))
+
+
+def _mask(umask: int | None) -> None:
+    """That of the manager's program: the keeper's own is for the keeper's files."""
+    if umask is not None:
+        os.umask(umask)
 
 
 def _enter(path: str) -> None:

@@ -98,6 +98,7 @@ class Starter:
             "env": {**asked.environment("env"), MARK: f"{self._house.token}:{name}"},
             "cwd": asked.text_or_none("cwd"),
             "nice": asked.whole("nice", 0, -20, 19),
+            "umask": asked.whole("umask", 0, 0, 0o777) if asked.has("umask") else None,
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._house.token, name),
@@ -175,6 +176,7 @@ class Starter:
                 "cwd": how.text_or_none("cwd"),
                 "keeper": os.getpid(),
                 "nofile": self.nofile,
+                "umask": settle["umask"],
             },
             setup=how.anything("setup"),
         )

@@ -28,6 +28,7 @@ from ostler.isolation.process.link import KeeperError
 from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
+from ostler.isolation.process.umask import own_umask
 from ostler.model import AttemptOutcome, IsolationLevel
 from ostler.seams import Clock
 
@@ -124,6 +125,7 @@ class ProcessIsolation(Isolation):
             "channel": True,
             "stdin": False,
             "nice": niceness(plan),
+            "umask": own_umask(),
         }
 
     # --- finding again -------------------------------------------------------------------------------
