@@ -14,7 +14,7 @@ from typing import Any
 
 from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
-from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
+from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, StoreError
 from ostler.isolation import IsolationLevels
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
@@ -92,7 +92,12 @@ async def open_manager(
 
 
 def _home(where: str | Path) -> Path:
-    return Path(where).expanduser()
+    home = Path(where).expanduser()
+    try:
+        str(home.absolute()).encode()
+    except UnicodeEncodeError as error:  # agents are told of it, and records name it: all of that is text
+        raise StoreError(f"the path {str(home)!a} is no UTF-8; choose a directory whose path is") from error
+    return home
 
 
 def _build(
