@@ -160,6 +160,8 @@ class Starter:
     def _lives(self, start: _Start) -> None:
         unit = start.unit
         unit.state = LIVING
+        if unit.start_time is None:  # where /proc hides what hides itself: like us, until its own program runs
+            unit.start_time = start_time(unit.pid)
         if os.geteuid():
             _expose_to_oom(unit.pid)
         status = self._house.status(unit)
