@@ -138,6 +138,20 @@ class InvalidOperationError(OstlerError):
 class AgentInitializationError(OstlerError):
     """The agent did not become ready."""
 
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        outcome: str | None = None,
+        exception_type: str | None = None,
+        stack_trace: str | None = None,
+    ) -> None:
+        #: Where its place ended before it was ready: how, in the words of `AttemptOutcome`.
+        self.outcome = outcome
+        self.exception_type = exception_type
+        self.stack_trace = stack_trace
+        super().__init__(message)
+
 
 class AgentExecutionError(OstlerError):
     """The agent raised an error while it processed a request."""

@@ -146,3 +146,12 @@ async def test_the_lease_is_renewed_for_as_long_as_it_is_needed(scene: Scene) ->
         async with open_store(scene.home, Seams(clock=scene.clock)) as other:
             with pytest.raises(LeaseHeldError):
                 await other.take_lease("late", ttl=MINUTE)
+
+
+async def test_a_home_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+    """It would have to be told to agents and be named in records, which are text."""
+    odd = tmp_path / os.fsdecode(b"h\xff")
+    with pytest.raises(ostler.StoreError, match=r"is no UTF-8; choose a directory whose path is"):
+        async with ostler.open(odd):
+            pass
+    assert not odd.exists()

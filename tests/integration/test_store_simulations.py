@@ -9,11 +9,12 @@ import pytest
 
 from ostler.seams import Uuid7Source
 from ostler.store import open_store
+from ostler.store.cache import Cache, slot_of
 from ostler.store.commands import RecordTurn
 from ostler.store.kinds import Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.queries import queries
-from ostler.store.unit import Cache, Unit, slot_of
+from ostler.store.unit import Unit
 from ostler.testing import ManualClock
 from ostler.testing.store_suite.simulations import RUN, a_turn, beginning, begun
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
-from ostler.errors import InvalidOperationError
+from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.model import AgentPriority, AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
 from ostler.seams import Clock
 
@@ -96,6 +96,15 @@ class Exit:
     detail: str | None = None
     exception_type: str | None = None
     stack_trace: str | None = None
+
+    def before_ready(self, when: str) -> AgentInitializationError:
+        """The same as an error, for whoever waited for it to become ready."""
+        return AgentInitializationError(
+            f"{when}: {self.detail or self.outcome}",
+            outcome=self.outcome,
+            exception_type=self.exception_type,
+            stack_trace=self.stack_trace,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,8 @@ from ostler.keeper.upgrade import CHECK, PASSED, RESUME, Upgrade
 READY = "--ready-fd"
 _PR_SET_CHILD_SUBREAPER = 36
 _OK = b"ok"
+#: Two that nobody can change, and two that Python ignores for its own good.
+_NOT_OURS = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ})
 #: How long one may take to leave whose place another wants.
 _LEAVING_SECONDS = 15.0
 
@@ -73,6 +75,7 @@ def _leave(sentence: str) -> NoReturn:
 
 
 def _daemon(directory: str, ready: int) -> NoReturn:
+    _hear_again()
     read, write = os.pipe2(os.O_CLOEXEC)
     if os.fork():
         os.close(write)
@@ -102,6 +105,13 @@ def _daemon(directory: str, ready: int) -> NoReturn:
             os.write(write, f"the keeper failed while it started: {error!r}".encode(errors="replace"))
     finally:
         os._exit(code)
+
+
+def _hear_again() -> None:
+    """A program may block or ignore signals, and whatever it starts inherits that. Deaf, we would see no death."""
+    for number in signal.valid_signals() - _NOT_OURS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _close_others(kept: int) -> None:

@@ -24,6 +24,8 @@ TOKEN = "token"  # noqa: S105 - the name of a file
 EXITS = "exits.jsonl"
 #: The variable by which a process is known as ours: "<token of the home>:<unit>".
 MARK = "OSTLER_MARK"
+#: Said at once to one that may not speak at all, with the reason; then the line ends.
+REFUSED = "refused"
 
 _MAX_PACKET = 60_000
 _MAX_FDS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -11,7 +12,7 @@ from typing import Any
 from ostler.keeper.asking import Asked, RefusedError, Reply
 from ostler.keeper.loop import READ, WRITE, Loop
 from ostler.keeper.peers import Peer
-from ostler.keeper.protocol import Line, ProtocolError
+from ostler.keeper.protocol import REFUSED, Line, ProtocolError
 
 #: So many messages of one peer are read in a turn; then it is the others' turn.
 _AT_ONCE = 64
@@ -26,35 +27,29 @@ Hello = Callable[["Connection", Asked, Reply], None]
 
 
 class Connection:
-    """One peer. `is_manager` once it has said hello and was believed; until then `peer` holds who has connected."""
+    """One peer. `is_manager` once it has said hello and was believed; `peer` holds fast who has connected."""
 
-    def __init__(self, server: Server, sock: socket.socket, peer: Peer | None = None) -> None:
+    def __init__(self, server: Server, sock: socket.socket, peer: Peer) -> None:
         self._server = server
         self._line = Line(sock)
         self._peer = peer
         self.is_manager = False
         self.is_open = True
         self._watch()
-        if peer is not None:
+        if peer.pidfd >= 0:
             server.loop.watch(peer.pidfd, self._peer_ended)
+        else:
+            server.loop.later(0, self._peer_ended)
 
-    def may_speak(self) -> bool:
-        """Asked again when it says who it is: a connection may be left to another."""
-        return self._peer is None or self._peer.may_speak()
+    def refusal(self) -> str:
+        """Asked again when it says who it is: a connection may be left to another. But we see the end of a manager."""
+        return "" if self.is_manager else self._peer.refusal()
 
     def _peer_ended(self) -> None:
-        """Who connected has ended before it was believed; whoever speaks here now is another."""
+        """Whoever has a copy of its end, such as a child that it forked, is another and no manager."""
+        if self.is_manager:
+            self._hear()  # what it said last was still its own
         self.close()
-
-    def believe(self) -> None:
-        self.is_manager = True
-        self._release()
-
-    def _release(self) -> None:
-        if self._peer is not None:
-            self._server.loop.unwatch(self._peer.pidfd)
-            self._peer.close()
-            self._peer = None
 
     @property
     def is_waiting(self) -> bool:
@@ -129,7 +124,8 @@ class Connection:
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
-            self._release()
+            self._server.loop.unwatch(self._peer.pidfd)
+            self._peer.close()
             self._server.loop.unwatch(self._line.fileno())
             self._line.close()
             self._server.left(self)
@@ -167,9 +163,10 @@ class Server:
                 self.loop.later(_REST_SECONDS, self._listen)
                 return
             peer = Peer(sock)
-            if len(self._peers) >= _MOST_PEERS or not peer.may_speak():
+            refusal = peer.refusal()
+            if refusal or len(self._peers) >= _MOST_PEERS:
+                turn_away(sock, refusal)
                 peer.close()
-                sock.close()
                 continue
             connection = Connection(self, sock, peer)
             self._peers.add(connection)
@@ -179,9 +176,8 @@ class Server:
         op = message.get("op")
         asked = Asked(message)
         if op == "hello" and self.hello is not None:
-            if not peer.may_speak():
-                peer.close()
-                return
+            if refusal := peer.refusal():
+                raise RefusedError(REFUSED, refusal)
             self.hello(peer, asked, reply)
             return
         if not peer.is_manager:
@@ -194,14 +190,14 @@ class Server:
     def promote(self, peer: Connection) -> None:
         """From now on it is the manager; the one before it is hung up on."""
         before, self.manager = self.manager, peer
-        peer.believe()
+        peer.is_manager = True
         if before is not None and before is not peer:
             before.is_manager = False
             before.close()
 
     def adopt(self, sock: socket.socket) -> Connection:
         """The manager of the keeper before us, which never noticed."""
-        peer = Connection(self, sock)
+        peer = Connection(self, sock, Peer(sock))
         self._peers.add(peer)
         self.promote(peer)
         return peer
@@ -221,3 +217,16 @@ class Server:
             self.loop.unwatch(self.listener.fileno())
             self.listener.close()
             self.listener = None
+
+
+def turn_away(sock: socket.socket, sentence: str) -> None:
+    """Whether it is heard or not, nobody waits for that. Without a sentence it may come again."""
+    line = Line(sock)
+    with contextlib.suppress(OSError, ProtocolError):
+        if sentence:
+            line.send({"event": REFUSED, "error": sentence, "kind": REFUSED})
+            # What is left unread when a line is closed would come back as an error, and that before the sentence.
+            sock.shutdown(socket.SHUT_RD)
+            while sock.recv(1):
+                pass
+    line.close()

@@ -51,8 +51,9 @@ def settle_in(
     """All of it, in the order that the rights for each step ask for. Raises `SettleError` with a sentence.
 
     `settle`: entrances, env, cwd (None: stays), nice, keeper (the pid; 0: anybody's child), nofile ([soft, hard]),
-    tag and execs (a program follows). A descriptor of -1 is /dev/null. Of the others only those in `keep` stay open.
-    `had` is the environment with which the process was started, when its own code may have changed it since.
+    umask (None: stays), tag and execs (a program follows). A descriptor of -1 is /dev/null. Of the others only those in
+    `keep` stay open. `had` is the environment with which the process was started, when its own code may have changed it
+    since.
     """
     step = "begin a session"
     try:
@@ -75,6 +76,7 @@ def settle_in(
         step = f"go to its directory {cwd}"
         if cwd is not None:
             os.chdir(cwd)
+        _mask(settle.get("umask"))
         step = "take its environment"
         _take_environment(settle.get("env") or {}, dict(os.environ) if had is None else had)
     except (OSError, ValueError) as error:
@@ -109,6 +111,7 @@ def settle_fork(
         step = f"go to its directory {cwd}"
         if cwd is not None:
             os.chdir(cwd)
+        _mask(settle.get("umask"))
         step = "take its environment"
         _take_environment(settle.get("env") or {}, had)
     except (OSError, ValueError) as error:
@@ -141,6 +144,12 @@ def _take_environment(wanted: Mapping[str, str], had: Mapping[str, str]) -> None
     for name, value in wanted.items():
         if had.get(name) != value:
             os.environ[name] = value
+
+
+def _mask(umask: int | None) -> None:
+    """That of the manager's program: the keeper's own is for the keeper's files."""
+    if umask is not None:
+        os.umask(umask)
 
 
 def _enter(path: str) -> None:

@@ -101,6 +101,7 @@ class Starter:
             "env": {**asked.environment("env"), MARK: f"{self._house.token}:{name}"},
             "cwd": asked.text_or_none("cwd"),
             "nice": asked.whole("nice", 0, -20, 19),
+            "umask": asked.whole("umask", 0, 0, 0o777) if asked.has("umask") else None,
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._house.token, name),
@@ -162,6 +163,8 @@ class Starter:
     def _lives(self, start: _Start) -> None:
         unit = start.unit
         unit.state = LIVING
+        if unit.start_time is None:  # where /proc hides what hides itself: like us, until its own program runs
+            unit.start_time = start_time(unit.pid)
         if os.geteuid():
             _expose_to_oom(unit.pid)
         self.sessions.weigh(unit)
@@ -179,6 +182,7 @@ class Starter:
                 "cwd": how.text_or_none("cwd"),
                 "keeper": os.getpid(),
                 "nofile": self.nofile,
+                "umask": settle["umask"],
             },
             setup=how.anything("setup"),
         )

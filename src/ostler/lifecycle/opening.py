@@ -14,7 +14,7 @@ from typing import Any
 
 from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
-from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, ValidationError
+from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, StoreError, ValidationError
 from ostler.isolation import IsolationLevels
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
@@ -112,7 +112,12 @@ def _require_kinds(where: object, *given: object) -> None:
 
 
 def _home(where: str | Path) -> Path:
-    return Path(where).expanduser()
+    home = Path(where).expanduser()
+    try:
+        str(home.absolute()).encode()
+    except UnicodeEncodeError as error:  # agents are told of it, and records name it: all of that is text
+        raise StoreError(f"the path {str(home)!a} is no UTF-8; choose a directory whose path is") from error
+    return home
 
 
 def _build(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ostler.errors import LeaseHeldError, StaleWriterError, StoreError
+from ostler.isolation.forks import keep_from_children
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.seams import Clock
 from ostler.store import Store
@@ -25,6 +26,7 @@ class HomeLock:
     def __init__(self, home: Path) -> None:
         self._path = home / LOCK_FILE
         self._descriptor: int | None = None
+        keep_from_children(self)
 
     def take(self) -> None:
         try:
@@ -52,6 +54,14 @@ class HomeLock:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
+                # Not by closing alone: whoever has a copy of the descriptor would hold it on.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def forked(self) -> None:
+        """Without unlocking: it is still the parent's."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             os.close(descriptor)
 
 

@@ -179,11 +179,14 @@ async def give_up(house: House, life: Life, attempt: int, error: BaseException, 
 
 
 def start_exit(error: BaseException) -> Exit:
-    cause = error.__cause__
+    # Either it knows how the start ended, or what it came of does.
+    known = isinstance(error, AgentInitializationError) and error.outcome is not None
+    cause = error if known else error.__cause__
+    kind = type(cause).__name__ if cause and not known else None
     return Exit(
         outcome=_outcome(error),
         detail=explained(error) if not isinstance(error, asyncio.CancelledError) else "its start was called off",
-        exception_type=getattr(cause, "exception_type", None) or (type(cause).__name__ if cause else None),
+        exception_type=getattr(cause, "exception_type", None) or kind,
         stack_trace=getattr(cause, "stack_trace", None),
     )
 
@@ -195,7 +198,7 @@ def _outcome(error: BaseException) -> AttemptOutcome:
         case asyncio.CancelledError() | StoreError():
             return AttemptOutcome.STOPPED
         case AgentInitializationError():
-            return AttemptOutcome.ERROR
+            return next((one for one in AttemptOutcome if one == error.outcome), AttemptOutcome.ERROR)
         case _:
             return AttemptOutcome.UNKNOWN
 

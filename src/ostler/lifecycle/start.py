@@ -116,7 +116,10 @@ async def _initialized(cell: Cell) -> None:
     except AgentExecutionError as error:
         raise AgentInitializationError(f"its initialisation failed: {error}") from error
     except AgentGoneError as error:
-        raise AgentInitializationError(f"it ended while it was initialising: {error}") from error
+        when = "it ended while it was initialising"
+        if cell.ended is not None:
+            raise cell.ended.before_ready(when) from error
+        raise AgentInitializationError(f"{when}: {error}") from error
 
 
 async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:

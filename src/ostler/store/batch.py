@@ -21,10 +21,11 @@ from ostler.errors import (
     StoreFullError,
 )
 from ostler.seams import Clock, FaultPoint, IdSource
+from ostler.store.cache import Cache
 from ostler.store.commands import Command
 from ostler.store.port import Session
 from ostler.store.sqlsession import OutOfStepError
-from ostler.store.unit import Cache, Unit
+from ostler.store.unit import Unit
 
 #: Refusals that are acts worth remembering; the rest is ordinary contention or a slip.
 _AUDITED = (

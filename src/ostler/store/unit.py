@@ -22,50 +22,12 @@ from ostler.model import (
 from ostler.policy import plan
 from ostler.seams import IdSource
 from ostler.store.actor import Actor
+from ostler.store.cache import ABSENT, Cache, Slot, slot_of
 from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Key, Kind, Ledger, key_of
 from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
 
-_CACHE_LIMIT = 50_000
 _MAX_DETAIL = 2000
-_ABSENT: Any = object()
-
-
-#: Where a row is found in memory. A UUID is hashed by Python code and its number is not, and rows are looked for
-#: several times in every command.
-Slot = tuple[Kind, Key | int]
-
-
-def slot_of(kind: Kind, key: Key) -> Slot:
-    return (kind, key[0].int) if len(key) == 1 and isinstance(key[0], UUID) else (kind, key)
-
-
-class Cache:
-    """Records as last committed, valid while nobody else has written.
-
-    The running unit of work writes into it as commands are accepted. When its commit fails, all is forgotten.
-    """
-
-    def __init__(self) -> None:
-        self.rows: dict[Slot, Any] = {}
-        self._commit_number = -1
-
-    def check(self, head: Head) -> None:
-        if head.commit_number != self._commit_number or len(self.rows) > _CACHE_LIMIT:
-            self.forget()
-
-    def forget(self) -> None:
-        self.rows.clear()
-        self._commit_number = -1
-
-    def committed(self, changes: Changes) -> None:
-        if changes.prune:
-            self.forget()  # rows went by range, without being named one by one
-        for change in changes.rows:
-            if change.kind is Kind.SIMULATION_TURN:
-                # Large, and never changed: nobody asks for it again.
-                self.rows.pop(slot_of(change.kind, change.key), None)
-        self._commit_number = changes.head.commit_number
 
 
 class _Staged:
@@ -95,6 +57,7 @@ class Unit:
         self.head = head
         self._load = session.load
         self._rows = cache.rows
+        self._loaded = cache.loaded
         #: What accepted commands have changed: key, the row as committed, and the fields that may differ now.
         self._touched: dict[Slot, tuple[Key, Any, frozenset[str] | None]] = {}
         self._events: list[EventRow] = []
@@ -122,9 +85,10 @@ class Unit:
 
     def _current(self, slot: Slot, key: Key) -> Any:
         """As accepted commands have left it."""
-        found = self._rows.get(slot, _ABSENT)
-        if found is _ABSENT:
+        found = self._rows.get(slot, ABSENT)
+        if found is ABSENT:
             found = self._rows[slot] = self._load(slot[0], key)
+            self._loaded.append(slot)
         return found
 
     def instance(self, instance_id: UUID) -> AgentInstance:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from ostler.agents.failures import MAX_MESSAGE
-from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError, ValidationError
+from ostler.errors import AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation import wire
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
@@ -70,7 +70,7 @@ class ProcessCell(KeptCell):
         self._know((await answer)[0])
         await self._made
         if self._how is not None:
-            raise AgentInitializationError(f"it ended as soon as it was made: {self._how.detail}")
+            raise self._how.before_ready("it ended as soon as it was made")
         self._quiet = False
 
     async def adopt(self, sock: socket.socket, status: Mapping[str, Any]) -> None:
@@ -110,6 +110,11 @@ class ProcessCell(KeptCell):
     @property
     def memory_mb(self) -> int:
         return self._plan.limits.max_memory_mb
+
+    @property
+    def ended(self) -> Exit | None:
+        """What it said of its own end, or what we hold against it, is known a moment before the keeper sees it end."""
+        return self._how or self._verdict or self._crash
 
     @property
     def is_stuck(self) -> bool:
@@ -316,8 +321,8 @@ class ProcessCell(KeptCell):
         self._asks.close()
         self._calls.release(CANCELLED if how is None else Outcome(crash=how))
         if not self._made.done():
-            why = "it was stopped" if how is None else how.detail
-            self._made.set_exception(AgentInitializationError(f"it ended before the agent was made: {why}"))
+            stopped = Exit(outcome=AttemptOutcome.STOPPED, detail="it was stopped")
+            self._made.set_exception((how or stopped).before_ready("it ended before the agent was made"))
             self._made.exception()  # whoever waited may have gone
         for waiter in (self._pong, self._stated):
             if waiter is not None:

@@ -27,6 +27,7 @@ from ostler.isolation.process.home import KeeperHome, Tenant
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.link import KeeperError
 from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, read_output
+from ostler.isolation.process.umask import own_umask
 from ostler.model import ContextData
 from ostler.seams import Clock
 
@@ -232,6 +233,7 @@ class CommandCell(KeptCell):
             "pty": start.pty,
             "channel": False,
             "nice": niceness(self._plan),
+            "umask": own_umask(),
         }
 
     async def _end(self, run: Run) -> None:

@@ -99,6 +99,11 @@ class KeptCell(Cell):
     def ended(self) -> Exit | None:
         return self._how
 
+    @property
+    def is_gone(self) -> bool:
+        """Nothing of it lives any more; or it is none of ours."""
+        return self._gone.done()
+
     async def freeze(self) -> None:
         # First the word, then the deed: whoever gives up waiting leaves it frozen, and it must be thawed.
         before, self._frozen = self._frozen, True

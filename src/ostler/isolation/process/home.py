@@ -18,7 +18,7 @@ from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Site
 from ostler.isolation.process import launch
 from ostler.isolation.process.link import Answer, KeeperError, Link
-from ostler.keeper.protocol import VERSION
+from ostler.keeper.protocol import REFUSED, VERSION
 from ostler.seams import Clock
 
 _log = logging.getLogger("ostler.isolation")
@@ -27,6 +27,7 @@ _FAREWELL_SECONDS = 30.0
 #: How long a keeper that is just leaving is asked again, or one that hangs, and how long that is waited in between.
 _CONNECT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.025
+_REFUSED_SECONDS = 1.0
 _DYING_LOOKS = 80
 #: It hung up, or is about to, or says nothing.
 _GOING = frozenset({"lost", "ending", "late"})
@@ -143,6 +144,7 @@ class KeeperHome:
         directory = self.directory / launch.KEEPER
         loop = asyncio.get_running_loop()
         until = loop.time() + _CONNECT_SECONDS
+        why = "neither answers nor makes room for another"
         while loop.time() < until:
             sock = launch.connect(directory)
             if sock is None:
@@ -156,10 +158,10 @@ class KeeperHome:
                 await self._greet(link)
             except KeeperError as error:
                 link.close()
-                if error.kind == "stale":
-                    raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
-                if error.kind not in _GOING:
-                    raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
+                if error.kind == REFUSED:  # perhaps only for a moment, in which a process above ours was ending
+                    until, why = min(until, loop.time() + _REFUSED_SECONDS), f"refuses: {error}"
+                else:
+                    _require_going(error, directory)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
                 link.close()
@@ -167,7 +169,7 @@ class KeeperHome:
             else:
                 self._link = link
                 return
-        raise InvalidOperationError(f"the keeper of {directory} neither answers nor makes room for another")
+        raise InvalidOperationError(f"the keeper of {directory} {why}")
 
     async def _greet(self, link: Link) -> None:
         lease = self._site.outlive.total_seconds() if self.outlives else 0
@@ -277,6 +279,14 @@ class KeeperHome:
                 if not launch.is_short(error) or loop.time() > until:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _require_going(error: KeeperError, directory: Path) -> None:
+    """Raises for one that stays and does not want us; of any other it is asked again who is there."""
+    if error.kind == "stale":
+        raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
+    if error.kind not in _GOING:
+        raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
 
 
 def _tell(tenant: Tenant, status: Mapping[str, Any] | None, *, taken: bool = False) -> None:

@@ -111,6 +111,8 @@ def vacant(directory: Path) -> Iterator[bool]:
     try:
         yield is_free
     finally:
+        if is_free:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # what was forked meanwhile has a copy, and would hold it on
         os.close(lock)
 
 

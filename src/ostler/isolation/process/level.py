@@ -28,6 +28,7 @@ from ostler.isolation.process.link import KeeperError
 from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
+from ostler.isolation.process.umask import own_umask
 from ostler.model import AttemptOutcome, IsolationLevel
 from ostler.seams import Clock
 
@@ -124,6 +125,7 @@ class ProcessIsolation(Isolation):
             "channel": True,
             "stdin": False,
             "nice": niceness(plan),
+            "umask": own_umask(),
         }
 
     # --- finding again -------------------------------------------------------------------------------
@@ -161,7 +163,8 @@ class ProcessIsolation(Isolation):
             _close_all(fds)
             return exit_of(status["exit"], cell.memory_mb)
         await cell.adopt(socket.socket(fileno=fds[0]), status)
-        return cell.ended or self._noted(cell)
+        # One that has only said that it is about to end is still to be seen to its end.
+        return (cell.ended if cell.is_gone else None) or self._noted(cell)
 
     async def _recovered_command(self, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is nothing that could have died, so there is always a cell."""

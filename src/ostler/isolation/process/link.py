@@ -13,7 +13,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from ostler.keeper.protocol import Line, ProtocolError
+from ostler.isolation.forks import keep_from_children
+from ostler.keeper.protocol import REFUSED, Line, ProtocolError
 
 _log = logging.getLogger("ostler.isolation")
 #: So many messages are read in one turn of the loop; the rest has to wait for the others.
@@ -58,6 +59,7 @@ class Link:
         #: Resolved when the keeper has left, by whosever wish.
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._line, self._read)
+        keep_from_children(self)
 
     @property
     def is_open(self) -> bool:
@@ -89,7 +91,7 @@ class Link:
                 answer.set_exception(KeeperError(f"this program has no room to ask for it: {error}", "short"))
                 return answer
             # The reader sees the end too, but whoever asks now should not have to wait for that.
-            self._loop.call_soon(self._end)
+            self._loop.call_soon(self._hear_out)
             return answer
         if self._line.is_waiting:
             self._loop.add_writer(self._line, self._write)
@@ -118,6 +120,10 @@ class Link:
         """Hang up. Nobody is told that it is lost, for it is not."""
         self.depart()
         self._end()
+
+    def forked(self) -> None:
+        """Without a word to the loop, which watches for the parent."""
+        self._line.close()
 
     def _write(self) -> None:
         try:
@@ -148,10 +154,18 @@ class Link:
             except Exception:  # noqa: BLE001 - logged; the next message is for somebody else
                 _log.exception("the manager failed to take note of what its keeper said")
 
+    def _hear_out(self) -> None:
+        """It does not listen any more; its last words may say why."""
+        self._read()
+        self._end()
+
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "event" in message:
             _close_all(fds)
-            self._told(message)
+            if message["event"] == REFUSED:
+                self._refuse(KeeperError(str(message.get("error")), REFUSED))
+            else:
+                self._told(message)
             return
         answer = self._asked.pop(message.get("id", 0), None)
         if answer is None or answer.done():  # whoever asked has gone
@@ -169,12 +183,16 @@ class Link:
         self._loop.remove_reader(self._line)
         self._loop.remove_writer(self._line)
         self._line.close()
+        self._refuse(KeeperError(_GONE, "lost"))
+        self._lost()
+
+    def _refuse(self, error: KeeperError) -> None:
+        """All that was asked."""
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             if not answer.done():
-                answer.set_exception(KeeperError(_GONE, "lost"))
+                answer.set_exception(error)
                 answer.exception()  # nobody may be waiting any more, and that is no fault
-        self._lost()
 
 
 def _close_all(fds: Sequence[int]) -> None:
