@@ -7,64 +7,21 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
+from cli_ground import PROGRAM, ostler, populate, tamper
 
-from ostler import (
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    MoveInstance,
-    ReserveInstance,
-    SpawnRequest,
-    StoreError,
-    __version__,
-    open_store,
-    view_store,
-)
+from ostler import AgentInstance, ReserveInstance, SpawnRequest, StoreError, __version__, view_store
 
-PROGRAM = Path(sys.executable).parent / "ostler"
 NO_WORKSPACE = "00000000-0000-7000-8000-00000000dead"
-STATES = [AgentState.READY, AgentState.TERMINATING, AgentState.TERMINATED]
-
-
-def ostler(*arguments: str | Path, home: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    if home is not None:
-        base["OSTLER_HOME"] = str(home)
-    command = [PROGRAM, *arguments]
-    return subprocess.run(
-        command, env=base | environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-
-
-async def populate(home: Path) -> list[AgentInstance]:
-    records = []
-    async with open_store(home) as store:
-        for name, tag in (("ada", "red"), ("bo", "blue"), ("cy", "red")):
-            options = AgentSpawnOptions(name=name, tags=(tag,))
-            request = SpawnRequest(agent_definition_id=UUID(int=7), options=options)
-            records.append(await store.commit(ReserveInstance(request=request)))
-        for state in STATES:
-            # A reason is foreign text: this one would clear a terminal.
-            await store.commit(MoveInstance(instance_id=records[2].instance_id, to=state, reason="\x1b[2J\u202e"))
-    return records
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     asyncio.run(populate(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def tamper(home: Path, sql: str) -> None:
-    database = sqlite3.connect(home / "ostler.db")
-    with database:
-        database.execute(sql)
-    database.close()
 
 
 def test_version() -> None:

@@ -43,14 +43,22 @@ def verify(ctx: click.Context, output: str, kept_head: str | None, workspace: UU
 
 async def _verify(store: Store, workspace: UUID | None, kept: AuditHead | None) -> list[AuditReport]:
     if workspace is not None:
-        await require_workspace(store, workspace)
+        if workspace != HOME_WORKSPACE_ID and not await _has_trace(store, workspace):
+            await require_workspace(store, workspace)
         return [await store.verify_audit(workspace, kept_head=kept)]
-    reports: list[AuditReport] = []
+    # Every store has its home workspace, so that it is looked at also when nothing is left of it.
+    reports = [await store.verify_audit(HOME_WORKSPACE_ID)]
     after: UUID | None = None
-    while page := await store.list_workspaces(after, _PAGE):
-        reports += [await store.verify_audit(space.workspace_id) for space in page]
-        after = page[-1].workspace_id
+    while page := await store.list_chains(after, _PAGE):
+        reports += [await store.verify_audit(one) for one in page if one != HOME_WORKSPACE_ID]
+        after = page[-1]
     return reports
+
+
+async def _has_trace(store: Store, workspace: UUID) -> bool:
+    """Whether anything tells of it; a wrong id is another matter than a chain whose workspace was removed."""
+    before = UUID(int=workspace.int - 1) if workspace.int else None
+    return await store.list_chains(before, 1) == [workspace]
 
 
 def _print(report: AuditReport) -> None:

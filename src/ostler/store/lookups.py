@@ -29,6 +29,7 @@ R = TypeVar("R")
 
 #: Beyond it no database can even be asked.
 _HIGHEST = 2**63 - 1
+_HIGHEST_ID = 2**128 - 1
 
 
 class Lookups(Store):
@@ -46,6 +47,22 @@ class Lookups(Store):
 
     async def list_workspaces(self, after: UUID | None = None, limit: int = 100) -> list[Workspace]:
         return await self._listing(Kind.WORKSPACE, after, limit)
+
+    async def list_chains(self, after: UUID | None = None, limit: int = 100) -> list[UUID]:
+        most = bounded(limit)
+
+        def read(session: Session) -> list[UUID]:
+            found: list[UUID] = []
+            first = 0 if after is None else after.int + 1
+            while len(found) < most and first <= _HIGHEST_ID:
+                one = session.chain_from(UUID(int=first))
+                if one is None:
+                    break
+                found.append(one)
+                first = one.int + 1
+            return found
+
+        return await self._read(read)
 
     async def get_principal(self, principal_id: UUID) -> Principal | None:
         found: Principal | None = await self._load(Kind.PRINCIPAL, principal_id)

@@ -235,6 +235,11 @@ class SqlSession(Session):
         _, rows = self.select(_SQL["audit_entries"], values)
         return [audit_from(self.dialect, row) for row in rows]
 
+    def chain_from(self, first: UUID) -> UUID | None:
+        rows = self.execute(_SQL["next_chain"], {"first": self.dialect.encode("uuid", first)})
+        found: UUID | None = self.dialect.decode("uuid", rows[0]["workspace_id"]) if rows else None
+        return found
+
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         return self._records(Kind.ATTEMPT, *self._found(attempt_query(instance_id, limit, after)))
 
