@@ -182,4 +182,4 @@ def _opened(part: Path, path: Path) -> IO[bytes]:
             os.fchmod(descriptor, mode)
     except OSError as error:
         raise _unusable(error, path) from error
-    return open(descriptor, "wb")
+    return os.fdopen(descriptor, "wb")
