@@ -26,7 +26,7 @@ from ostler.store.life import Backend
 from ostler.store.mapper import Dialect
 from ostler.store.port import Head
 from ostler.store.queries import migrations, percent_style, queries, statements
-from ostler.store.sqlsession import OutOfStepError, Row, SqlSession, Values
+from ostler.store.sqlsession import HEADLESS, OutOfStepError, Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
 _MIGRATION_LOCK = 0x4F53544C
@@ -152,7 +152,7 @@ class PostgresSession(SqlSession):
                 raise OutOfStepError("the connection to the database server was made anew")
             row = self._connection.execute(_fitted(queries()["head"] + " FOR UPDATE")).fetchone()
         if row is None:
-            raise StoreFailedError("the head row of the store is gone")
+            raise StoreFailedError(HEADLESS)
         return Head(**row)
 
     def commit(self) -> None:

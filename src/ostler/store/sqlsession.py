@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import StoreError
+from ostler.errors import StoreError, StoreFailedError
 from ostler.model import (
     AgentInstance,
     Attempt,
@@ -48,6 +48,7 @@ _PARENTS = (Kind.WORKSPACE, Kind.PRINCIPAL, Kind.INSTANCE, Kind.TASK, Kind.SIMUL
 _ORDER = {kind: position for position, kind in enumerate((*_PARENTS, *(kind for kind in Kind if kind not in _PARENTS)))}
 _TAGGED = frozenset({Kind.INSTANCE, Kind.TASK})
 _SQL = queries()
+HEADLESS = "the store is damaged (the one row of store_head is gone); restore it from a backup"
 
 
 class OutOfStepError(StoreError):
@@ -196,7 +197,10 @@ class SqlSession(Session):
         return found[0] if found else None
 
     def head(self) -> Head:
-        return Head(**dict(self.execute(_SQL["head"], {})[0]))
+        rows = self.execute(_SQL["head"], {})
+        if not rows:
+            raise StoreFailedError(HEADLESS)
+        return Head(**dict(rows[0]))
 
     def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
         found = instance_query(wanted, self.unindexed, self.dialect.true)
