@@ -72,6 +72,20 @@ def test_ps_says_on_stderr_that_there_are_more(home: Path) -> None:
     assert not ostler("ps", "-n", "2", home=home).stderr
 
 
+def test_ps_says_that_nobody_manages_the_home_any_more(home: Path) -> None:
+    tamper(
+        home,
+        "INSERT INTO leases SELECT 'owner', 'gone', 1, created_at, created_at + 3660000000 FROM agent_instances LIMIT 1",
+    )
+    assert not ostler("ps", home=home).stderr, "its owner may live"
+    tamper(home, "UPDATE leases SET acquired_at = acquired_at - 7200000000, expires_at = expires_at - 7200000000")
+    tamper(home, "UPDATE agent_instances SET created_at = created_at - 10800000000")
+    done = ostler("ps", home=home)
+    assert "nobody manages this home since 20" in done.stderr
+    assert all(" 2h " in line for line in done.stdout.splitlines()[1:]), "what nobody saw is not counted"
+    assert not ostler("ps", "--state", "terminated", home=home).stderr
+
+
 def test_stats(home: Path) -> None:
     found = json.loads(ostler("stats", "-o", "json", home=home).stdout)
     assert (found["active_instances"], found["total_spawned"], found["total_terminated"]) == (2, 3, 1)
@@ -137,6 +151,17 @@ def test_a_home_is_never_made_by_looking(tmp_path: Path, command: list[str]) -> 
     assert len(done.stderr.splitlines()) == 1
     assert f"there is no Ostler home at {tmp_path / 'nowhere'}" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_home_that_cannot_be_looked_at_is_a_sentence(tmp_path: Path) -> None:
+    for home, why in (
+        ("x" * 300, "cannot be looked at (File name too long)"),
+        ("~no-such-user/x", "this user has none"),
+    ):
+        done = ostler("ps", "--home", tmp_path / home if home[0] == "x" else home)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert why in done.stderr
+        assert "Errno" not in done.stderr
 
 
 def test_the_default_home(home: Path) -> None:

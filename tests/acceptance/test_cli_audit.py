@@ -45,3 +45,13 @@ def test_entries_of_a_workspace_that_never_was_are_broken(home: Path) -> None:
     done = ostler("audit", "verify", home=home)
     assert (done.returncode, f"workspace {OTHER}: broken" in done.stdout) == (1, True)
     assert ostler("audit", "verify", "--workspace", OTHER, home=home).returncode == 1
+
+
+def test_a_kept_head_is_taken_as_people_write_it_and_refused_if_it_can_be_none(home: Path) -> None:
+    kept = ostler("audit", "verify", home=home).stdout.split("head ")[1].strip()
+    number, _, digest = kept.partition(":")
+    assert ostler("audit", "verify", "--kept-head", f" {number}:{digest.upper()}\n", home=home).returncode == 0
+    for wrong in (f"{number}:{digest[:12]}", f"{number}:{digest}0", f"{number}:{'g' * 64}", f"x:{digest}", "", ":"):
+        done = ostler("audit", "verify", "--kept-head", wrong, home=home)
+        assert (done.returncode, done.stdout) == (2, ""), wrong
+        assert "must be NUMBER:HASH with all 64 hexadecimal digits" in done.stderr

@@ -8,12 +8,14 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ostler.errors import StoreError, StoreFailedError, StoreFullError
+import ostler
+from ostler.errors import StoreError, StoreFailedError, StoreFullError, ValidationError
 from ostler.store import open_store, view_store
 from ostler.store.sqlitefaults import store_error
 from ostler.testing.store_suite.ground import reserved
@@ -197,3 +199,29 @@ def test_no_room_for_the_memory_that_readers_share_is_a_full_disk(tmp_path: Path
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
     assert isinstance(store_error(error, tmp_path), StoreFullError)
+
+
+# --- what is no place at all ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("open_it", [open_store, view_store, ostler.open])
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("", "is empty; name a directory"),
+        (" ", "is empty; name a directory"),
+        (None, "must be a directory or a postgresql:// address, as a text or a Path, was None"),
+        (7, "must be a directory or"),
+        ("a\0b", "has a NUL in it"),
+        (Path("a\0b"), "has a NUL in it"),
+        ("~no-such-user/x", "must be a directory that can be found; this user has none"),
+    ],
+)
+async def test_what_can_be_no_home_is_refused_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_it: Callable[[Any], Any], where: Any, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValidationError, match=re.escape(f"store {told}")):
+        async with open_it(where):
+            pass
+    assert not content(tmp_path)

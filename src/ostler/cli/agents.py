@@ -35,19 +35,29 @@ def ps(count: int, output: str, workspace: UUID, home: str, **filters: Any) -> N
         name_pattern=filters["pattern"],
         include_terminated=filters["everything"],
     )
-    found = look(home, lambda store: _list(store, wanted, workspace, count + 1))
+    found, left = look(home, lambda store: _list(store, wanted, workspace, count + 1))
     shown = found[:count]
     if output == "json":
         as_json([json.loads(instance.to_json()) for instance in shown])
     else:
-        now = datetime.now(UTC)
+        now = left or datetime.now(UTC)
         table(_HEAD, (_row(instance, now) for instance in shown))
+    if left is not None and any(instance.is_active for instance in shown):
+        note(
+            f"nobody manages this home since {left:%Y-%m-%d %H:%M:%S} UTC, so this is how it was left; "
+            "opening it with ostler.open finds out what still lives"
+        )
     if len(found) > count:
         note(f"only the newest {count} are shown; ask for more with -n")
 
 
-async def _list(store: Store, wanted: GetInstancesFilter, workspace: UUID, count: int) -> list[AgentInstance]:
+async def _list(
+    store: Store, wanted: GetInstancesFilter, workspace: UUID, count: int
+) -> tuple[list[AgentInstance], datetime | None]:
+    """Those that were asked for; and since when nobody looks after them, where an owner has ended without a word."""
     await require_workspace(store, workspace)
+    lease = await store.get_lease()
+    left = lease.expires_at if lease is not None and lease.expires_at <= datetime.now(UTC) else None
     found: list[AgentInstance] = []
     while len(found) < count:
         asked = min(_PAGE, count - len(found))
@@ -57,7 +67,7 @@ async def _list(store: Store, wanted: GetInstancesFilter, workspace: UUID, count
         found += page
         if len(page) < asked:
             break
-    return found
+    return found, left
 
 
 def _row(instance: AgentInstance, now: datetime) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from uuid import UUID
 
 import click
@@ -14,6 +15,7 @@ from ostler.model import HOME_WORKSPACE_ID, AuditHead, AuditReport
 from ostler.store import Store
 
 _PAGE = 100
+_KEPT = re.compile(r"([0-9]{1,18}) *: *([0-9a-f]{64})")
 
 
 @click.group()
@@ -29,7 +31,7 @@ def audit() -> None:
 @click.pass_context
 def verify(ctx: click.Context, output: str, kept_head: str | None, workspace: UUID | None, home: str) -> None:
     """Walk the chain and name every entry that was edited, removed, moved or put in. Exit 1 if there is one."""
-    kept = _head(kept_head, workspace or HOME_WORKSPACE_ID) if kept_head else None
+    kept = _head(kept_head, workspace or HOME_WORKSPACE_ID) if kept_head is not None else None
     chosen = workspace or (HOME_WORKSPACE_ID if kept else None)
     reports = look(home, lambda store: _verify(store, chosen, kept))
     sound = all(report.is_sound for report in reports)
@@ -70,7 +72,11 @@ def _print(report: AuditReport) -> None:
 
 
 def _head(text: str, workspace: UUID) -> AuditHead:
-    number, _, digest = text.partition(":")
-    if not (number.isdecimal() and digest):
-        raise click.BadParameter("must be NUMBER:HASH, as `ostler audit verify` prints it", param_hint="--kept-head")
-    return AuditHead(workspace_id=workspace, number=int(number), hash=digest)
+    """As it was typed or read from a file; what cannot be a hash accuses nobody of anything."""
+    found = _KEPT.fullmatch(text.strip().lower())
+    if found is None:
+        raise click.BadParameter(
+            "must be NUMBER:HASH with all 64 hexadecimal digits, as `ostler audit verify` prints it",
+            param_hint="--kept-head",
+        )
+    return AuditHead(workspace_id=workspace, number=int(found[1]), hash=found[2])

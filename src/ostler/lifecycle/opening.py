@@ -35,6 +35,7 @@ from ostler.lifecycle.watch import Watch
 from ostler.model import AgentState, TerminationOptions, Wait, WaitKind
 from ostler.seams import Uuid7Source
 from ostler.store import Seams, Store, open_store
+from ostler.store.opening import home_path
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
 
 WORKROOM = "work"
@@ -92,7 +93,7 @@ async def open_manager(
 
 
 def _home(where: str | Path) -> Path:
-    return Path(where).expanduser()
+    return home_path(where)
 
 
 def _build(

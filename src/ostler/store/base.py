@@ -128,6 +128,10 @@ class Store(ABC):
     async def release_lease(self) -> None:
         """Step down, and write no more until the next lease; does nothing when this store holds none."""
 
+    @abstractmethod
+    async def get_lease(self) -> Lease | None:
+        """The lease of whoever owns the store, also when it is over; None when the last owner has stepped down."""
+
     @property
     @abstractmethod
     def epoch(self) -> int:

@@ -14,6 +14,7 @@ from ostler.model import (
     Attempt,
     Definition,
     Fault,
+    Lease,
     Principal,
     SimulationRun,
     SimulationTurn,
@@ -22,6 +23,7 @@ from ostler.model import (
     Workspace,
 )
 from ostler.store.base import PAGE, Store
+from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind
 from ostler.store.port import Session, WaitWindow
 
@@ -40,6 +42,10 @@ class Lookups(Store):
 
     async def _load(self, kind: Kind, *key: Any) -> Any:
         return await self._read(lambda session: session.load(kind, key))
+
+    async def get_lease(self) -> Lease | None:
+        found: Lease | None = await self._load(Kind.LEASE, OWNER)
+        return found
 
     async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
         found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)

@@ -11,7 +11,7 @@ from typing import cast
 from ostler.errors import StoreError, StoreTooNewError
 from ostler.store.engine import EngineStore
 from ostler.store.life import Backend, Seams
-from ostler.store.opening import DATABASE_FILE, backend_for
+from ostler.store.opening import DATABASE_FILE, backend_for, home_path
 from ostler.store.queries import migrations
 from ostler.store.sqlite import APPLICATION_ID, SqliteSession
 from ostler.store.sqlitefaults import not_a_file, owner_of
@@ -24,7 +24,7 @@ def view_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
     if "://" in str(where):
         open_session = _viewer(lambda: cast("SqlSession", backend.open_reader()), _require_database)
     else:
-        path = Path(where).expanduser() / DATABASE_FILE
+        path = home_path(where) / DATABASE_FILE
         open_session = _viewer(lambda: _home_session(path), lambda session: _require_ours(session, path))
     return EngineStore(Backend(open_writer=None, open_reader=open_session), seams)
 

@@ -41,6 +41,14 @@ class OwningContract(StoreGround):
         assert (await store.head()).epoch == 1
         assert (await store.take_lease("one", ttl=TTL)).epoch == 2
 
+    async def test_the_lease_can_be_looked_at_also_when_it_is_over(self, store: Store, clock: ManualClock) -> None:
+        assert await store.get_lease() is None
+        lease = await store.take_lease("one", ttl=TTL)
+        clock.advance(60)
+        assert await store.get_lease() == lease
+        await store.release_lease()
+        assert await store.get_lease() is None
+
     async def test_a_lease_is_held_until_it_ends_or_is_stolen(
         self, store: Store, open_store: OpenStore, seams: Seams, clock: ManualClock
     ) -> None:
