@@ -75,7 +75,8 @@ def test_ps_says_on_stderr_that_there_are_more(home: Path) -> None:
 def test_ps_says_that_nobody_manages_the_home_any_more(home: Path) -> None:
     tamper(
         home,
-        "INSERT INTO leases SELECT 'owner', 'gone', 1, created_at, created_at + 3660000000 FROM agent_instances LIMIT 1",
+        "INSERT INTO leases "
+        "SELECT 'owner', 'gone', 1, created_at, created_at + 3660000000 FROM agent_instances LIMIT 1",
     )
     assert not ostler("ps", home=home).stderr, "its owner may live"
     tamper(home, "UPDATE leases SET acquired_at = acquired_at - 7200000000, expires_at = expires_at - 7200000000")

@@ -75,7 +75,9 @@ class OwningContract(StoreGround):
         async with open_store(seams) as second:
             lease = await second.take_lease("two", ttl=TTL, steal=True)
             before, audit = await second.head(), await second.audit_head()
-            with pytest.raises(StaleWriterError, match=f"{lease.epoch} owns"):
+            with pytest.raises(
+                StaleWriterError, match=rf"two owns this store until .* epoch {lease.epoch}, .* stop it first, or wait"
+            ):
                 await moved(store, mine, AgentState.READY)
             with pytest.raises(StaleWriterError):
                 await store.renew_lease(ttl=TTL)
@@ -125,7 +127,9 @@ class OwningContract(StoreGround):
         lease = await store.take_lease("one", ttl=TTL)
         before = await store.head()
         async with open_store(seams) as newcomer:
-            with pytest.raises(StaleWriterError):
+            with pytest.raises(
+                StaleWriterError, match=r"one owns this store until \d\d:\d\d:\d\d UTC, .* stop it first"
+            ):
                 await reserved(newcomer)
             assert await newcomer.head() == before
             newcomer.adopt_epoch(lease.epoch)
@@ -153,7 +157,7 @@ class OwningContract(StoreGround):
             await store.release_lease()
         await store.open()
         await store.release_lease()
-        with pytest.raises(StaleWriterError):
+        with pytest.raises(StaleWriterError, match="has stepped down, so it may not write; open it again"):
             await reserved(store)
 
     async def test_a_lease_needs_an_owner_and_a_while(self, store: Store) -> None:
