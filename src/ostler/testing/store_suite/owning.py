@@ -76,7 +76,7 @@ class OwningContract(StoreGround):
             lease = await second.take_lease("two", ttl=TTL, steal=True)
             before, audit = await second.head(), await second.audit_head()
             with pytest.raises(
-                StaleWriterError, match=rf"two owns this store until .* epoch {lease.epoch}, .* stop it first, or wait"
+                StaleWriterError, match=rf"two owns this store until .* epoch {lease.epoch}, "
             ):
                 await moved(store, mine, AgentState.READY)
             with pytest.raises(StaleWriterError):
@@ -128,7 +128,7 @@ class OwningContract(StoreGround):
         before = await store.head()
         async with open_store(seams) as newcomer:
             with pytest.raises(
-                StaleWriterError, match=r"one owns this store until \d\d:\d\d:\d\d UTC, .* stop it first"
+                StaleWriterError, match=r"one owns this store until [0-9:]{8} UTC, "
             ):
                 await reserved(newcomer)
             assert await newcomer.head() == before
