@@ -106,6 +106,15 @@ def test_events_follow_a_cursor(home: Path) -> None:
     assert [event["event_type"] for event in json.loads(newest.stdout)] == ["agent_terminated"]
 
 
+def test_events_that_are_no_longer_kept_are_told_as_an_option(home: Path) -> None:
+    tamper(home, "DELETE FROM agent_instance_events WHERE sequence <= 3")
+    tamper(home, "UPDATE store_head SET horizon = 3")
+    done = ostler("events", "--after", "0", home=home)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "ostler: events up to 3 are no longer kept; go on with --after 3\n"
+    assert ostler("events", "--after", "3", home=home).returncode == 0
+
+
 @pytest.mark.parametrize("output", ["table", "json", "jsonl"])
 def test_control_characters_leave_as_escapes(home: Path, output: str) -> None:
     raw = ostler("events", "-o", output, home=home).stdout

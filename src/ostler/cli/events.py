@@ -13,6 +13,7 @@ import click
 
 from ostler.cli.homes import home_option, look, require_workspace, workspace_option
 from ostler.cli.output import as_json, as_json_line, note, table
+from ostler.errors import CursorGoneError, StoreError
 from ostler.model import Event, duration_text
 from ostler.store import Store
 
@@ -42,7 +43,12 @@ def events(after: int | None, count: int, output: str, workspace: UUID | None, h
             await require_workspace(store, workspace)
         head = await store.head()
         start = max(head.horizon, head.sequence - count) if after is None else after
-        return await _show(_first(store.replay(start, workspace_id=workspace), count), output), head.sequence
+        try:
+            return await _show(_first(store.replay(start, workspace_id=workspace), count), output), head.sequence
+        except CursorGoneError as error:
+            raise StoreError(
+                f"events up to {error.horizon} are no longer kept; go on with --after {error.horizon}"
+            ) from error
 
     last, newest = look(home, read)
     if last is not None and last < newest and after is not None:

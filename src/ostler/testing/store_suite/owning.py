@@ -75,9 +75,7 @@ class OwningContract(StoreGround):
         async with open_store(seams) as second:
             lease = await second.take_lease("two", ttl=TTL, steal=True)
             before, audit = await second.head(), await second.audit_head()
-            with pytest.raises(
-                StaleWriterError, match=rf"two owns this store until .* epoch {lease.epoch}, "
-            ):
+            with pytest.raises(StaleWriterError, match=rf"two owns this store until .* epoch {lease.epoch}, "):
                 await moved(store, mine, AgentState.READY)
             with pytest.raises(StaleWriterError):
                 await store.renew_lease(ttl=TTL)
@@ -127,9 +125,7 @@ class OwningContract(StoreGround):
         lease = await store.take_lease("one", ttl=TTL)
         before = await store.head()
         async with open_store(seams) as newcomer:
-            with pytest.raises(
-                StaleWriterError, match=r"one owns this store until [0-9:]{8} UTC, "
-            ):
+            with pytest.raises(StaleWriterError, match=r"one owns this store until [0-9:]{8} UTC, "):
                 await reserved(newcomer)
             assert await newcomer.head() == before
             newcomer.adopt_epoch(lease.epoch)
