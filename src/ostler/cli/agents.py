@@ -25,10 +25,13 @@ _HEAD = ("ID", "NAME", "STATE", "HEALTH", "RESTARTS", "UPTIME", "TAGS")
 @click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print them.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the ids, one on each line.")
 @workspace_option()
 @home_option
-def ps(count: int, output: str, workspace: UUID, home: str, **filters: Any) -> None:
+def ps(count: int, output: str, quiet: bool, workspace: UUID, home: str, **filters: Any) -> None:
     """List agents, newest first; without -a only those that live."""
+    if quiet and output == "json":
+        raise click.UsageError("-q means ids alone, -o json means everything; use one or the other")
     wanted = GetInstancesFilter(
         state=AgentState(filters["state"]) if filters["state"] else None,
         tag=filters["tag"],
@@ -37,7 +40,10 @@ def ps(count: int, output: str, workspace: UUID, home: str, **filters: Any) -> N
     )
     found, left = look(home, lambda store: _list(store, wanted, workspace, count + 1))
     shown = found[:count]
-    if output == "json":
+    if quiet:
+        for instance in shown:
+            click.echo(str(instance.instance_id))
+    elif output == "json":
         as_json([json.loads(instance.to_json()) for instance in shown])
     else:
         now = left or datetime.now(UTC)

@@ -15,6 +15,7 @@ from ostler.cli.lazy import Entry, LazyGroup
 from ostler.cli.output import note
 from ostler.cli.streams import finish, forget_output, prepare
 from ostler.errors import OstlerError
+from ostler.version import __version__
 
 _COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
@@ -24,6 +25,7 @@ _COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "audit": Entry(module="ostler.cli.audit", attribute="audit", summary="Verify the chain of who did what."),
         "sim": Entry(module="ostler.cli.sim", attribute="sim", summary="Populations that live in turns."),
         "version": Entry(module="ostler.cli.about", attribute="version", summary="Say which Ostler this is."),
+        "help": Entry(module="ostler.cli.about", attribute="help_command", summary="Say what a command does."),
     }
 )
 
@@ -36,6 +38,9 @@ root = LazyGroup(
         "7 conflict, 124 timed out, 130 interrupted, 143 ended by SIGTERM."
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s", help="Say which Ostler this is.")(
+    root
 )
 
 
