@@ -33,7 +33,7 @@ def test_no_later_turn_is_told_with_what_was_said(played: Scene) -> None:
 @pytest.mark.parametrize("command", [["show"], ["resume"], ["replay"], ["fork", "--at", "1"]])
 def test_an_empty_name_means_no_run(played: Scene, command: list[str]) -> None:
     done = played.sim(*command, "")
-    assert (done.returncode, "RUN is empty; `ostler sim show` lists those there are" in done.stderr) == (2, True)
+    assert (done.returncode, "RUN is empty; `ostler sim show` lists those there are" in done.stderr) == (4, True)
 
 
 def test_a_scenario_that_is_not_there_says_what_to_do(played: Scene) -> None:
