@@ -7,64 +7,21 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
+from cli_ground import PROGRAM, ostler, populate, tamper
 
-from ostler import (
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    MoveInstance,
-    ReserveInstance,
-    SpawnRequest,
-    StoreError,
-    __version__,
-    open_store,
-    view_store,
-)
+from ostler import AgentInstance, ReserveInstance, SpawnRequest, StoreError, __version__, view_store
 
-PROGRAM = Path(sys.executable).parent / "ostler"
 NO_WORKSPACE = "00000000-0000-7000-8000-00000000dead"
-STATES = [AgentState.READY, AgentState.TERMINATING, AgentState.TERMINATED]
-
-
-def ostler(*arguments: str | Path, home: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    if home is not None:
-        base["OSTLER_HOME"] = str(home)
-    command = [PROGRAM, *arguments]
-    return subprocess.run(
-        command, env=base | environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-
-
-async def populate(home: Path) -> list[AgentInstance]:
-    records = []
-    async with open_store(home) as store:
-        for name, tag in (("ada", "red"), ("bo", "blue"), ("cy", "red")):
-            options = AgentSpawnOptions(name=name, tags=(tag,))
-            request = SpawnRequest(agent_definition_id=UUID(int=7), options=options)
-            records.append(await store.commit(ReserveInstance(request=request)))
-        for state in STATES:
-            # A reason is foreign text: this one would clear a terminal.
-            await store.commit(MoveInstance(instance_id=records[2].instance_id, to=state, reason="\x1b[2J\u202e"))
-    return records
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     asyncio.run(populate(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def tamper(home: Path, sql: str) -> None:
-    database = sqlite3.connect(home / "ostler.db")
-    with database:
-        database.execute(sql)
-    database.close()
 
 
 def test_version() -> None:
@@ -115,6 +72,21 @@ def test_ps_says_on_stderr_that_there_are_more(home: Path) -> None:
     assert not ostler("ps", "-n", "2", home=home).stderr
 
 
+def test_ps_says_that_nobody_manages_the_home_any_more(home: Path) -> None:
+    tamper(
+        home,
+        "INSERT INTO leases "
+        "SELECT 'owner', 'gone', 1, created_at, created_at + 3660000000 FROM agent_instances LIMIT 1",
+    )
+    assert not ostler("ps", home=home).stderr, "its owner may live"
+    tamper(home, "UPDATE leases SET acquired_at = acquired_at - 7200000000, expires_at = expires_at - 7200000000")
+    tamper(home, "UPDATE agent_instances SET created_at = created_at - 10800000000")
+    done = ostler("ps", home=home)
+    assert "nobody manages this home since 20" in done.stderr
+    assert all(" 2h " in line for line in done.stdout.splitlines()[1:]), "what nobody saw is not counted"
+    assert not ostler("ps", "--state", "terminated", home=home).stderr
+
+
 def test_stats(home: Path) -> None:
     found = json.loads(ostler("stats", "-o", "json", home=home).stdout)
     assert (found["active_instances"], found["total_spawned"], found["total_terminated"]) == (2, 3, 1)
@@ -132,6 +104,15 @@ def test_events_follow_a_cursor(home: Path) -> None:
     assert "--after 5" in done.stderr
     newest = ostler("events", "-n", "1", "-o", "json", home=home)
     assert [event["event_type"] for event in json.loads(newest.stdout)] == ["agent_terminated"]
+
+
+def test_events_that_are_no_longer_kept_are_told_as_an_option(home: Path) -> None:
+    tamper(home, "DELETE FROM agent_instance_events WHERE sequence <= 3")
+    tamper(home, "UPDATE store_head SET horizon = 3")
+    done = ostler("events", "--after", "0", home=home)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "ostler: events up to 3 are no longer kept; go on with --after 3\n"
+    assert ostler("events", "--after", "3", home=home).returncode == 0
 
 
 @pytest.mark.parametrize("output", ["table", "json", "jsonl"])
@@ -180,6 +161,17 @@ def test_a_home_is_never_made_by_looking(tmp_path: Path, command: list[str]) -> 
     assert len(done.stderr.splitlines()) == 1
     assert f"there is no Ostler home at {tmp_path / 'nowhere'}" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_home_that_cannot_be_looked_at_is_a_sentence(tmp_path: Path) -> None:
+    for home, why in (
+        ("x" * 300, "cannot be looked at (File name too long)"),
+        ("~no-such-user/x", "this user has none"),
+    ):
+        done = ostler("ps", "--home", tmp_path / home if home[0] == "x" else home)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert why in done.stderr
+        assert "Errno" not in done.stderr
 
 
 def test_the_default_home(home: Path) -> None:

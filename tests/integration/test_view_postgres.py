@@ -70,3 +70,12 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "secret" not in done.stderr
+    assert "the database server did not answer" in done.stderr
+
+
+def test_a_server_that_refuses_has_answered(postgres_address: str) -> None:
+    done = ostler("ps", "--home", postgres_address.replace("user=postgres", "user=nobody-known"))
+    assert done.returncode == 1
+    assert "the database server refused: " in done.stderr
+    assert "did not answer" not in done.stderr
+    assert "check the user, the password and the database in the address" in done.stderr

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -253,6 +255,50 @@ async def test_a_new_file_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     await export_turns(GAME, to, "jsonl")
 
     assert to.read_text().startswith('{"turn":1')
+
+
+async def test_a_link_stays_a_link_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name, old in (("old.jsonl", "old"), ("new.jsonl", None)):
+        aim, link = tmp_path / "there" / name, tmp_path / name
+        link.symlink_to(aim)
+        if old is not None:
+            aim.write_text(old)
+
+        await export_turns(GAME, link, "jsonl")
+
+        assert link.is_symlink()
+        assert aim.read_text().startswith('{"turn":1')
+    assert sorted(files(tmp_path / "there")) == ["new.jsonl", "old.jsonl"]
+
+
+async def test_a_file_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    to = tmp_path / "game"
+    for mode in (0o600, 0o640, 0o664):
+        to.write_text("old")
+        to.chmod(mode)
+
+        await export_turns(GAME, to, "jsonl")
+
+        assert stat.S_IMODE(to.stat().st_mode) == mode
+
+
+async def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    for name in ("pipe", "null", "round"):
+        with pytest.raises(ValidationError, match=r"to must be a (regular )?file"):
+            await export_turns(GAME, tmp_path / name, "csv")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "null").is_symlink()
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)  # noqa: PTH116 - it must not have become a file
+
+
+async def test_the_longest_name_that_a_directory_bears_will_do(tmp_path: Path) -> None:
+    await export_turns(GAME, tmp_path / ("x" * 255), "csv")
+    with pytest.raises(ValidationError, match=r"to must be a file .*File name too long"):
+        await export_turns(GAME, tmp_path / ("x" * 256), "csv")
 
 
 async def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,29 +25,45 @@ _HEAD = ("ID", "NAME", "STATE", "HEALTH", "RESTARTS", "UPTIME", "TAGS")
 @click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print them.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the ids, one on each line.")
 @workspace_option()
 @home_option
-def ps(count: int, output: str, workspace: UUID, home: str, **filters: Any) -> None:
+def ps(count: int, output: str, quiet: bool, workspace: UUID, home: str, **filters: Any) -> None:
     """List agents, newest first; without -a only those that live."""
+    if quiet and output == "json":
+        raise click.UsageError("-q means ids alone, -o json means everything; use one or the other")
     wanted = GetInstancesFilter(
         state=AgentState(filters["state"]) if filters["state"] else None,
         tag=filters["tag"],
         name_pattern=filters["pattern"],
         include_terminated=filters["everything"],
     )
-    found = look(home, lambda store: _list(store, wanted, workspace, count + 1))
+    found, left = look(home, lambda store: _list(store, wanted, workspace, count + 1))
     shown = found[:count]
-    if output == "json":
+    if quiet:
+        for instance in shown:
+            click.echo(str(instance.instance_id))
+    elif output == "json":
         as_json([json.loads(instance.to_json()) for instance in shown])
     else:
-        now = datetime.now(UTC)
+        now = left or datetime.now(UTC)
         table(_HEAD, (_row(instance, now) for instance in shown))
+    if left is not None and any(instance.is_active for instance in shown):
+        note(
+            f"nobody manages this home since {left:%Y-%m-%d %H:%M:%S} UTC, so this is how it was left; "
+            "opening it with ostler.open finds out what still lives"
+        )
     if len(found) > count:
         note(f"only the newest {count} are shown; ask for more with -n")
 
 
-async def _list(store: Store, wanted: GetInstancesFilter, workspace: UUID, count: int) -> list[AgentInstance]:
+async def _list(
+    store: Store, wanted: GetInstancesFilter, workspace: UUID, count: int
+) -> tuple[list[AgentInstance], datetime | None]:
+    """Those that were asked for; and since when nobody looks after them, where an owner has ended without a word."""
     await require_workspace(store, workspace)
+    lease = await store.get_lease()
+    left = lease.expires_at if lease is not None and lease.expires_at <= datetime.now(UTC) else None
     found: list[AgentInstance] = []
     while len(found) < count:
         asked = min(_PAGE, count - len(found))
@@ -57,7 +73,7 @@ async def _list(store: Store, wanted: GetInstancesFilter, workspace: UUID, count
         found += page
         if len(page) < asked:
             break
-    return found
+    return found, left
 
 
 def _row(instance: AgentInstance, now: datetime) -> tuple[str, ...]:

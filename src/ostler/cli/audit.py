@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from uuid import UUID
 
 import click
@@ -14,6 +15,7 @@ from ostler.model import HOME_WORKSPACE_ID, AuditHead, AuditReport
 from ostler.store import Store
 
 _PAGE = 100
+_KEPT = re.compile(r"([0-9]{1,18}) *: *([0-9a-f]{64})")
 
 
 @click.group()
@@ -29,7 +31,7 @@ def audit() -> None:
 @click.pass_context
 def verify(ctx: click.Context, output: str, kept_head: str | None, workspace: UUID | None, home: str) -> None:
     """Walk the chain and name every entry that was edited, removed, moved or put in. Exit 1 if there is one."""
-    kept = _head(kept_head, workspace or HOME_WORKSPACE_ID) if kept_head else None
+    kept = _head(kept_head, workspace or HOME_WORKSPACE_ID) if kept_head is not None else None
     chosen = workspace or (HOME_WORKSPACE_ID if kept else None)
     reports = look(home, lambda store: _verify(store, chosen, kept))
     sound = all(report.is_sound for report in reports)
@@ -43,14 +45,22 @@ def verify(ctx: click.Context, output: str, kept_head: str | None, workspace: UU
 
 async def _verify(store: Store, workspace: UUID | None, kept: AuditHead | None) -> list[AuditReport]:
     if workspace is not None:
-        await require_workspace(store, workspace)
+        if workspace != HOME_WORKSPACE_ID and not await _has_trace(store, workspace):
+            await require_workspace(store, workspace)
         return [await store.verify_audit(workspace, kept_head=kept)]
-    reports: list[AuditReport] = []
+    # Every store has its home workspace, so that it is looked at also when nothing is left of it.
+    reports = [await store.verify_audit(HOME_WORKSPACE_ID)]
     after: UUID | None = None
-    while page := await store.list_workspaces(after, _PAGE):
-        reports += [await store.verify_audit(space.workspace_id) for space in page]
-        after = page[-1].workspace_id
+    while page := await store.list_chains(after, _PAGE):
+        reports += [await store.verify_audit(one) for one in page if one != HOME_WORKSPACE_ID]
+        after = page[-1]
     return reports
+
+
+async def _has_trace(store: Store, workspace: UUID) -> bool:
+    """Whether anything tells of it; a wrong id is another matter than a chain whose workspace was removed."""
+    before = UUID(int=workspace.int - 1) if workspace.int else None
+    return await store.list_chains(before, 1) == [workspace]
 
 
 def _print(report: AuditReport) -> None:
@@ -62,7 +72,11 @@ def _print(report: AuditReport) -> None:
 
 
 def _head(text: str, workspace: UUID) -> AuditHead:
-    number, _, digest = text.partition(":")
-    if not (number.isdecimal() and digest):
-        raise click.BadParameter("must be NUMBER:HASH, as `ostler audit verify` prints it", param_hint="--kept-head")
-    return AuditHead(workspace_id=workspace, number=int(number), hash=digest)
+    """As it was typed or read from a file; what cannot be a hash accuses nobody of anything."""
+    found = _KEPT.fullmatch(text.strip().lower())
+    if found is None:
+        raise click.BadParameter(
+            "must be NUMBER:HASH with all 64 hexadecimal digits, as `ostler audit verify` prints it",
+            param_hint="--kept-head",
+        )
+    return AuditHead(workspace_id=workspace, number=int(found[1]), hash=found[2])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,12 +16,16 @@ from uuid import UUID
 import click
 
 from ostler.cli.homes import home_option, look, require_workspace, workspace_option
-from ostler.cli.output import as_json, as_json_line, note, table
+from ostler.cli.output import as_json, as_json_line, note, plain, table
+from ostler.errors import AgentNotFoundError, CursorGoneError, StoreError
 from ostler.model import Event, duration_text
 from ostler.store import Store
 
 #: The largest number that a store can hold.
 _LAST = 2**63 - 1
+#: So often those who follow look for more.
+_PAUSE_SECONDS = 0.5
+_NUMBER_WIDTH = 8
 _HEAD = ("NUMBER", "TIME (UTC)", "EVENT", "ABOUT", "WHAT")
 #: What has a column of its own, or says nothing to a person.
 _ELSEWHERE = frozenset(
@@ -29,24 +37,105 @@ _ELSEWHERE = frozenset(
 @click.command()
 @click.option("--after", type=click.IntRange(min=0, max=_LAST), help="Those after this number; without it, the newest.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many.")
+@click.option("--instance", type=click.UUID, help="Only those of this agent.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with those that come, until Ctrl-C.")
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json", "jsonl"]), default="table", help="How to print them."
 )
 @workspace_option(default=None)
 @home_option
-def events(after: int | None, count: int, output: str, workspace: UUID | None, home: str) -> None:
+def events(count: int, follow: bool, output: str, home: str, **which: Any) -> None:
     """Show the numbered log, oldest first. The number of the last one is the cursor to go on from."""
-
-    async def read(store: Store) -> tuple[int | None, int]:
-        if workspace is not None:
-            await require_workspace(store, workspace)
-        head = await store.head()
-        start = max(head.horizon, head.sequence - count) if after is None else after
-        return await _show(_first(store.replay(start, workspace_id=workspace), count), output), head.sequence
-
-    last, newest = look(home, read)
-    if last is not None and last < newest and after is not None:
+    wanted = _Wanted(count=count, **which)
+    if follow:
+        if output == "json":
+            raise click.UsageError("-f has no end, so there is no whole JSON; use -o jsonl")
+        look(home, lambda store: _follow(store, wanted, output))
+        return
+    last, newest = look(home, lambda store: _once(store, wanted, output))
+    if last is not None and last < newest and wanted.after is not None:
         note(f"there are more; go on with --after {last}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    after: int | None
+    count: int
+    workspace: UUID | None
+    instance: UUID | None
+
+
+async def _once(store: Store, wanted: _Wanted, output: str) -> tuple[int | None, int]:
+    """The number of the last that was shown, and of the newest there is."""
+    newest = (await store.head()).sequence
+    return await _show(_some(store, wanted), output), newest
+
+
+async def _some(store: Store, wanted: _Wanted) -> AsyncIterator[Event]:
+    """At most so many: the first after the cursor, or the newest."""
+    if wanted.workspace is not None:
+        await require_workspace(store, wanted.workspace)
+    head = await store.head()
+    if wanted.after is None and wanted.instance is not None:
+        # One agent has few, and they may lie far apart: the last are known when all were seen.
+        newest = deque([event async for event in _from(store, head.horizon, wanted)], maxlen=wanted.count)
+        if not newest and await store.get_instance(wanted.instance) is None:
+            raise AgentNotFoundError(f"there is no agent {wanted.instance} in this home; check the id")
+        for event in newest:
+            yield event
+        return
+    start = max(head.horizon, head.sequence - wanted.count) if wanted.after is None else wanted.after
+    left = wanted.count
+    async for event in _from(store, start, wanted):
+        yield event
+        left -= 1
+        if not left:
+            return
+
+
+async def _from(store: Store, start: int, wanted: _Wanted) -> AsyncIterator[Event]:
+    with _in_options():
+        async for event in store.replay(start, workspace_id=wanted.workspace, instance_id=wanted.instance):
+            yield event
+
+
+@contextmanager
+def _in_options() -> Iterator[None]:
+    """A cursor that is too old, in the words of a shell."""
+    try:
+        yield
+    except CursorGoneError as error:
+        raise StoreError(
+            f"events up to {error.horizon} are no longer kept; go on with --after {error.horizon}"
+        ) from error
+
+
+async def _follow(store: Store, wanted: _Wanted, output: str) -> None:
+    """First what was asked for, then whatever comes; without a table's head, for nobody knows how wide it will be."""
+    cursor = wanted.after
+    if cursor is None:
+        cursor = (await store.head()).sequence
+        async for event in _some(store, wanted):
+            cursor = max(cursor, event.sequence)
+            _print(event, output)
+    elif wanted.workspace is not None:
+        await require_workspace(store, wanted.workspace)
+    while True:
+        with _in_options():
+            page = await store.read_page(cursor, workspace_id=wanted.workspace, instance_id=wanted.instance)
+        for event in page.events:
+            _print(event, output)
+        if cursor == page.cursor:
+            await asyncio.sleep(_PAUSE_SECONDS)
+        cursor = page.cursor
+
+
+def _print(event: Event, output: str) -> None:
+    if output == "jsonl":
+        as_json_line(_whole(event))
+    else:
+        number, *rest = _row(event)
+        click.echo(plain(f"{number:>{_NUMBER_WIDTH}}  " + "  ".join(rest)))
 
 
 async def _show(found: AsyncIterator[Event], output: str) -> int | None:
@@ -56,7 +145,7 @@ async def _show(found: AsyncIterator[Event], output: str) -> int | None:
     async for event in found:
         last = event.sequence
         if output == "jsonl":
-            as_json_line(_whole(event))
+            _print(event, output)
         else:
             kept.append(event)
     if output == "json":
@@ -64,14 +153,6 @@ async def _show(found: AsyncIterator[Event], output: str) -> int | None:
     elif output == "table":
         table(_HEAD, (_row(event) for event in kept))
     return last
-
-
-async def _first(source: AsyncIterator[Event], count: int) -> AsyncIterator[Event]:
-    async for event in source:
-        yield event
-        count -= 1
-        if not count:
-            return
 
 
 def _whole(event: Event) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import stat
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -14,9 +14,10 @@ from uuid import UUID
 import click
 from click.core import ParameterSource
 
-from ostler.errors import WorkspaceNotFoundError
+from ostler.errors import ValidationError, WorkspaceNotFoundError
 from ostler.model import HOME_WORKSPACE_ID
 from ostler.store import Store, view_store
+from ostler.store.opening import home_path
 
 R = TypeVar("R")
 Decorated = Callable[..., Any]
@@ -38,7 +39,18 @@ def _possible(context: click.Context, option: click.Parameter, home: str) -> str
     """Refused before anything is read or made there."""
     if not home.strip():
         raise click.BadParameter("it is empty; name a directory, or leave the option out", context, option)
-    if not is_address(home) and Path(home).expanduser().is_file():
+    if is_address(home):
+        return home
+    try:
+        is_file = stat.S_ISREG(home_path(home).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return home  # whoever opens it says how one comes to be
+    except OSError as error:
+        why = f"{home} cannot be looked at ({error.strerror}); check who owns it, or name another"
+        raise click.BadParameter(why, context, option) from error
+    except ValidationError as error:
+        raise click.BadParameter(f"{error.faults[0].message}", context, option) from error
+    if is_file:
         raise click.BadParameter(f"{home} is a file, and a home is a directory; name another", context, option)
     return home
 

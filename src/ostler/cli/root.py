@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from io import TextIOWrapper
 from types import MappingProxyType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
@@ -15,7 +13,9 @@ from ostler.cli.complaints import complain, wants_traceback
 from ostler.cli.exits import Exit, exit_for
 from ostler.cli.lazy import Entry, LazyGroup
 from ostler.cli.output import note
+from ostler.cli.streams import finish, forget_output, prepare
 from ostler.errors import OstlerError
+from ostler.version import __version__
 
 _COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
@@ -25,6 +25,7 @@ _COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "audit": Entry(module="ostler.cli.audit", attribute="audit", summary="Verify the chain of who did what."),
         "sim": Entry(module="ostler.cli.sim", attribute="sim", summary="Populations that live in turns."),
         "version": Entry(module="ostler.cli.about", attribute="version", summary="Say which Ostler this is."),
+        "help": Entry(module="ostler.cli.about", attribute="help_command", summary="Say what a command does."),
     }
 )
 
@@ -38,18 +39,20 @@ root = LazyGroup(
     ),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s", help="Say which Ostler this is.")(
+    root
+)
 
 
 def main() -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        _bear_any_text(stream)
+    prepare()
     sys.exit(_run())
 
 
 def _run() -> int:
     try:
         code = root.main(standalone_mode=False)
-        _finish(sys.stdout)
+        finish()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -59,7 +62,7 @@ def _run() -> int:
         complain(error)
         return exit_for(error)
     except OSError as error:
-        _forget_output()
+        forget_output()
         if not isinstance(error, BrokenPipeError):  # there, whoever read us has simply gone
             note(f"the system refused: {error}")
         return Exit.FAILED
@@ -69,20 +72,3 @@ def _run() -> int:
         note(f"internal error: {type(error).__name__}: {error}; set OSTLER_TRACEBACK=1 to see where")
         return Exit.FAILED
     return code if isinstance(code, int) else Exit.OK
-
-
-def _finish(stream: TextIO | None) -> None:
-    """What cannot be written is found out here, where it can still be said."""
-    if stream is not None:
-        stream.flush()
-
-
-def _forget_output() -> None:
-    """Python would complain once more about the same stream when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _bear_any_text(stream: TextIO | None) -> None:
-    """A terminal that knows few characters gets the others as escapes, not as an error."""
-    if isinstance(stream, TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")

@@ -81,6 +81,8 @@ _set = click.option(
 @_playing
 def run(scenario: str, changed: tuple[str, ...], home: str, quiet: bool, output: str, **more: Any) -> int:
     """Begin a run of a scenario file, TOML or YAML, and play it to its last turn."""
+    if not scenario.strip():
+        raise click.UsageError("SCENARIO is empty; name a TOML or a YAML file")
     stand_beside(Path(scenario))
     with redirect_stdout(sys.stderr):  # what its code prints while it is loaded is no result
         loaded = load_scenario(scenario, overrides=overrides(changed, **more))
@@ -103,7 +105,10 @@ def resume(run: str, turns: int | None, file: str | None, home: str, **how: Any)
     scenario = scenario_of(found, file)
     last = turns or scenario.turns
     if last <= found.turn:
-        raise click.UsageError(f"the run stands at turn {found.turn} already; say how far with --turns")
+        said = f", and --turns {turns} is no later one" if turns else ""
+        raise click.UsageError(
+            f"the run stands at turn {found.turn} already{said}; say how far with --turns, as --turns {found.turn + 1}"
+        )
     refuse_waiting(run_settings(found), "go on by a program, or by a fork with --set settings.on_idle=pass")
 
     def opening(ground: Ground) -> AbstractAsyncContextManager[KeptRun]:

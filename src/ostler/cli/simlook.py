@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from itertools import islice
@@ -146,9 +147,9 @@ def export(run: str, file: Path, form: str | None, force: bool, home: str) -> No
     if chosen not in _FORMS:
         known = ", ".join(_FORMS)
         raise click.UsageError(f"{file.name} does not say what to write; end its name in {known}, or use --format")
-    if not file.parent.is_dir():
+    if not os.path.isdir(file.parent):  # noqa: PTH112 - the same
         raise click.UsageError(f"FILE would stand in {file.parent}, which is no directory; make it, or choose another")
-    if file.exists() and not force:
+    if not force and os.path.isfile(file):  # noqa: PTH113 - unlike a Path, it bears names that are too long
         raise click.UsageError(f"{file} is there already; choose another name, or use --force")
 
     async def within(store: Store) -> UUID:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
 
 import click
 
@@ -18,6 +17,7 @@ from ostler.cli.complaints import complain, wants_traceback
 from ostler.cli.exits import Exit, exit_for
 from ostler.cli.homes import home_words
 from ostler.cli.output import as_json, note, plain
+from ostler.cli.progress import has_terminal, progress
 from ostler.cli.simruns import ground_of
 from ostler.cli.stopping import Stopping
 from ostler.errors import OstlerError
@@ -115,21 +115,12 @@ def _hint(plan: Plan, run: KeptRun) -> str:
 @contextmanager
 def _bar(plan: Plan, stopping: Stopping) -> Iterator[Callable[[TurnReport], None] | None]:
     """A progress bar, where somebody sits at a terminal; talk goes to standard error."""
-    if plan.quiet or not sys.stderr.isatty():
+    if plan.quiet or not has_terminal():
         yield None
         return
-    bar: Any = click.progressbar(
-        length=plan.turns,
-        label="turns",
-        file=sys.stderr,
-        show_pos=True,
-        show_eta=not plan.begun,  # it would count the turns that were played before
-        update_min_steps=max((plan.turns - plan.begun) // 200, 1),
-    )
-    bar.pos = plan.begun
     stopping.has_bar = True
-    with bar:
-        yield lambda _: bar.update(1)
+    with progress(plan.turns, plan.begun) as step:
+        yield lambda _: step()
     stopping.has_bar = False
 
 

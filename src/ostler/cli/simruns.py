@@ -65,6 +65,8 @@ def require_home(home: str) -> None:
 
 async def find_run(store: Store, text: str) -> SimulationRun:
     """By id, the beginning of an id, a name that only one run has, or `last`, `last~1` and so on."""
+    if not text.strip():
+        raise SimulationNotFoundError("RUN is empty; `ostler sim show` lists those there are")
     known = await store.get_run(UUID(text)) if _is_id(text) else None
     if known is not None:
         return known

@@ -38,6 +38,7 @@ from ostler.lifecycle.watch import Watch
 from ostler.model import AgentState, Fault, TerminationOptions, Wait, WaitKind, shown
 from ostler.seams import Uuid7Source
 from ostler.store import Seams, Store, open_store
+from ostler.store.opening import home_path
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
 
 WORKROOM = "work"
@@ -112,7 +113,7 @@ def _require_kinds(where: object, *given: object) -> None:
 
 
 def _home(where: str | Path) -> Path:
-    home = Path(where).expanduser()
+    home = home_path(where)
     try:
         str(home.absolute()).encode()
     except UnicodeEncodeError as error:  # agents are told of it, and records name it: all of that is text

@@ -10,6 +10,7 @@ import csv
 import importlib
 import os
 import secrets
+import stat
 from collections.abc import AsyncIterable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -50,11 +51,26 @@ async def export_turns(turns: Turns, to: str | Path, form: ExportForm | str) -> 
             return await _as_parquet(turns, path)
 
 
-def _place(path: Path) -> Path:
-    if path.is_dir() or not path.parent.is_dir():
-        bound = "must be a file in a directory that exists; create that, or choose another"
-        raise ValidationError([Fault(field="to", bound=bound, value=shown(str(path)))])
+def _place(given: Path) -> Path:
+    """Where the file stands in truth: a link is followed, for it is not the link that is to be replaced."""
+    try:
+        path = given.resolve()
+        if path.is_dir() or not path.parent.is_dir():
+            raise _refused("must be a file in a directory that exists; create that, or choose another", given)
+        if path.exists() and not path.is_file():
+            raise _refused("must be a regular file, not a device, a pipe or a socket; choose another", given)
+    except (OSError, RuntimeError) as error:  # the latter is how Python tells of links that lead in a circle
+        raise _unusable(error, given) from error
     return path
+
+
+def _unusable(error: Exception, given: Path) -> ValidationError:
+    why = getattr(error, "strerror", None) or "its links lead in a circle"
+    return _refused(f"must be a file that can be written ({why}); choose another, or check who owns it", given)
+
+
+def _refused(bound: str, given: Path) -> ValidationError:
+    return ValidationError([Fault(field="to", bound=bound, value=shown(str(given)))])
 
 
 def _form(given: str) -> ExportForm:
@@ -143,9 +159,9 @@ def _text_in(raw: IO[bytes]) -> Iterator[IO[str]]:
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place when it is complete and on the disk, and leaves nothing behind otherwise."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb") as file:
+        with _opened(part, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -153,3 +169,17 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _opened(part: Path, path: Path) -> IO[bytes]:
+    """With the mode of the file that it replaces, from the beginning: what only one might read stays so."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+        descriptor = os.open(
+            part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else 0o600
+        )
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+    except OSError as error:
+        raise _unusable(error, path) from error
+    return os.fdopen(descriptor, "wb")

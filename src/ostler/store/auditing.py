@@ -9,7 +9,7 @@ from uuid import UUID
 from ostler.model import AuditEntry, AuditHead, AuditReport
 from ostler.store.base import PAGE
 from ostler.store.chain import ChainCheck
-from ostler.store.kinds import Ledger
+from ostler.store.kinds import Kind, Ledger
 from ostler.store.port import Session
 
 R = TypeVar("R")
@@ -52,6 +52,8 @@ class AuditWalk:
             cursor = entries[-1].number
         if beyond:
             check.beyond(beyond, await self._ledger())
+        if await self._read(lambda session: session.load(Kind.WORKSPACE, (self._space,))) is None:
+            check.say("there is no row of this workspace itself: it was removed, or its id is wrong")
         return check.report(kept_head)
 
     async def _ledger(self) -> Ledger:

@@ -131,6 +131,10 @@ class Store(ABC):
     async def release_lease(self) -> None:
         """Step down, and write no more until the next lease; does nothing when this store holds none."""
 
+    @abstractmethod
+    async def get_lease(self) -> Lease | None:
+        """The lease of whoever owns the store, also when it is over; None when the last owner has stepped down."""
+
     @property
     @abstractmethod
     def epoch(self) -> int:
@@ -282,6 +286,13 @@ class Store(ABC):
     ) -> list[AuditEntry]: ...
 
     @abstractmethod
+    async def list_chains(self, after: UUID | None = None, limit: int = 100) -> list[UUID]:
+        """Every workspace that has a row, a ledger or an audit entry, by id: what there is to verify.
+
+        `list_workspaces` knows only those that still have a row, and whoever tampers may take that too.
+        """
+
+    @abstractmethod
     async def audit_head(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> AuditHead:
         """The end of the chain, to be kept somewhere else."""
 
@@ -289,7 +300,10 @@ class Store(ABC):
     async def verify_audit(
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, kept_head: AuditHead | None = None
     ) -> AuditReport:
-        """Walk the chain and name every entry that was edited, removed, moved or put in."""
+        """Walk the chain and name every entry that was edited, removed, moved or put in.
+
+        A workspace of which there is no row is a fault too.
+        """
 
 
 async def _replay(

@@ -20,9 +20,12 @@ from ostler.errors import (
     StoreFailedError,
     StoreFullError,
 )
+from ostler.model import Lease
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.cache import Cache
 from ostler.store.commands import Command
+from ostler.store.commands.leases import OWNER
+from ostler.store.kinds import Kind
 from ostler.store.port import Session
 from ostler.store.sqlsession import OutOfStepError
 from ostler.store.unit import Unit
@@ -131,8 +134,7 @@ class Batch:
         unit.start()
         try:
             if command.fenced and submission.epoch != unit.epoch:
-                message = f"epoch {submission.epoch} has ended, {unit.epoch} owns this store; this one may not write"
-                return submission, None, StaleWriterError(message)
+                return submission, None, StaleWriterError(_shut_out(unit, submission.epoch))
             answer = command.apply(unit)
         except StoreError:
             raise  # the database spoke, not the command: this transaction is of no further use
@@ -150,6 +152,21 @@ class Batch:
             return submission, None, error
         unit.accept()
         return submission, answer, None
+
+
+def _shut_out(unit: Unit, epoch: int) -> str:
+    """Who may write instead, and how to come to write again."""
+    held: Lease | None = unit.get(Kind.LEASE, (OWNER,))
+    if held is not None and held.expires_at > unit.now:
+        return (
+            f"{held.owner} owns this store until {held.expires_at:%H:%M:%S} UTC, with epoch {held.epoch}, so nobody "
+            "else may write; stop it first, or wait, and open the store again"
+        )
+    if epoch < 0:
+        return "this store was opened beside an owner, or has stepped down, so it may not write; open it again"
+    return (
+        f"another owner has taken over since (epoch {unit.epoch}, this one has {epoch}); open the store again to write"
+    )
 
 
 def refused(submissions: Sequence[Submission], error: Exception) -> list[Outcome]:

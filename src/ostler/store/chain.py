@@ -27,13 +27,13 @@ class ChainCheck:
             self._entries += 1
             expected = self._number + 1
             if entry.number > expected:
-                self._say(_missing(expected, entry.number - 1))
+                self.say(_missing(expected, entry.number - 1))
             elif entry.number < expected:
-                self._say(f"entry {entry.number} stands after entry {self._number}: it was moved")
+                self.say(f"entry {entry.number} stands after entry {self._number}: it was moved")
             if entry.computed_hash != entry.hash:
-                self._say(f"entry {entry.number} was edited: its content does not match its hash")
+                self.say(f"entry {entry.number} was edited: its content does not match its hash")
             elif entry.number == expected and entry.previous_hash != self._hash:
-                self._say(f"entry {entry.number} does not follow from entry {self._number}: one of them was replaced")
+                self.say(f"entry {entry.number} does not follow from entry {self._number}: one of them was replaced")
             self._number, self._hash = entry.number, entry.hash
             self._vouched = self._vouched or self._vouches(entry)
 
@@ -46,11 +46,11 @@ class ChainCheck:
         """`outside` is a head that was kept elsewhere; it shows a chain that was cut or rewritten as a whole."""
         ledger = self._ledger
         if self._number < ledger.audit_number:
-            self._say(_missing(self._number + 1, ledger.audit_number))
+            self.say(_missing(self._number + 1, ledger.audit_number))
         elif (self._number, self._hash) != (ledger.audit_number, ledger.audit_hash):
-            self._say(f"the chain ends with entry {self._number}, which is not the end that the ledger knows")
+            self.say(f"the chain ends with entry {self._number}, which is not the end that the ledger knows")
         if not self._vouched:
-            self._say(f"no entry tells that retention removed those up to {ledger.anchor_number}: they were cut off")
+            self.say(f"no entry tells that retention removed those up to {ledger.anchor_number}: they were cut off")
         if outside is not None:
             self._compare_ends(outside)
         head = AuditHead(workspace_id=ledger.workspace_id, number=ledger.audit_number, hash=ledger.audit_hash)
@@ -62,24 +62,25 @@ class ChainCheck:
         """Where the outside head names no entry that is kept."""
         ledger = self._ledger
         if outside.number > ledger.audit_number:
-            self._say(f"the head kept outside is entry {outside.number}, but the chain ends at {ledger.audit_number}")
+            self.say(f"the head kept outside is entry {outside.number}, but the chain ends at {ledger.audit_number}")
         elif outside.number < ledger.anchor_number:
-            self._say(f"kept head {outside.number} is older than what is kept, so it cannot be checked")
+            self.say(f"kept head {outside.number} is older than what is kept, so it cannot be checked")
         elif outside.number == ledger.anchor_number and outside.hash != ledger.anchor_hash:
-            self._say(_rewritten(outside.number))
+            self.say(_rewritten(outside.number))
 
     def beyond(self, entries: Iterable[AuditEntry], later: Ledger) -> None:
         """Entries past the end that the ledger knew. A ledger that was read after them knows those that are real."""
         for entry in entries:
             if entry.number > later.audit_number:
-                self._say(f"entry {entry.number} was put in: the ledger knows the chain up to {later.audit_number}")
+                self.say(f"entry {entry.number} was put in: the ledger knows the chain up to {later.audit_number}")
 
     def compare(self, outside: AuditHead, entry: AuditEntry | None) -> None:
         """The entry that the outside head names must still be the same one."""
         if entry is not None and entry.number == outside.number and entry.hash != outside.hash:
-            self._say(_rewritten(outside.number))
+            self.say(_rewritten(outside.number))
 
-    def _say(self, fault: str) -> None:
+    def say(self, fault: str) -> None:
+        """One more fault; after so many the rest is left out."""
         if len(self._faults) < _MAX_FAULTS:
             self._faults.append(fault)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ostler.model import AuditEntry, Event
+from ostler.store.damage import blame, shown_key
 from ostler.store.eventrows import EventRow, event_of
 from ostler.store.mapper import Dialect
 from ostler.store.port import AUDIT_FIELDS, AuditRow
@@ -44,6 +45,20 @@ def event_from(dialect: Dialect, row: Values) -> Event:
             correlation_id,
         )
     )
+
+
+def events_from(dialect: Dialect, rows: list[Values]) -> list[Event]:
+    try:
+        return [event_from(dialect, row) for row in rows]
+    except Exception:  # noqa: BLE001 - whatever a damaged row makes of our decoders
+        blame(rows, lambda row: event_from(dialect, row), "agent_instance_events", lambda row: f"sequence {row[0]}")
+
+
+def audits_from(dialect: Dialect, rows: list[Values]) -> list[AuditEntry]:
+    try:
+        return [audit_from(dialect, row) for row in rows]
+    except Exception:  # noqa: BLE001 - the same
+        blame(rows, lambda row: audit_from(dialect, row), "audit", lambda row: f"{shown_key(row[0])} {row[1]}")
 
 
 def audit_row(dialect: Dialect, row: AuditRow) -> Values:

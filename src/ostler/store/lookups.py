@@ -14,6 +14,7 @@ from ostler.model import (
     Attempt,
     Definition,
     Fault,
+    Lease,
     Principal,
     SimulationRun,
     SimulationTurn,
@@ -31,6 +32,7 @@ from ostler.store.commands.checking import (
     require,
     word_faults,
 )
+from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind
 from ostler.store.port import Session, WaitWindow
 
@@ -38,6 +40,7 @@ R = TypeVar("R")
 
 #: Beyond it no database can even be asked.
 _HIGHEST = 2**63 - 1
+_HIGHEST_ID = 2**128 - 1
 
 
 class Lookups(Store):
@@ -49,6 +52,10 @@ class Lookups(Store):
     async def _load(self, kind: Kind, *key: Any) -> Any:
         return await self._read(lambda session: session.load(kind, key))
 
+    async def get_lease(self) -> Lease | None:
+        found: Lease | None = await self._load(Kind.LEASE, OWNER)
+        return found
+
     async def get_workspace(self, workspace_id: UUID) -> Workspace | None:
         require_id("workspace_id", workspace_id)
         found: Workspace | None = await self._load(Kind.WORKSPACE, workspace_id)
@@ -56,6 +63,22 @@ class Lookups(Store):
 
     async def list_workspaces(self, after: UUID | None = None, limit: int = 100) -> list[Workspace]:
         return await self._listing(Kind.WORKSPACE, after, limit)
+
+    async def list_chains(self, after: UUID | None = None, limit: int = 100) -> list[UUID]:
+        most = bounded(limit)
+
+        def read(session: Session) -> list[UUID]:
+            found: list[UUID] = []
+            first = 0 if after is None else after.int + 1
+            while len(found) < most and first <= _HIGHEST_ID:
+                one = session.chain_from(UUID(int=first))
+                if one is None:
+                    break
+                found.append(one)
+                first = one.int + 1
+            return found
+
+        return await self._read(read)
 
     async def get_principal(self, principal_id: UUID) -> Principal | None:
         require_id("principal_id", principal_id)

@@ -12,8 +12,10 @@ from itertools import compress
 from typing import Any, cast
 from uuid import UUID
 
+from ostler.errors import StoreError
 from ostler.model import AgentState, HealthState, Record
 from ostler.model.codec import dump_compact
+from ostler.store.damage import damaged_row, shown_key
 from ostler.store.kinds import Key, Ledger
 from ostler.store.shapes import LEDGER_CHAIN, LEDGER_TOTALS, Form, Shape
 
@@ -172,10 +174,27 @@ class Mapper:
         """Plain rows as records; where each column stands is looked up once."""
         places = [names.index(name) for name in self._names]
         columns = list(zip(self._fields, places, self._decoders, strict=True))
-        return [
-            self._made({field: None if row[place] is None else decode(row[place]) for field, place, decode in columns})
-            for row in rows
-        ]
+        try:
+            return [
+                self._made(
+                    {field: None if row[place] is None else decode(row[place]) for field, place, decode in columns}
+                )
+                for row in rows
+            ]
+        except Exception as error:
+            if len(rows) > 1:  # one by one, so that it is known which
+                return [one for row in rows for one in self.records(names, [row])]
+            raise self._damaged(rows[0], places, error) from error
+
+    def _damaged(self, row: tuple[Any, ...], places: list[int], error: Exception) -> StoreError:
+        """Which column of this row cannot be read; if each can, they do not go together."""
+        key = ", ".join(f"{name} {shown_key(row[places[self._names.index(name)]])}" for name in self.shape.keys)
+        for name, place, decode in zip(self._names, places, self._decoders, strict=True):
+            try:
+                row[place] is None or decode(row[place])
+            except Exception as reason:  # noqa: BLE001 - whatever a damaged row makes of our decoders
+                return damaged_row(self.shape.table, key, reason, name)
+        return damaged_row(self.shape.table, key, error)
 
     def _made(self, values: dict[str, Any]) -> Any:
         return _ledger_from(values) if self.shape.record is Ledger else self.shape.record(**values)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ostler.errors import MissingExtraError, ValidationError
-from ostler.model import Fault
+from ostler.model import Fault, shown
 from ostler.store.engine import EngineStore
 from ostler.store.life import Backend, Seams
 from ostler.store.sqlite import SqliteSession, migrate
@@ -26,6 +26,7 @@ def open_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
 
 
 def backend_for(where: str | Path) -> Backend:
+    _require_place(where)
     text = str(where)
     if text.startswith(_POSTGRES):
         return _postgres().backend(text)
@@ -34,7 +35,31 @@ def backend_for(where: str | Path) -> Backend:
         raise ValidationError(
             [Fault(field="store", bound=f"must be {known}", value=text.split("://", maxsplit=1)[0] + "://…")]
         )
-    return sqlite_backend(Path(where).expanduser() / DATABASE_FILE)
+    return sqlite_backend(home_path(where) / DATABASE_FILE)
+
+
+def home_path(where: str | Path) -> Path:
+    """The directory that is meant; `~` is the user's own."""
+    _require_place(where)
+    try:
+        return Path(where).expanduser()
+    except RuntimeError as error:
+        raise _no_place("must be a directory that can be found; this user has none", where) from error
+
+
+def _require_place(where: object) -> None:
+    """An empty text would be the current directory, and fill it with what nobody expects there."""
+    if not isinstance(where, (str, Path)):
+        raise _no_place("must be a directory or a postgresql:// address, as a text or a Path", where)
+    text = str(where)
+    if isinstance(where, str) and not text.strip():
+        raise _no_place("is empty; name a directory, such as ~/.ostler", where)
+    if "\0" in text:
+        raise _no_place("has a NUL in it, which no path may have; name another", where)
+
+
+def _no_place(bound: str, where: object) -> ValidationError:
+    return ValidationError([Fault(field="store", bound=bound, value=shown(where))])
 
 
 def sqlite_backend(path: Path) -> Backend:

@@ -132,6 +132,10 @@ class Session(ABC):
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]: ...
 
     @abstractmethod
+    def chain_from(self, first: UUID) -> UUID | None:
+        """The lowest id, from this one on, of a workspace with a row, a ledger or an audit entry."""
+
+    @abstractmethod
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         """All of one instance, or every open one of the store, in key order from beyond that key."""
 

@@ -26,7 +26,7 @@ from ostler.store.life import Backend
 from ostler.store.mapper import Dialect
 from ostler.store.port import Head
 from ostler.store.queries import migrations, percent_style, queries, statements
-from ostler.store.sqlsession import OutOfStepError, Row, SqlSession, Values
+from ostler.store.sqlsession import HEADLESS, OutOfStepError, Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
 _MIGRATION_LOCK = 0x4F53544C
@@ -61,9 +61,19 @@ def mapped_errors() -> Iterator[None]:
     except (pg.IoError, pg.DataCorrupted, pg.IndexCorrupted) as error:
         raise StoreFailedError(f"the database server reported a broken disk: {error}".strip()) from error
     except psycopg.OperationalError as error:
-        raise StoreError(f"the database server did not answer: {error}".strip()) from error
+        raise StoreError(_unwilling(error)) from error
     except psycopg.Error as error:
         raise StoreError(str(error).strip()) from error
+
+
+def _unwilling(error: psycopg.OperationalError) -> str:
+    """A server that lets nobody in tells why in words only, which begin as its log does."""
+    told = str(error).strip()
+    if "FATAL:" in told:
+        return f"the database server refused: {told}; check the user, the password and the database in the address"
+    if _cut_off(error):
+        return f"the database server did not answer: {told}; check the address, and whether the server runs"
+    return f"the database server could not do this: {told}"
 
 
 def _cut_off(error: psycopg.OperationalError) -> bool:
@@ -152,7 +162,7 @@ class PostgresSession(SqlSession):
                 raise OutOfStepError("the connection to the database server was made anew")
             row = self._connection.execute(_fitted(queries()["head"] + " FOR UPDATE")).fetchone()
         if row is None:
-            raise StoreFailedError("the head row of the store is gone")
+            raise StoreFailedError(HEADLESS)
         return Head(**row)
 
     def commit(self) -> None:

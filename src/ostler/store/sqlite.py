@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
 
-from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError, StoreTooNewError
+from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreTooNewError
 from ostler.model import from_micros, micros
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.mapper import Dialect
 from ostler.store.port import Head
 from ostler.store.queries import migrations, queries, statements
-from ostler.store.sqlsession import Row, SqlSession, Values
+from ostler.store.sqlitefaults import not_a_file, store_error
+from ostler.store.sqlsession import HEADLESS, Row, SqlSession, Values
 
 #: "OSTL": tells our file from somebody else's.
 APPLICATION_ID = 0x4F53544C
@@ -41,44 +42,28 @@ SQLITE = Dialect(
     flag_out=int,
 )
 
-_KINDS: dict[int, type[StoreError]] = {
-    sqlite3.SQLITE_FULL: StoreFullError,
-    sqlite3.SQLITE_BUSY: StoreBusyError,
-    sqlite3.SQLITE_LOCKED: StoreBusyError,
-    sqlite3.SQLITE_IOERR: StoreFailedError,
-    sqlite3.SQLITE_CORRUPT: StoreFailedError,
-    sqlite3.SQLITE_NOTADB: StoreFailedError,
-    sqlite3.SQLITE_CANTOPEN: StoreFailedError,
-    sqlite3.SQLITE_READONLY: StoreFailedError,
-}
-
-
-def _ours(error: sqlite3.Error) -> StoreError:
-    """The one place where the driver's errors become ours."""
-    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    kind = _KINDS.get(primary, StoreError)
-    return kind(f"{(kind.__doc__ or '').strip()} ({error})")
-
 
 @contextlib.contextmanager
-def mapped_errors() -> Iterator[None]:
+def mapped_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _ours(error) from error
+        raise store_error(error, path) from error
 
 
 class SqliteSession(SqlSession):
     dialect = SQLITE
 
-    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False, how: str = "rwc") -> None:
+        """`how` is the mode of SQLite's address of the file, and what else stands there."""
         self.path = path
         if create:
             _make_private(path)
-        with mapped_errors():
+        with mapped_errors(path):
             # The pool decides which thread uses it; sqlite3 only has to bear closing from another one.
             self._connection = sqlite3.connect(
-                path,
+                f"{path.absolute().as_uri()}?mode={how}",
+                uri=True,
                 isolation_level=None,
                 timeout=_BUSY_MS / 1000,
                 check_same_thread=False,
@@ -113,7 +98,7 @@ class SqliteSession(SqlSession):
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise _ours(error) from error
+            raise store_error(error, self.path) from error
 
     def select(self, sql: str, values: Row | Values) -> tuple[list[str], list[Values]]:
         try:
@@ -121,7 +106,7 @@ class SqliteSession(SqlSession):
             cursor.row_factory = None
             rows = cursor.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise _ours(error) from error
+            raise store_error(error, self.path) from error
         return [column[0] for column in cursor.description], rows
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> int:
@@ -132,7 +117,7 @@ class SqliteSession(SqlSession):
                 return self._connection.execute(sql, rows[0]).rowcount
             return self._connection.executemany(sql, rows).rowcount
         except sqlite3.Error as error:
-            raise _ours(error) from error
+            raise store_error(error, self.path) from error
 
     def unindexed(self, clause: str) -> str:
         return f"+{clause}"
@@ -140,20 +125,24 @@ class SqliteSession(SqlSession):
     def begin(self) -> Head:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            return Head(*self._connection.execute(_HEAD).fetchone())
+            row = self._connection.execute(_HEAD).fetchone()
         except sqlite3.Error as error:
-            raise _ours(error) from error
+            raise store_error(error, self.path) from error
+
+        if row is None:
+            raise StoreFailedError(HEADLESS)
+        return Head(*row)
 
     def commit(self) -> None:
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise _ours(error) from error
+            raise store_error(error, self.path) from error
 
     def rollback(self) -> None:
         # A full disk rolls back by itself, and a second rollback would be an error of its own.
         if self._connection.in_transaction:
-            with mapped_errors():
+            with mapped_errors(self.path):
                 self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
@@ -169,10 +158,13 @@ def _make_private(path: Path) -> None:
         if not path.exists():
             with contextlib.suppress(FileExistsError):
                 os.mknod(path, stat.S_IFREG | 0o600)
+        usable = path.is_file()
     except OSError as error:
         raise StoreError(
             f"a home cannot be made at {path.parent} ({error.strerror}); choose another directory, or check who owns it"
         ) from error
+    if not usable:
+        raise StoreError(not_a_file(path))
 
 
 def migrate(session: SqliteSession, fault: FaultPoint = no_fault) -> None:
@@ -193,7 +185,7 @@ def _write_ahead(session: SqliteSession) -> str:
     end = time.monotonic() + _BUSY_MS / 1000
     while True:
         try:
-            with mapped_errors():
+            with mapped_errors(session.path):
                 return str(session.connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         except StoreBusyError:
             if time.monotonic() > end:
@@ -203,7 +195,7 @@ def _write_ahead(session: SqliteSession) -> str:
 
 def _step(session: SqliteSession, version: int, known: dict[int, str], fault: FaultPoint) -> None:
     connection = session.connection
-    with mapped_errors():
+    with mapped_errors(session.path):
         fault("store.migrate.before")
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -221,13 +213,13 @@ def _step(session: SqliteSession, version: int, known: dict[int, str], fault: Fa
 
 
 def _version(session: SqliteSession) -> int:
-    with mapped_errors():
+    with mapped_errors(session.path):
         return int(session.connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _require_ours(session: SqliteSession, version: int, newest: int) -> None:
     connection = session.connection
-    with mapped_errors():
+    with mapped_errors(session.path):
         # In this order: a process that migrates between the two looks makes both true at once.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]

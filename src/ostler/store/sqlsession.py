@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import StoreError
+from ostler.errors import StoreError, StoreFailedError
 from ostler.model import (
     AgentInstance,
     Attempt,
@@ -24,6 +24,7 @@ from ostler.model import (
     Workspace,
 )
 from ostler.store import plainsql
+from ostler.store.damage import damaged_row, shown_key
 from ostler.store.filters import (
     Found,
     attempt_query,
@@ -35,7 +36,7 @@ from ostler.store.filters import (
     whole_turn_query,
 )
 from ostler.store.kinds import Key, Kind, Ledger
-from ostler.store.logrows import audit_from, audit_row, event_from, event_row
+from ostler.store.logrows import audit_row, audits_from, event_row, events_from
 from ostler.store.mapper import Dialect, Mapper
 from ostler.store.port import Change, Changes, EventWindow, Head, Session, WaitWindow
 from ostler.store.queries import queries
@@ -55,6 +56,7 @@ _DUE = {
     Kind.IDEMPOTENCY: "due_answers",
 }
 _SQL = queries()
+HEADLESS = "the store is damaged (the one row of store_head is gone); restore it from a backup"
 
 
 class OutOfStepError(StoreError):
@@ -204,7 +206,10 @@ class SqlSession(Session):
         return found[0] if found else None
 
     def head(self) -> Head:
-        return Head(**dict(self.execute(_SQL["head"], {})[0]))
+        rows = self.execute(_SQL["head"], {})
+        if not rows:
+            raise StoreFailedError(HEADLESS)
+        return Head(**dict(rows[0]))
 
     def instances(self, workspace_id: UUID, wanted: GetInstancesFilter) -> list[AgentInstance]:
         found = instance_query(wanted, self.unindexed, self.dialect.true)
@@ -245,12 +250,23 @@ class SqlSession(Session):
                 values[field] = self.dialect.encode("uuid", value)
                 break
         _, rows = self.select(_SQL[name], values)
-        return [event_from(self.dialect, row) for row in rows]
+        return events_from(self.dialect, rows)
 
     def audit(self, workspace_id: UUID, after: int, limit: int) -> list[AuditEntry]:
         values = {"workspace_id": self.dialect.encode("uuid", workspace_id), "after": after, "limit": limit}
         _, rows = self.select(_SQL["audit_entries"], values)
-        return [audit_from(self.dialect, row) for row in rows]
+        return audits_from(self.dialect, rows)
+
+    def chain_from(self, first: UUID) -> UUID | None:
+        rows = self.execute(_SQL["next_chain"], {"first": self.dialect.encode("uuid", first)})
+        if not rows:
+            return None
+        value = rows[0]["workspace_id"]
+        try:
+            return self.dialect.uuid_in(value)
+        except (TypeError, ValueError) as error:
+            tables = "workspaces, workspace_ledgers or audit"
+            raise damaged_row(tables, shown_key(value), error, "workspace_id") from error
 
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         return self._records(Kind.ATTEMPT, *self._found(attempt_query(instance_id, limit, after)))

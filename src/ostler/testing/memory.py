@@ -169,6 +169,12 @@ class MemorySession(Session):
             entries = list(self._tables.audit.get(workspace_id, []))
         return [entry for entry in entries if entry.number > after][:limit]
 
+    def chain_from(self, first: UUID) -> UUID | None:
+        with self._tables.lock:
+            rows = self._tables.rows
+            known = {key[0] for kind in (Kind.WORKSPACE, Kind.LEDGER) for key in rows[kind]} | set(self._tables.audit)
+        return min((one for one in known if one >= first), default=None)
+
     def attempts(self, instance_id: UUID | None, limit: int, after: tuple[UUID, int] | None = None) -> list[Attempt]:
         every: list[Attempt] = self._all(Kind.ATTEMPT)
         wanted = [one for one in every if (one.is_open if instance_id is None else one.instance_id == instance_id)]

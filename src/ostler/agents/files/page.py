@@ -121,7 +121,7 @@ def read_text(page: Page, path: Path, *, follow: bool = True) -> tuple[str, byte
             regular = stat.S_ISREG(os.fstat(handle).st_mode)
             raw = file.read(MAX_BYTES + 1) if regular else b""
     except (OSError, ValueError) as error:
-        page.stop(0, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        page.stop(0, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the path and who owns it")
     if not regular:
         page.stop(0, "is not a regular file")
     if len(raw) > MAX_BYTES:

@@ -85,6 +85,18 @@ SELECT workspace_id, number, occurred_at, actor, action, subject, outcome, detai
        previous_hash, hash
 FROM audit WHERE workspace_id = :workspace_id AND number > :after ORDER BY number LIMIT :limit;
 
+-- name: next_chain
+-- The first workspace from :first on that there is any trace of; each part is one step into an index.
+SELECT workspace_id FROM
+    (SELECT * FROM (SELECT id AS workspace_id FROM workspaces WHERE id >= :first ORDER BY id LIMIT 1) AS spaces
+     UNION ALL
+     SELECT * FROM (SELECT workspace_id FROM workspace_ledgers WHERE workspace_id >= :first
+                    ORDER BY workspace_id LIMIT 1) AS ledgers
+     UNION ALL
+     SELECT * FROM (SELECT workspace_id FROM audit WHERE workspace_id >= :first
+                    ORDER BY workspace_id LIMIT 1) AS entries) AS traces
+ORDER BY workspace_id LIMIT 1;
+
 -- name: event_before
 -- The last of the oldest events, at most :limit of them, before the first that is to be kept.
 SELECT coalesce(

@@ -116,6 +116,18 @@ class HistoryContract(StoreGround):
             assert entries[-1].hash == report.head.hash
         assert (await store.read_audit())[-1].detail == "no \ufffd key"
 
+    async def test_every_chain_is_listed_by_id_a_page_at_a_time(self, store: Store) -> None:
+        spaces = sorted([HOME, *[await new_workspace(store, Tier.CORE, number) for number in (2, 5)]])
+        await reserved(store)
+        assert await store.list_chains() == spaces
+        assert await store.list_chains(limit=2) == spaces[:2]
+        assert await store.list_chains(spaces[1]) == spaces[2:]
+        assert await store.list_chains(UUID(int=2**128 - 1)) == []
+
+    async def test_a_workspace_that_is_not_there_has_no_sound_chain(self, store: Store) -> None:
+        report = await store.verify_audit(UUID(int=99))
+        assert report.faults == ("there is no row of this workspace itself: it was removed, or its id is wrong",)
+
     async def test_a_head_kept_outside_proves_that_the_chain_only_grew(self, store: Store) -> None:
         await brought_to(store, AgentState.READY)
         kept = await store.audit_head()
