@@ -84,6 +84,9 @@ class Doer(Agent):
     async def leave(self, request: Any) -> None:
         os._exit(request["code"])
 
+    async def leave_on_term(self, _: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+
     async def die(self, request: Any) -> None:
         os.kill(os.getpid(), request["signal"])
         await asyncio.Event().wait()

@@ -16,6 +16,7 @@ from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
 from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError
 from ostler.isolation import IsolationLevels
+from ostler.isolation.walls import harden, is_kept
 from ostler.lifecycle.fanout import Fanout
 from ostler.lifecycle.house import House
 from ostler.lifecycle.introduce import introduce
@@ -70,6 +71,8 @@ async def open_manager(
     async with AsyncExitStack() as stack:
         home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
         if home is not None:
+            if is_kept(home):  # first of all: agents that lived on run already, and as the same user
+                harden()
             lock = HomeLock(home)
             lock.take()  # at once: it does not wait, and a cancelled opening must not keep it
             stack.callback(lock.release)

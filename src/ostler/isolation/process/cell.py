@@ -50,6 +50,8 @@ class ProcessCell(KeptCell):
         self._crash: Exit | None = None
         self._verdict: Exit | None = None
         self._deadline: Timer | None = None
+        #: Its main process has ended, and something that it had started does not die.
+        self._survived = False
         self._identity: dict[str, Any] = {}
         self._found: Callable[[], None] | None = None
         #: Its initialisation, asked for before anybody wanted to know.
@@ -290,6 +292,7 @@ class ProcessCell(KeptCell):
         self._home.run(self._force())
 
     def has_ended(self, record: Mapping[str, Any]) -> None:
+        self._survived = bool(record.get("left"))
         try:
             if self._channel is not None:
                 self._channel.drain()  # all that it ever said lies there now
@@ -303,7 +306,7 @@ class ProcessCell(KeptCell):
         if not self._gone.done() and not over.done():
             self._say({"t": "stop"})
             await asyncio.wait((self._gone, over), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done():
+        if self._gone.done() and not self._survived:
             return True, []
         return False, await self._force()
 

@@ -118,7 +118,8 @@ class KeptCell(Cell):
         )
 
     async def stop(self, grace: timedelta) -> StopReport:
-        if self._stopping is None:
+        if self._stopping is None or _left_something(self._stopping):  # what could not be ended then may end now
+            self._grace_over = self._loop.create_future()
             self._stopping = self._loop.create_task(self._stop(), name="ostler-stop")
         if not self._stopping.done():
             # A later caller may have less patience than the first.
@@ -215,6 +216,12 @@ class KeptCell(Cell):
             if error.kind in {"lost", "unknown"}:
                 raise AgentGoneError from error
             raise InvalidOperationError(f"the keeper cannot {op} it: {error}") from error
+
+
+def _left_something(stopping: asyncio.Task[StopReport]) -> bool:
+    if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
+        return False
+    return stopping.result().left_behind is not None
 
 
 async def _left_alone() -> StopReport:
