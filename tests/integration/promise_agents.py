@@ -28,6 +28,10 @@ PROGRAMS = {
     "busy": f"{_BEGIN}{_SAY}\nwhile time.monotonic() < end: pass\n",
     "daemon": f"{_BEGIN}\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{_SAY}{_REST}",
     "deaf": f"{_BEGIN}signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{_SAY}{_REST}",
+    "tidy": (
+        f"{_BEGIN}def tidy(*_):\n    open(sys.argv[1], 'w').write('TERM')\n    os._exit(0)\n"
+        f"signal.signal(signal.SIGTERM, tidy)\n{_SAY}{_REST}"
+    ),
     "stopped": f"{_BEGIN}{_SAY}os.kill(os.getpid(), signal.SIGSTOP)\n{_REST}",
     "restless": f"{_BEGIN}{_SAY}\nwhile time.monotonic() < end:\n    if os.fork(): os._exit(0)\n",
     "bomb": (
@@ -74,7 +78,7 @@ class Doer(Agent):
 
     async def raise_one(self, request: Any) -> None:
         """Start one of `PROGRAMS` and answer when it is up."""
-        command = [sys.executable, "-I", "-S", "-c", PROGRAMS[request["program"]]]
+        command = [sys.executable, "-I", "-S", "-c", PROGRAMS[request["program"]], request.get("argument", "")]
         child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220 - a short wait hurts nobody
         assert child.stdout is not None
         self.held.append(bytearray(child.stdout.readline()))
@@ -84,8 +88,13 @@ class Doer(Agent):
     async def leave(self, request: Any) -> None:
         os._exit(request["code"])
 
-    async def leave_on_term(self, _: Any) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    async def leave_on_term(self, request: Any) -> None:
+        def leave(*_: object) -> None:
+            if "note" in request:
+                os.close(os.open(request["note"], os.O_CREAT))
+            os._exit(7)
+
+        signal.signal(signal.SIGTERM, leave)
 
     async def die(self, request: Any) -> None:
         os.kill(os.getpid(), request["signal"])

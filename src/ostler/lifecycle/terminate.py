@@ -35,6 +35,8 @@ from ostler.store.commands import AttemptEnd, Beside, MoveInstance
 _ACT = "terminate"
 #: How long after an end that left something it is tried again.
 _AGAIN_SECONDS = 5.0
+#: The most that is kept of a grace for those that hear no words.
+_SIGNALS = timedelta(seconds=2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,22 +168,24 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
         return farewell
     grace = options.graceful_timeout
     limit = house.clock.mono() + grace.total_seconds()
+    # Where there are signals besides words, the last part of its time is theirs.
+    words = grace - min(_SIGNALS, grace / 5) if life.isolation.capabilities.kills else grace
     if grace and not cell.is_stuck:
         try:
-            async with Deadline(house.clock, grace):
-                await calls_ended(house, life, grace / 2)
+            async with Deadline(house.clock, words):
+                await calls_ended(house, life, words / 2)
                 await say_goodbye(cell, farewell, keep=options.persist_final_state)
                 farewell.complete = True
         except TimeoutError:
-            farewell.faults.append(f"it did not shut down within {grace.total_seconds():g} s")
+            farewell.faults.append(f"it did not shut down within {words.total_seconds():g} s")
     if not farewell.complete:
         if not options.force_if_timeout:
             return farewell
         if grace:
             house.log.emit("shutdown_timeout", instance_id=life.instance_id)
     house.fault("stop.kill.before")
-    left = max(limit - house.clock.mono(), 0.0) if farewell.complete else 0.0
-    report = await stop_cell(life, grace * (left / grace.total_seconds()) if grace else NO_GRACE)
+    left = max(limit - house.clock.mono(), 0.0) if farewell.complete or words < grace else 0.0
+    report = await stop_cell(life, timedelta(seconds=left))
     house.fault("stop.kill.after")
     farewell.left_behind = report.left_behind
     if report.left_behind is not None and life.isolation.capabilities.kills:

@@ -30,6 +30,8 @@ from ostler.seams import Clock, Timer
 _log = logging.getLogger("ostler.isolation")
 #: How long after its last word a process may take to end.
 _LAST_STEPS_SECONDS = 5.0
+#: As long as a keeper waits at most after a TERM; the manager's own clock says when it is enough.
+_PATIENCE_SECONDS = 60.0
 #: How long a new manager waits to hear what it works on. One that blocks its loop tells later.
 _CATCH_UP_SECONDS = 1.5
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
@@ -305,9 +307,11 @@ class ProcessCell(KeptCell):
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         if not self._gone.done() and not over.done():
             self._say({"t": "stop"})
-            await asyncio.wait((self._gone, over), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
         if self._gone.done() and not self._survived:
             return True, []
+        if not over.done() and (left := await self._signal(over, _PATIENCE_SECONDS)) is not None:
+            return True, left
         return False, await self._force()
 
     def _release(self, how: Exit | None) -> None:

@@ -25,6 +25,8 @@ LOST = Exit(
     outcome=AttemptOutcome.LOST,
     detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
 )
+#: How much of a grace belongs to those that hear no words; of a short one half.
+_SIGNAL_SECONDS = 1.0
 #: The keeper's words for limits, and the fields of `ResourceLimits` that they hold.
 _HELD_BY: Mapping[str, str] = MappingProxyType({"memory": "max_memory_mb", "cpu": "max_cpu_percent"})
 _HELD_ANYWAY: Mapping[str, Enforcement] = MappingProxyType(
@@ -68,6 +70,8 @@ class KeptCell(Cell):
         self._quiet = True
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Task[StopReport] | None = None
+        #: Words have had their time; then signals have.
+        self._words_over: asyncio.Future[None] = self._loop.create_future()
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._graces: list[Timer] = []
         self._destroyed = False
@@ -119,16 +123,23 @@ class KeptCell(Cell):
 
     async def stop(self, grace: timedelta) -> StopReport:
         if self._stopping is None or _left_something(self._stopping):  # what could not be ended then may end now
-            self._grace_over = self._loop.create_future()
+            self._words_over, self._grace_over = self._loop.create_future(), self._loop.create_future()
             self._stopping = self._loop.create_task(self._stop(), name="ostler-stop")
         if not self._stopping.done():
-            # A later caller may have less patience than the first.
-            seconds = grace.total_seconds()
-            if seconds <= 0 or self.is_stuck:
-                wake(self._grace_over)
-            else:
-                self._graces.append(self._clock.call_later(seconds, partial(wake, self._grace_over)))
+            self._give(grace.total_seconds())  # a later caller may have less patience than the first
         return await asyncio.shield(self._stopping)
+
+    def _give(self, seconds: float) -> None:
+        """So much time until force; the end of it is for signals."""
+        if seconds <= 0:
+            wake(self._grace_over)
+            return
+        words = max(seconds / 2, seconds - _SIGNAL_SECONDS)
+        if self.is_stuck:  # it hears no words
+            wake(self._words_over)
+            seconds -= words
+        for ends, at in ((self._words_over, words), (self._grace_over, seconds)):
+            self._graces.append(self._clock.call_later(at, partial(wake, ends)))
 
     async def destroy(self) -> None:
         with contextlib.suppress(Exception):
@@ -187,6 +198,15 @@ class KeptCell(Cell):
                 return [f"{error}, and nobody knows what it left"]
             return await self._force(grace_seconds, leaf, again=False)
         return [str(one) for one in report.get("left", ())]
+
+    async def _signal(self, over: asyncio.Future[None], patience_seconds: float) -> list[str] | None:
+        """TERM, and CONT so that it is heard, to its group; waits until it is gone. What is left; None if time is up.
+
+        The keeper has a patience of its own, for the case that nobody comes back to say that the time is up.
+        """
+        asking = self._home.run(self._force(patience_seconds))
+        await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
+        return asking.result() if asking.done() else None
 
     def _die(self, how: Exit) -> None:
         """It has ended, and all of it is proven gone. Told once, and only if nobody asked for it."""
