@@ -76,6 +76,12 @@ class Doer(Agent):
             written += os.write(1, _CHUNK)
         return written
 
+    async def speak(self, request: Any) -> None:
+        for number in range(request["count"]):
+            self.context.signal("n", {"n": number})
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+
     async def raise_one(self, request: Any) -> None:
         """Start one of `PROGRAMS` and answer when it is up."""
         command = [sys.executable, "-I", "-S", "-c", PROGRAMS[request["program"]], request.get("argument", "")]

@@ -162,7 +162,7 @@ class ProcessCell(KeptCell):
         return await self._calls.answered(call_id, call)
 
     async def ping(self) -> None:
-        if not self._closing:
+        if not self._closing and not (self._channel is not None and self._channel.is_held):
             # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
             if self._pong is None or self._pong.done():
                 self._pong = self._loop.create_future()
@@ -219,9 +219,14 @@ class ProcessCell(KeptCell):
     def _hear(self, message: Mapping[str, Any]) -> None:
         said = hearing.message_of(message)
         try:
-            self._listener.heard(self._plan.attempt, said)
+            enough = self._listener.heard(self._plan.attempt, said)
         except Exception:  # noqa: BLE001 - logged; the next message may fare better
             _log.exception("the manager failed to hear a message of an agent")
+            return
+        if enough is not None and not self._closing and self._channel is not None:
+            self._channel.hold(enough)
+            if self._pong is not None:
+                wake(self._pong)  # it lives, and it is we who do not listen
 
     def _settle(self, verb: Verb, call_id: UUID, outcome: Outcome) -> None:
         self._calls.settle(verb, call_id, outcome)
@@ -262,6 +267,8 @@ class ProcessCell(KeptCell):
     def _shut(self) -> None:
         super()._shut()
         self._calls.closing = True
+        if self._channel is not None:
+            self._channel.release()
 
     def _left(self, why: str | None) -> None:
         """The channel is at its end."""
