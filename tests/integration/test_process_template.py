@@ -166,3 +166,22 @@ def test_a_log_that_is_only_added_to_may_be_shared(load: Callable[..., Template]
     agents = [template.start("Mine") for _ in range(3)]
     assert [one.ask()["ok"] for one in agents] == [5, 5, 5]
     assert log.read_text() == "line\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"), [(False, {"mine.py"}), (True, {"mine.py", "crew/__init__.py", "crew/part.py"})]
+)
+def test_what_is_the_agents_own_counts_wherever_it_is_installed(tmp_path: Path, main: bool, expected: set[str]) -> None:
+    """Its module, and the package of that: here of a program that was started with `python -m`."""
+    site = tmp_path / "site-packages"
+    for package in ("crew", "foreign"):
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").touch()
+        (site / package / "part.py").touch()
+    (site / "mine.py").write_text("import crew.part, foreign.part\n" + _SMALL.format(answer="1"))
+    template = Template(site, "mine", main=main, package="crew" if main else None)
+    try:
+        files = {Path(one) for one in template.answer["files"]}
+        assert {one.relative_to(site).as_posix() for one in files if one.is_relative_to(site)} == expected
+    finally:
+        template.close()
