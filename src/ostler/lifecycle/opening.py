@@ -210,6 +210,7 @@ class Keeping:
         await self._watch.close()
         house.timers.close()
         house.restarting.open()
+        house.starting.open()
         for _ in range(_ROUNDS):  # a spawn that was under way when the door was shut comes to light only later
             if owned:
                 await asyncio.wait([house.run(self._retire_all(), "ostler-retire")], timeout=limit)
