@@ -22,6 +22,8 @@ from ostler.errors import InvalidOperationError
 from ostler.model import AgentPriority, AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
 from ostler.seams import Clock
 
+#: How long one that did not end when it was asked has after a signal, before force.
+LAST_CALL = timedelta(seconds=0.5)
 _NOTHING: Mapping[UUID, Any] = MappingProxyType({})
 #: What of the manager's environment an agent outside its program sees, unless it is told otherwise.
 DEFAULT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TZ", "USER")

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, VersionConflictError
-from ostler.isolation.base import Cell, Exit, Verb
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Verb
 from ostler.lifecycle.adopt import level_of, look_for
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House, Parting
@@ -35,8 +35,6 @@ from ostler.store.commands import AttemptEnd, Beside, MoveInstance
 _ACT = "terminate"
 #: How long after an end that left something it is tried again.
 _AGAIN_SECONDS = 5.0
-#: The most that is kept of a grace for those that hear no words.
-_SIGNALS = timedelta(seconds=2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,24 +166,22 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
         return farewell
     grace = options.graceful_timeout
     limit = house.clock.mono() + grace.total_seconds()
-    # Where there are signals besides words, the last part of its time is theirs.
-    words = grace - min(_SIGNALS, grace / 5) if life.isolation.capabilities.kills else grace
     if grace and not cell.is_stuck:
         try:
-            async with Deadline(house.clock, words):
-                await calls_ended(house, life, words / 2)
+            async with Deadline(house.clock, grace):
+                await calls_ended(house, life, grace / 2)
                 await say_goodbye(cell, farewell, keep=options.persist_final_state)
                 farewell.complete = True
         except TimeoutError:
-            farewell.faults.append(f"it did not shut down within {words.total_seconds():g} s")
+            farewell.faults.append(f"it did not shut down within {grace.total_seconds():g} s")
     if not farewell.complete:
         if not options.force_if_timeout:
             return farewell
         if grace:
             house.log.emit("shutdown_timeout", instance_id=life.instance_id)
     house.fault("stop.kill.before")
-    left = max(limit - house.clock.mono(), 0.0) if farewell.complete or words < grace else 0.0
-    report = await stop_cell(life, timedelta(seconds=left))
+    left = timedelta(seconds=max(limit - house.clock.mono(), 0.0))
+    report = await stop_cell(life, left if farewell.complete else _last_call(life, grace))
     house.fault("stop.kill.after")
     farewell.left_behind = report.left_behind
     if report.left_behind is not None and life.isolation.capabilities.kills:
@@ -194,6 +190,11 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
         farewell.faults.append("it was ended at once" if not grace else "it did not end by itself and was forced")
     farewell.complete = farewell.complete and report.graceful
     return farewell
+
+
+def _last_call(life: Life, grace: timedelta) -> timedelta:
+    """Who hears no words may hear a signal, where there are any; unless it is to end at once."""
+    return LAST_CALL if grace and life.isolation.capabilities.kills else NO_GRACE
 
 
 async def say_goodbye(cell: Cell, farewell: Farewell, *, keep: bool) -> None:

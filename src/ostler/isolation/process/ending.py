@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError, InvalidOperationError
-from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import KeeperError
@@ -25,8 +25,6 @@ LOST = Exit(
     outcome=AttemptOutcome.LOST,
     detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
 )
-#: How much of a grace belongs to those that hear no words; of a short one half.
-_SIGNAL_SECONDS = 1.0
 #: The keeper's words for limits, and the fields of `ResourceLimits` that they hold.
 _HELD_BY: Mapping[str, str] = MappingProxyType({"memory": "max_memory_mb", "cpu": "max_cpu_percent"})
 _HELD_ANYWAY: Mapping[str, Enforcement] = MappingProxyType(
@@ -134,11 +132,9 @@ class KeptCell(Cell):
         if seconds <= 0:
             wake(self._grace_over)
             return
-        words = max(seconds / 2, seconds - _SIGNAL_SECONDS)
-        if self.is_stuck:  # it hears no words
-            wake(self._words_over)
-            seconds -= words
-        for ends, at in ((self._words_over, words), (self._grace_over, seconds)):
+        signals = min(LAST_CALL.total_seconds(), seconds)
+        words = 0.0 if self.is_stuck else seconds - signals
+        for ends, at in ((self._words_over, words), (self._grace_over, words + signals)):
             self._graces.append(self._clock.call_later(at, partial(wake, ends)))
 
     async def destroy(self) -> None:
