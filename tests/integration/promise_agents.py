@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -130,6 +131,23 @@ class Doer(Agent):
 
     async def surroundings(self, _: Any) -> dict[str, Any]:
         return {"environ": dict(os.environ), "files": _open_files(), "child": _files_of_a_child()}
+
+
+class Plodder(Agent):
+    """Its plain method blocks, and tells how many of it ran at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = self._most = 0
+
+    def process(self, request: Any) -> int:
+        with self._lock:
+            self._now += 1
+            self._most = max(self._most, self._now)
+        time.sleep(request["seconds"])
+        with self._lock:
+            self._now -= 1
+        return self._most
 
 
 def _tried(way: Any) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promise_agents import Plodder
 from promise_ground import Fleet, end_keeper, everyone, group_number, keeper_of, lives, opened, until
 
 from ostler import (
@@ -86,6 +87,14 @@ async def test_priority_is_a_share_of_a_busy_machine(fleet: Fleet) -> None:
         shares[priority] = group_number(pid, "cpu", "cpu.shares", "cpu.weight") or 0
     assert shares[AgentPriority.HIGH] == 16 * shares[AgentPriority.LOW] > 0
     assert nice == {AgentPriority.LOW: 10, AgentPriority.HIGH: 0}
+
+
+async def test_no_more_plain_calls_run_at_once_than_there_may_be_workers(fleet: Fleet) -> None:
+    plodder = fleet.manager.registry.register(Plodder, name="plodder").id
+    limits = ResourceLimits(max_worker_threads=2, max_concurrent_tasks=8)
+    one = await fleet.spawn(plodder, resource_limits=limits)
+    calls = (fleet.manager.process(one.instance_id, {"seconds": 0.05}) for _ in range(8))
+    assert max(await asyncio.gather(*calls)) == 2
 
 
 # --- ends ------------------------------------------------------------------------------------------
