@@ -1,5 +1,6 @@
-"""A manager that is killed: `process_victim.py HOME COUNT LEDGER`. It finds its agents, asks them things, and writes
-down what it asked and what was answered, so that the next one can go on. It prints a line when it has found them.
+"""A manager that is killed: `process_victim.py HOME COUNT LEDGER [churn]`. It finds its agents, asks them things, and
+writes down what it asked and what was answered, so that the next one can go on. It prints a line when it has found
+them. With `churn` it also ends agents and starts others all the time.
 """
 
 from __future__ import annotations
@@ -82,8 +83,14 @@ class Victim:
                 asked.append(self.ask(request_id, instance_id))
             await asyncio.gather(*asked)
 
+    async def churn(self, count: int) -> None:
+        while True:
+            living = await self._manager.get_active_instances(ostler.GetInstancesFilter(limit=1000))
+            ends = (self._manager.terminate(one.instance_id) for one in random.sample(living, min(3, len(living))))
+            await asyncio.gather(*ends, self.populate(count), return_exceptions=True)
 
-async def main(home: str, count: int, ledger: Ledger) -> None:
+
+async def main(home: str, count: int, ledger: Ledger, deed: str = "") -> None:
     settings = ostler.LifecycleSettings(outlive=timedelta(hours=1))
     registry = ostler.AgentRegistry()
     registry.register(Clerk, name="clerk")
@@ -93,9 +100,11 @@ async def main(home: str, count: int, ledger: Ledger) -> None:
         victim = Victim(manager, ledger)
         await victim.populate(count)
         await victim.report(seconds)
+        if deed == "churn":
+            await victim.churn(count)
         again = [victim.ask(*one) for one in ledger.outstanding().items()]
         await asyncio.gather(victim.work(), *again)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), Ledger(Path(sys.argv[3]))))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), Ledger(Path(sys.argv[3])), *sys.argv[4:]))

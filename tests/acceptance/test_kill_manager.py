@@ -162,6 +162,42 @@ def test_killed_managers_lose_none_of_a_thousand_agents(tmp_path: Path) -> None:
     rounds(tmp_path / "home", count=1000, number=5, seconds=5.0)
 
 
+@pytest.mark.torture
+@pytest.mark.timeout(1200)
+def test_managers_that_are_killed_in_mid_deed_leave_no_box_that_nobody_owns(tmp_path: Path) -> None:
+    """While they open, adopt, spawn and terminate: whenever the kill comes, boxes and open starts are the same."""
+    home, chance = tmp_path / "home", random.Random(8)
+    command = [sys.executable, str(VICTIM), str(home), "10", str(tmp_path / "ledger"), "churn"]
+    try:
+        for _ in range(60):
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as victim:
+                time.sleep(chance.uniform(0.1, 2.5))
+                victim.kill()
+        boxes, starts = asyncio.run(_boxes_and_starts(home))
+        assert boxes == starts
+        assert boxes, "nobody lives, so nothing was shown"
+    finally:
+        end_all(home)
+
+
+async def _boxes_and_starts(home: Path) -> tuple[set[str], set[str]]:
+    """What the keeper has that lives, and what the store says was started and has not ended; once all has settled."""
+    registry = ostler.AgentRegistry()
+    registry.register(Clerk, name="clerk")
+    settings = ostler.LifecycleSettings(outlive=timedelta(hours=1))
+    async with ostler.open(home, settings=settings, registry=registry) as opened:
+        level: Any = opened._house.levels.get(ostler.IsolationLevel.PROCESS)  # noqa: SLF001 - tests may look inside
+        end = time.monotonic() + PATIENCE
+        while True:
+            units = (await level._home.request("list"))["units"]  # noqa: SLF001 - as above
+            attempts = await opened.store.open_attempts()
+            boxes = {one["box"] for one in units if one.get("exit") is None}
+            starts = {f"{one.instance_id.hex}.{one.number}" for one in attempts}
+            if boxes == starts or time.monotonic() > end:  # some may be on their way back
+                return boxes, starts
+            await asyncio.sleep(0.05)
+
+
 def test_what_ended_while_nobody_looked_is_known_by_its_true_exit_code(tmp_path: Path) -> None:
     home = tmp_path / "home"
     try:

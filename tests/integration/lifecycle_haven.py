@@ -39,6 +39,8 @@ class Soul:
     finish: asyncio.Event = field(default_factory=asyncio.Event)
     hand: HavenCell | None = None
     stops: int = 0
+    #: So many stops it lives through.
+    clings: int = 0
 
     async def do(self, call_id: UUID, verb: Verb, payload: Any) -> Any:
         if verb is not Verb.PROCESS:
@@ -211,6 +213,9 @@ class HavenCell(Cell):
     async def stop(self, grace: timedelta) -> StopReport:
         if not self._loose.done():
             self._soul.stops += 1
+            if self._soul.clings:
+                self._soul.clings -= 1
+                return StopReport(graceful=False, left_behind="process 7 (state D)")
             self._soul.vanish()
         return StopReport(graceful=bool(grace))
 

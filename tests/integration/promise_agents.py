@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -28,6 +29,10 @@ PROGRAMS = {
     "busy": f"{_BEGIN}{_SAY}\nwhile time.monotonic() < end: pass\n",
     "daemon": f"{_BEGIN}\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{_SAY}{_REST}",
     "deaf": f"{_BEGIN}signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{_SAY}{_REST}",
+    "tidy": (
+        f"{_BEGIN}def tidy(*_):\n    open(sys.argv[1], 'w').write('TERM')\n    os._exit(0)\n"
+        f"signal.signal(signal.SIGTERM, tidy)\n{_SAY}{_REST}"
+    ),
     "stopped": f"{_BEGIN}{_SAY}os.kill(os.getpid(), signal.SIGSTOP)\n{_REST}",
     "restless": f"{_BEGIN}{_SAY}\nwhile time.monotonic() < end:\n    if os.fork(): os._exit(0)\n",
     "bomb": (
@@ -72,9 +77,15 @@ class Doer(Agent):
             written += os.write(1, _CHUNK)
         return written
 
+    async def speak(self, request: Any) -> None:
+        for number in range(request["count"]):
+            self.context.signal("n", {"n": number})
+            if number % 100 == 0:
+                await asyncio.sleep(0)
+
     async def raise_one(self, request: Any) -> None:
         """Start one of `PROGRAMS` and answer when it is up."""
-        command = [sys.executable, "-I", "-S", "-c", PROGRAMS[request["program"]]]
+        command = [sys.executable, "-I", "-S", "-c", PROGRAMS[request["program"]], request.get("argument", "")]
         child = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: ASYNC220 - a short wait hurts nobody
         assert child.stdout is not None
         self.held.append(bytearray(child.stdout.readline()))
@@ -83,6 +94,14 @@ class Doer(Agent):
 
     async def leave(self, request: Any) -> None:
         os._exit(request["code"])
+
+    async def leave_on_term(self, request: Any) -> None:
+        def leave(*_: object) -> None:
+            if "note" in request:
+                os.close(os.open(request["note"], os.O_CREAT))
+            os._exit(7)
+
+        signal.signal(signal.SIGTERM, leave)
 
     async def die(self, request: Any) -> None:
         os.kill(os.getpid(), request["signal"])
@@ -112,6 +131,23 @@ class Doer(Agent):
 
     async def surroundings(self, _: Any) -> dict[str, Any]:
         return {"environ": dict(os.environ), "files": _open_files(), "child": _files_of_a_child()}
+
+
+class Plodder(Agent):
+    """Its plain method blocks, and tells how many of it ran at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = self._most = 0
+
+    def process(self, request: Any) -> int:
+        with self._lock:
+            self._now += 1
+            self._most = max(self._most, self._now)
+        time.sleep(request["seconds"])
+        with self._lock:
+            self._now -= 1
+        return self._most
 
 
 def _tried(way: Any) -> str:

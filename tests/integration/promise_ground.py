@@ -56,8 +56,9 @@ def everyone(home: Path, box: str = "") -> set[int]:
 
 
 def groups_of(home: Path) -> list[Path]:
-    """The control groups that are there for a home."""
-    return list(Path("/sys/fs/cgroup").glob(f"**/ostler-{token_of(home)}"))
+    """The control groups that are there for a home. Others come and go while one looks, which `os.walk` bears."""
+    name = f"ostler-{token_of(home)}"
+    return [Path(place, name) for place, inside, _ in os.walk("/sys/fs/cgroup") if name in inside]
 
 
 def keeper_of(home: Path) -> int:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from lifecycle_ground import Crew, logged
+from lifecycle_ground import LEVELS, Crew, logged
 
 from ostler import (
     AgentGoneError,
@@ -16,6 +16,7 @@ from ostler import (
     AgentState,
     AuditEntry,
     InvalidOperationError,
+    IsolationLevel,
     LicenseError,
     OstlerError,
     RestartPolicy,
@@ -40,6 +41,7 @@ async def by(crew: Crew, actor: str) -> list[AuditEntry]:
 # --- audit -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("level", [*LEVELS, IsolationLevel.PROCESS], ids=str)
 async def test_all_lifecycle_operations_appear_in_the_audit_log(crew: Crew) -> None:
     somebody = await crew.as_somebody(Role.OPERATOR)
     one = await somebody.spawn(crew.request())

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from lifecycle_ground import Actor, Crew, Stage, agent_threads, opened
+from lifecycle_ground import LEVELS, Actor, Crew, Stage, agent_threads, opened
 
 from ostler import (
     AgentInitializationError,
@@ -166,8 +166,9 @@ async def test_what_a_plan_does_not_admit_is_named_with_the_plan_that_does(
 # --- failed on the way -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("level", [*LEVELS, IsolationLevel.PROCESS], ids=str)
 async def test_a_failed_initialisation_leaves_nothing_but_its_record(crew: Crew, home: Path) -> None:
-    await crew.set_tier(Tier.CORE)
+    await crew.set_tier(Tier.TEAMS if crew.level is IsolationLevel.PROCESS else Tier.CORE)
     for _ in range(3):
         with pytest.raises(AgentInitializationError, match="its initialisation failed: ValueError: not today"):
             await crew.spawn({"initialize": "fail"})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promise_agents import Plodder
 from promise_ground import Fleet, end_keeper, everyone, group_number, keeper_of, lives, opened, until
 
 from ostler import (
@@ -96,6 +97,14 @@ async def test_how_well_each_limit_is_held_is_on_the_record(fleet: Fleet) -> Non
     assert set(one.enforcement) == {*ResourceLimits.__dataclass_fields__, "processes"}
     bound = group_number(await fleet.pid(one), "pids", "pids.max")
     assert one.enforcement["processes"] is (Enforcement.APPROXIMATED if bound is None else Enforcement.ENFORCED)
+
+
+async def test_no_more_plain_calls_run_at_once_than_there_may_be_workers(fleet: Fleet) -> None:
+    plodder = fleet.manager.registry.register(Plodder, name="plodder").id
+    limits = ResourceLimits(max_worker_threads=2, max_concurrent_tasks=8)
+    one = await fleet.spawn(plodder, resource_limits=limits)
+    calls = (fleet.manager.process(one.instance_id, {"seconds": 0.05}) for _ in range(8))
+    assert max(await asyncio.gather(*calls)) == 2
 
 
 # --- ends ------------------------------------------------------------------------------------------

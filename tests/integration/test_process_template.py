@@ -198,3 +198,22 @@ def test_a_template_finds_what_it_stands_on_wherever_that_is() -> None:
     ended = subprocess.run([python, "-S", *rest], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert "No module named" not in ended.stderr
     assert ended.stderr.strip().endswith("Bad file descriptor"), "it comes as far as the socket of its keeper"
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"), [(False, {"mine.py"}), (True, {"mine.py", "crew/__init__.py", "crew/part.py"})]
+)
+def test_what_is_the_agents_own_counts_wherever_it_is_installed(tmp_path: Path, main: bool, expected: set[str]) -> None:
+    """Its module, and the package of that: here of a program that was started with `python -m`."""
+    site = tmp_path / "site-packages"
+    for package in ("crew", "foreign"):
+        (site / package).mkdir(parents=True)
+        (site / package / "__init__.py").touch()
+        (site / package / "part.py").touch()
+    (site / "mine.py").write_text("import crew.part, foreign.part\n" + _SMALL.format(answer="1"))
+    template = Template(site, "mine", main=main, package="crew" if main else None)
+    try:
+        files = {Path(one) for one in template.answer["files"]}
+        assert {one.relative_to(site).as_posix() for one in files if one.is_relative_to(site)} == expected
+    finally:
+        template.close()

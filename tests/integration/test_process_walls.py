@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -188,3 +189,50 @@ async def test_nor_one_that_carries_the_mark_of_another_home(
         assert await fleet.do(again, "echo", value=1) == 1, "under a new keeper, which has swept"
         assert await other.do(theirs, "echo", value=1) == 1
         assert [found.poll() for found in strangers] == [None, None]
+
+
+_LOOKED_AT = """
+import asyncio, ctypes, sys
+import ostler
+from ostler.isolation.process import launch
+from ostler.lifecycle import ownership
+
+def shown():
+    return ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)  # PR_GET_DUMPABLE
+
+def told(module, name, kind):
+    real = getattr(module, name)
+    def first(*args):
+        print(kind, shown(), flush=True)
+        return real(*args)
+    setattr(module, name, first)
+
+told(ownership.HomeLock, "take", "lock")
+told(launch, "connect", "keeper")
+told(launch, "_make", "start")
+
+async def main():
+    async with ostler.open(sys.argv[1]) as manager:
+        print("opened", shown(), flush=True)
+        if len(sys.argv) > 2:
+            spec = ostler.CommandSpec(argv=("true",))
+            run = manager.registry.register(spec, name="run")
+            options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
+            await manager.spawn(ostler.SpawnRequest(agent_definition_id=run.id, options=options))
+
+asyncio.run(main())
+"""
+
+
+def _looked_at(home: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-c", _LOOKED_AT, str(home), *more]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\n")
+
+
+def test_a_program_is_closed_before_anybody_could_look_into_it(home: Path) -> None:
+    assert _looked_at(home)[:2] == ["lock 1", "opened 1"], "who has no such agents is left alone"
+    said = _looked_at(home, "spawn")
+    assert said[:2] == ["lock 1", "opened 1"]
+    assert {one.split()[1] for one in said[2:] if one} == {"0"}, "before a keeper is there"
+    (home / "keeper" / "keeper.sock").touch()  # agents of an earlier manager may be there
+    assert _looked_at(home)[:2] == ["lock 0", "opened 0"]

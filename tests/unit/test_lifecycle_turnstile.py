@@ -137,3 +137,40 @@ async def test_an_open_one_holds_nobody_up() -> None:
     await turn()
     assert crowd.entered[-1] == "late"
     await crowd.leave_all()
+
+
+async def test_one_that_takes_its_time_does_not_hold_up_the_others() -> None:
+    clock, entered = ManualClock(), []
+    stile = Turnstile(clock, at_once=1)
+
+    async def enter(name: str) -> None:
+        async with stile.turn(P.NORMAL, 0.25):
+            entered.append(name)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.ensure_future(enter(name)) for name in ("a", "b", "c")]
+    for count in (1, 2, 3):
+        await turn()
+        assert len(entered) == count
+        clock.advance(0.25)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with stile.turn(P.NORMAL):
+        assert stile.waiting == 0, "who has left is not counted as leaving again"
+
+
+async def test_who_says_that_it_is_done_leaves_before_the_end() -> None:
+    stile = Turnstile(ManualClock(), at_once=1)
+    async with stile.turn(P.LOW) as leave:
+        leave()
+        async with asyncio.timeout(5), stile.turn(P.LOW):
+            leave()
+            assert stile._inside == 1  # noqa: SLF001 - tests may look inside
+
+
+async def test_alone_nobody_waits_even_for_the_loop() -> None:
+    stile = Turnstile(ManualClock(), at_once=1)
+    entering = stile.turn(P.LOW).__aenter__()
+    with pytest.raises(StopIteration):
+        entering.send(None)

@@ -6,6 +6,7 @@ one living start of one instance. The lifecycle knows these two and nothing of t
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.model import AgentPriority, AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
 from ostler.seams import Clock
 
+#: How long one that did not end when it was asked has after a signal, before force.
+LAST_CALL = timedelta(seconds=0.5)
 _NOTHING: Mapping[UUID, Any] = MappingProxyType({})
 #: What of the manager's environment an agent outside its program sees, unless it is told otherwise.
 DEFAULT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
@@ -130,7 +133,12 @@ class StopReport:
 class Listener(Protocol):
     """The manager's ear. A level calls it on the loop that called `start`, and bears that nobody listens any more."""
 
-    def heard(self, attempt: int, message: Message) -> None: ...
+    def heard(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
+        """Take note of it. Who has enough for now answers what to wait for; until then nothing more should be said.
+
+        What an agent says last of all is said all the same.
+        """
+        ...
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer: ...
 

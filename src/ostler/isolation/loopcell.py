@@ -125,7 +125,7 @@ class LoopCell(Cell):
             await self._withdraw(call)
             raise
         # What it said before it answered is heard before the answer.
-        self._mailbox.flush()
+        self._mailbox.catch_up()
         return self._answer(call)
 
     async def freeze(self) -> None:

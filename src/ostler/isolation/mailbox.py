@@ -64,7 +64,18 @@ class Backlog:
 class Mailbox:
     """A `Voice` for one start. It knows who speaks; once closed it delivers nothing any more."""
 
-    __slots__ = ("_asking", "_closed", "_home", "_listener", "_lock", "_next_said", "_waiting", "attempt", "dropped")
+    __slots__ = (
+        "_asking",
+        "_closed",
+        "_held",
+        "_home",
+        "_listener",
+        "_lock",
+        "_next_said",
+        "_waiting",
+        "attempt",
+        "dropped",
+    )
 
     def __init__(self, home: asyncio.AbstractEventLoop, listener: Listener, attempt: int) -> None:
         self.attempt = attempt
@@ -75,6 +86,8 @@ class Mailbox:
         self._listener = listener
         self._lock = threading.Lock()
         self._closed = False
+        #: The listener has enough until then; what is said meanwhile waits here.
+        self._held: asyncio.Future[None] | None = None
         # Both are made when first needed: most agents are silent most of the time, and there are many of them.
         self._waiting: Backlog | None = None
         self._asking: set[asyncio.Task[Any] | None] | None = None
@@ -112,9 +125,13 @@ class Mailbox:
             # Cancelled from the other side: the manager let go while the agent waited.
             raise AgentGoneError(_CLOSED) from None
 
-    def flush(self) -> None:
-        """On the manager's loop: deliver all that was said until now."""
+    def catch_up(self) -> None:
+        """On the manager's loop: deliver what was said until now, as far as the listener can bear it."""
         self._deliver(len(self._waiting or ()))
+
+    def flush(self) -> None:
+        """On the manager's loop: deliver all that was said until now, for there will be nothing more."""
+        self._deliver(len(self._waiting or ()), last=True)
 
     def close(self) -> None:
         """On the manager's loop: from here on silence. Who waits for an answer is told."""
@@ -136,7 +153,7 @@ class Mailbox:
 
     async def _put(self, wait: WaitAsked) -> WaitAnswer:
         """On the manager's loop: what was said before the question is heard before it."""
-        self.flush()
+        self.catch_up()
         if self._closed:
             raise AgentGoneError(_CLOSED)
         task = asyncio.current_task()
@@ -151,18 +168,31 @@ class Mailbox:
         self._deliver(max(_PER_TURN, len(self._waiting or ()) // 4))
         with self._lock:
             more = self._waiting is not None
-        if more:
+        if more and self._held is None:
             self._home.call_soon(self._turn)
 
-    def _deliver(self, most: int) -> None:
-        for message in self._take(most):
-            try:
-                self._listener.heard(self.attempt, message)
-            except Exception:  # noqa: BLE001 - logged; the next message may fare better
-                _log.exception("the manager failed to hear a message of an agent")
+    def _deliver(self, most: int, *, last: bool = False) -> None:
+        while most > 0 and (last or self._held is None) and (taken := self._take(min(most, _PER_TURN))):
+            most -= len(taken)
+            for message in taken:
+                self._hear(message)
         if self.dropped >= self._next_said:
             _log.warning("an agent says more than can be heard: %d messages were dropped so far", self.dropped)
             self._next_said = self.dropped * 10
+
+    def _hear(self, message: Message) -> None:
+        try:
+            enough = self._listener.heard(self.attempt, message)
+        except Exception:  # noqa: BLE001 - logged; the next message may fare better
+            _log.exception("the manager failed to hear a message of an agent")
+            return
+        if enough is not None and self._held is None and not self._closed:
+            self._held = enough
+            enough.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        self._held = None
+        self._home.call_soon(self._turn)
 
     def _take(self, most: int) -> list[Message]:
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ostler.keeper.children import Ended
@@ -16,6 +17,10 @@ from ostler.keeper.units import ENDED, ENDING, LIVING, House, Unit
 _KILLED_CODE = 128 + int(signal.SIGKILL)
 #: Whoever lives on for so long after a memory kill in its box was not the one who was killed.
 _MEMORY_SECONDS = 0.5
+
+
+#: What a unit is ended for when all in its box has had its part in that.
+_HARMFUL = frozenset({"memory", "pids"})
 
 
 class Undertaker:
@@ -33,7 +38,9 @@ class Undertaker:
         """Its main process has ended and is reaped."""
         unit.state = ENDING
         unit.ended = ended
-        place = Place(unit.room.box, unit.leaf, unit.names, lambda left: self._write(unit, ended, left))
+        written = partial(self._write, unit, ended)
+        # Who has used too much together is not asked.
+        place = Place(unit.room.box, unit.leaf, unit.names, written, ask=unit.by not in _HARMFUL)
         self._emptying.begin(place)
 
     def _write(self, unit: Unit, ended: Ended, left: list[str]) -> None:

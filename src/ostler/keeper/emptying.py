@@ -16,13 +16,15 @@ from ostler.keeper.tree import Process
 
 #: How long the proof that a box is empty may take.
 PROOF_SECONDS = 5.0
+#: How long what an agent leaves has to go by itself.
+ASK_SECONDS = 0.5
 _LONGEST_PAUSE = 0.05
 
 
 class Place:
     """What shall be empty. `units` are those whose strays belong to it; `done` hears who is left when time is up."""
 
-    __slots__ = ("box", "done", "is_template", "leaf", "left", "pause", "units", "until")
+    __slots__ = ("asked", "box", "done", "is_template", "leaf", "left", "patience", "pause", "units", "until")
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Place:
         done: Callable[[list[str]], None],
         *,
         is_template: bool = False,
+        ask: bool = False,
     ) -> None:
         self.box = box
         self.leaf = leaf
@@ -42,6 +45,9 @@ class Place:
         self.until = time.monotonic() + PROOF_SECONDS
         self.pause = 0.0005
         self.left: set[int] = set()
+        #: Until then who is in it may go by himself; and who was told to.
+        self.patience = time.monotonic() + ASK_SECONDS if ask else 0.0
+        self.asked: set[Process] = set()
 
 
 class Emptying:
@@ -71,6 +77,9 @@ class Emptying:
     def _strike(self, place: Place) -> set[int]:
         left = place.box.pids(place.leaf)
         if not left:
+            return left
+        if time.monotonic() < place.patience:
+            _ask_all(place, left)
             return left
         newborn = {pid for pid in left if self._children.is_known(pid)} if place.is_template else set()
         if newborn:
@@ -109,6 +118,14 @@ class Emptying:
         place = names.get(unit) if home == self._token else None
         # The forks of a template keep its mark, and are not its own.
         return None if place is not None and place.is_template else place
+
+
+def _ask_all(place: Place, pids: Iterable[int]) -> None:
+    """Once each: TERM, and CONT for one that stands still and could not hear it."""
+    for process in {one for pid in pids if (one := tree.living(pid)) is not None} - place.asked:
+        place.asked.add(process)
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            tree.signal_pid(process.pid, process.start_time, number)
 
 
 def end_all(pids: Iterable[int]) -> set[int]:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.errors import AgentGoneError, OstlerError
 from ostler.isolation.base import Exit
+from ostler.isolation.calls import wake
 from ostler.lifecycle.fail import died
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
@@ -18,6 +19,7 @@ from ostler.store.commands import ReportProgress, ReportSignal
 _MINUTE = 60.0
 #: As many numbers of its own may one agent report by name.
 _MAX_METRICS = 100
+#: So many may wait to be written; whoever says more waits in turn.
 _MAX_SIGNALS = 10_000
 _AT_ONCE = 64
 
@@ -25,7 +27,7 @@ _AT_ONCE = 64
 class Ear:
     """Knows which start it belongs to; what an earlier one says later is not believed."""
 
-    __slots__ = ("_house", "_life", "_pending", "_signals", "_writing")
+    __slots__ = ("_house", "_life", "_pending", "_room", "_signals", "_writing")
 
     def __init__(self, house: House, life: Life) -> None:
         self._house = house
@@ -35,11 +37,13 @@ class Ear:
         self._writing = False
         #: Signals that wait to be written; None while nobody writes.
         self._signals: deque[Signal] | None = None
+        #: Resolved when there is room for more of them; None while there is.
+        self._room: asyncio.Future[None] | None = None
 
-    def heard(self, attempt: int, message: Message) -> None:
+    def heard(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
         life = self._life
         if attempt != life.attempt or life.left or not life.record.is_active:
-            return
+            return None
         life.pulse.output = self._house.clock.mono()
         match message:
             case TokensUsed():
@@ -53,6 +57,7 @@ class Ear:
                     self._tell_progress(attempt)
             case Signal():
                 self._hear_signal(attempt, message)
+        return self._room
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         await self._found(self._life)
@@ -123,29 +128,38 @@ class Ear:
                 self._tell_progress(attempt)
 
     def _hear_signal(self, attempt: int, message: Signal) -> None:
-        """One after the other, in their order; more than can be written are lost, and that is said."""
+        """One after the other, in their order. None is dropped; who says more than can be written has to wait."""
         if self._signals is None:
             self._signals = deque([message])
             self._house.run(self._write_signals(attempt, self._signals), "ostler-signals")
-        elif len(self._signals) < _MAX_SIGNALS:
-            self._signals.append(message)
         else:
-            why = f"more than {_MAX_SIGNALS} signals wait to be written"
-            self._house.log.emit("report_lost", instance_id=self._life.instance_id, error=why)
+            self._signals.append(message)
+        if len(self._signals) >= _MAX_SIGNALS and self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
 
     async def _write_signals(self, attempt: int, waiting: deque[Signal]) -> None:
         house, life = self._house, self._life
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
-            commands = (
-                ReportSignal(instance_id=life.instance_id, attempt=attempt, name=one.name, payload=one.payload)
-                for one in batch
-            )
-            answers = await asyncio.gather(*map(house.store.commit, commands), return_exceptions=True)
-            for error in answers:
-                if isinstance(error, OstlerError):
-                    house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
-        self._signals = None
+        try:
+            while waiting:
+                batch = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
+                commands = (
+                    ReportSignal(instance_id=life.instance_id, attempt=attempt, name=one.name, payload=one.payload)
+                    for one in batch
+                )
+                answers = await asyncio.gather(*map(house.store.commit, commands), return_exceptions=True)
+                for error in answers:
+                    if isinstance(error, OstlerError):
+                        house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
+                if len(waiting) <= _MAX_SIGNALS // 2:
+                    self._make_room()
+        finally:  # whoever waits for room must not wait for a writer that is gone
+            self._signals = None
+            self._make_room()
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            wake(room)
 
 
 def tokens_wait(life: Life, now: float) -> timedelta:

@@ -27,6 +27,8 @@ from ostler.telemetry import LifecycleLog, LifecycleMetrics
 T = TypeVar("T")
 
 _RETRY_SECONDS = 1.0
+#: As many processes are started at a time as keep the cores busy; the more, the later comes one that is urgent.
+_STARTS_AT_ONCE = 8
 #: How long a workspace's plan is believed without looking again.
 _PLAN_SECONDS = 1.0
 
@@ -68,6 +70,8 @@ class House:
     restarting: Turnstile = field(init=False)
     #: Where all of it happens: a task of one loop cannot wait for what another does.
     loop: asyncio.AbstractEventLoop = field(init=False)
+    #: For starts of processes, which take a core each.
+    starting: Turnstile = field(init=False)
     #: In the order of their making.
     _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     _plans: dict[UUID, tuple[float, Workspace]] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class House:
         self.restarting = Turnstile(
             self.clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second
         )
+        self.starting = Turnstile(self.clock, at_once=_STARTS_AT_ONCE)
 
     # --- background work ------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from ostler.agents import AgentKind, AgentManifest
@@ -125,6 +127,9 @@ class Life:
     ending: asyncio.Task[TerminationResult] | None = None
     #: It was asked to end before, in vain; so its end will not have been graceful.
     balked: bool = False
+    #: When its end is tried again, of which something was left; and what it had asked to be kept of it.
+    again: Timer | None = None
+    last_words: Mapping[str, Any] | None = None
     #: The start whose death is being dealt with; whoever announces it again is late.
     mourned: int = 0
     #: The parking that is under way; a resume waits for it.

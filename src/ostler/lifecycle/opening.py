@@ -16,6 +16,7 @@ from ostler.agents import AgentManifest, AgentRegistry
 from ostler.agents.files import read_lifecycle
 from ostler.errors import InvalidOperationError, OstlerError, StaleWriterError, StoreError, ValidationError
 from ostler.isolation import IsolationLevels
+from ostler.isolation.walls import harden, is_kept
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.doors import require_kind
@@ -80,6 +81,8 @@ async def open_manager(
     async with AsyncExitStack() as stack:
         home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
         if home is not None:
+            if is_kept(home):  # first of all: agents that lived on run already, and as the same user
+                harden()
             lock = HomeLock(home)
             lock.take()  # at once: it does not wait, and a cancelled opening must not keep it
             stack.callback(lock.release)
@@ -233,6 +236,7 @@ class Keeping:
         await self._watch.close()
         house.timers.close()
         house.restarting.open()
+        house.starting.open()
         for _ in range(_ROUNDS):  # a spawn that was under way when the door was shut comes to light only later
             if owned:
                 await asyncio.wait([house.run(self._retire_all(), "ostler-retire")], timeout=limit)

@@ -19,6 +19,7 @@ from ostler.lifecycle.dying import plan_death
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import NO_GRACE
 from ostler.lifecycle.life import Life
+from ostler.lifecycle.terminate import unended
 from ostler.lifecycle.waits import close_wait
 from ostler.model import (
     INACTIVE_STATES,
@@ -28,9 +29,11 @@ from ostler.model import (
     AttemptOutcome,
     GetInstancesFilter,
     SuspendDepth,
+    TerminationOptions,
     Wait,
     WaitKind,
 )
+from ostler.store import SYSTEM
 from ostler.store.commands import AttemptEnd, Beside, EndAttempt, MoveInstance
 
 _LOST = "the program it lived in has ended"
@@ -63,7 +66,7 @@ async def recover(house: House) -> int:
         after = attempts[-1]
         count += sum(await asyncio.gather(*(_one(house, attempt, ground, gate) for attempt in attempts)))
     await _sweep(house, ground)
-    await _finish_all(house)
+    await _finish_all(house, ground)
     await _resume_waits(house)
     return count
 
@@ -107,7 +110,11 @@ async def _recover(house: House, attempt: Attempt, ground: _Ground) -> None:
             if not _on_its_way_out(record, pause, found):
                 await adopt(house, life, found, pause, ground.asks.get(record.instance_id, ()))
                 return
-            how, stopped = await _put_out(house, life, found), found
+            how, left = await _put_out(house, life, found)
+            if left is not None and record.state is AgentState.TERMINATING and level.capabilities.kills:
+                _go_on_ending(house, life, found, left)
+                return
+            stopped = found
         elif found.outcome is not AttemptOutcome.LOST or level.capabilities.outlives_manager:
             how = found
     await _tell(house, record, attempt, pause, how)
@@ -125,7 +132,8 @@ def _on_its_way_out(record: AgentInstance, pause: Wait | None, cell: Cell) -> bo
     return not _FAREWELL.isdisjoint(cell.in_flight.values())
 
 
-async def _put_out(house: House, life: Life, cell: Cell) -> Exit:
+async def _put_out(house: House, life: Life, cell: Cell) -> tuple[Exit, str | None]:
+    """How that went, and what of it lives on."""
     life.left = True  # what it says now is of no account
     if life.adopted is not None:
         life.adopted.set()
@@ -135,7 +143,14 @@ async def _put_out(house: House, life: Life, cell: Cell) -> Exit:
     if report.left_behind is not None:
         house.log.emit("left_behind", instance_id=life.instance_id, what=report.left_behind)
         detail = f"{detail}; {report.left_behind}"
-    return Exit(outcome=AttemptOutcome.STOPPED, detail=detail)
+    return Exit(outcome=AttemptOutcome.STOPPED, detail=detail), report.left_behind
+
+
+def _go_on_ending(house: House, life: Life, cell: Cell, left: str) -> None:
+    """Its termination is not over as long as something of it lives; this manager goes on with it."""
+    life.left, life.cell = False, cell
+    house.lives[life.instance_id] = life
+    unended(house, life, TerminationOptions(reason=f"{_LOST} while it was being terminated"), SYSTEM, left)
 
 
 async def _tell(house: House, record: AgentInstance, attempt: Attempt, pause: Wait | None, how: Exit) -> None:
@@ -203,14 +218,16 @@ async def _sweep(house: House, ground: _Ground) -> None:
             house.log.emit("recovery_failed", instance_id="", error=str(error))
 
 
-async def _finish_all(house: House) -> None:
+async def _finish_all(house: House, ground: _Ground) -> None:
     """Terminations that were cut off after nothing lived any more."""
-    after = None
+    after, open_still = None, {instance_id for instance_id, _ in ground.unclear} | house.lives.keys()
     while spaces := await house.store.list_workspaces(after=after):
         after = spaces[-1].workspace_id
         for space in spaces:
             wanted = GetInstancesFilter(state=AgentState.TERMINATING, limit=1000)
             for record in await house.store.list_instances(wanted, space.workspace_id):
+                if record.instance_id in open_still:
+                    continue
                 try:
                     await _finish(house, record)
                 except OstlerError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -29,6 +29,8 @@ from ostler.store.commands import Beside
 
 LIMITS = tuple(field.name for field in fields(ResourceLimits))
 NO_GRACE = timedelta(0)
+#: So long others wait for a start that takes its time.
+_LONGEST_TURN_SECONDS = 0.25
 
 
 async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside | None = None) -> None:
@@ -64,8 +66,9 @@ async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
     life.tally = Tally()
     cell: Cell | None = None
     try:
-        async with _in_time(house, life):
+        async with _in_turn(house, life) as begun, _in_time(house, life):
             cell = life.cell = await _isolated(house, life, plan)
+            begun()
             await _initialized(cell)
         house.fault("spawn.ready.before")
         enforcement = enforced(life)
@@ -95,6 +98,19 @@ async def _isolated(house: House, life: Life, plan: StartPlan) -> Cell:
         raise AgentInitializationError(f"it could not be started: {type(error).__name__}: {error}") from error
     house.fault("spawn.start.after")
     return cell
+
+
+@asynccontextmanager
+async def _in_turn(house: House, life: Life) -> AsyncIterator[Callable[[], object]]:
+    """Where many processes are to be started, the urgent ones come first. Its wait is not part of its time.
+
+    What the agent does then takes no turn from others, nor does a module that takes long to import.
+    """
+    if not life.isolation.capabilities.kills:  # inside this program there is nothing to wait for
+        yield bool
+        return
+    async with house.starting.turn(life.options.priority, _LONGEST_TURN_SECONDS) as begun:
+        yield begun
 
 
 @asynccontextmanager

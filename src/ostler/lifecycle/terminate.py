@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, VersionConflictError
-from ostler.isolation.base import Cell, Verb
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Verb
+from ostler.lifecycle.adopt import level_of, look_for
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House, Parting
 from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, clear_away, stop_cell, sweep_up, turn_away
@@ -31,6 +33,8 @@ from ostler.store.commands import AttemptEnd, Beside, MoveInstance
 
 #: What the audit calls it.
 _ACT = "terminate"
+#: How long after an end that left something it is tried again.
+_AGAIN_SECONDS = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,6 +115,9 @@ async def _end(house: House, life: Life, options: TerminationOptions, by: Actor)
         house.fault("stop.intent.after")
         await _call_off(life)
         farewell = await _take_leave(house, life, options)
+        if farewell.left_behind is not None and life.isolation.capabilities.kills:
+            life.last_words = farewell.final_state
+            return unended(house, life, options, by, farewell.left_behind)
         if not farewell.complete and not options.force_if_timeout:
             limit = options.graceful_timeout.total_seconds()
             life.ending, life.balked = None, True
@@ -121,6 +128,24 @@ async def _end(house: House, life: Life, options: TerminationOptions, by: Actor)
     except BaseException:
         life.ending = None
         raise
+
+
+def unended(house: House, life: Life, options: TerminationOptions, by: Actor, what: str) -> TerminationResult:
+    """Something of it lives, so it is not called terminated: its end is tried again, until it is one."""
+    house.log.emit("left_behind", instance_id=life.instance_id, what=what)
+    life.ending, life.balked = None, True
+    if life.again is None and house.shut is None:
+        brief = options.evolve(graceful_timeout=NO_GRACE, force_if_timeout=True)
+        # By a timer, not by a task: a house that closes does not wait for it.
+        life.again = house.clock.call_later(_AGAIN_SECONDS, partial(_end_again, house, life, brief, by))
+    why = f"it could not be ended: {what}; it is left terminating, and tried again every {_AGAIN_SECONDS:g} s"
+    return TerminationResult.failed(why).evolve(final_instance=life.record)
+
+
+def _end_again(house: House, life: Life, options: TerminationOptions, by: Actor) -> None:
+    life.again = None
+    if house.shut is None and house.lives.get(life.instance_id) is life:
+        end(house, life, options, by)
 
 
 async def _call_off(life: Life) -> None:
@@ -134,7 +159,7 @@ async def _call_off(life: Life) -> None:
 
 async def _take_leave(house: House, life: Life, options: TerminationOptions) -> Farewell:
     """Hooks, last words, shutdown, and the end of the cell; all within one grace, or by force."""
-    farewell, cell = Farewell(), life.cell
+    farewell, cell = Farewell(final_state=life.last_words), life.cell
     if life.balked:
         farewell.faults.append("it did not end when it was first asked to")
     if cell is None:
@@ -156,14 +181,21 @@ async def _take_leave(house: House, life: Life, options: TerminationOptions) -> 
         if grace:
             house.log.emit("shutdown_timeout", instance_id=life.instance_id)
     house.fault("stop.kill.before")
-    left = max(limit - house.clock.mono(), 0.0) if farewell.complete else 0.0
-    report = await stop_cell(life, grace * (left / grace.total_seconds()) if grace else NO_GRACE)
+    left = timedelta(seconds=max(limit - house.clock.mono(), 0.0))
+    report = await stop_cell(life, left if farewell.complete else _last_call(life, grace))
     house.fault("stop.kill.after")
     farewell.left_behind = report.left_behind
+    if report.left_behind is not None and life.isolation.capabilities.kills:
+        life.cell = cell  # the next try is with the same one
     if not report.graceful and not farewell.faults:
         farewell.faults.append("it was ended at once" if not grace else "it did not end by itself and was forced")
     farewell.complete = farewell.complete and report.graceful
     return farewell
+
+
+def _last_call(life: Life, grace: timedelta) -> timedelta:
+    """Who hears no words may hear a signal, where there are any; unless it is to end at once."""
+    return LAST_CALL if grace and life.isolation.capabilities.kills else NO_GRACE
 
 
 async def say_goodbye(cell: Cell, farewell: Farewell, *, keep: bool) -> None:
@@ -199,6 +231,8 @@ async def _final(
     said: dict[str, Any] = {"reason": options.reason, "was_graceful": farewell.graceful, "act": _ACT}
     async with life.lock:
         await house.insist(lambda: house.move(life, AgentState.TERMINATED, by=by, beside=beside, **said))
+    if life.again is not None:
+        life.again.cancel()
     await clear_away(life)
     house.drop(life)
     house.fault("stop.final.after")
@@ -225,7 +259,11 @@ async def _end_failed(house: House, life: Life, options: TerminationOptions, by:
 
 
 async def _bury(house: House, by: Actor, record: AgentInstance, options: TerminationOptions) -> TerminationResult:
-    """One without a life here: failed for good, or parked by an earlier manager. No cell, so nothing to stop."""
+    """One without a life here: failed for good, or parked by an earlier manager, or one that nobody could find."""
+    ended, left = await _put_out(house, record)
+    if left is not None:
+        why = f"it could not be ended: {left}; it is left {record.state}, terminate it again"
+        return TerminationResult.failed(why).evolve(final_instance=record)
     wait = await _open_wait(house, record)
     beside = Beside(end_wait=wait.wait_id, wait_outcome="terminated") if wait else None
     if wait is not None:
@@ -236,10 +274,28 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
     if record.state not in {AgentState.FAILED, AgentState.TERMINATING}:
         going = MoveInstance(**said, to=AgentState.TERMINATING, beside=beside, expected_version=seen)
         beside, seen = None, (await house.store.commit(going)).version
+    if ended is not None:
+        beside, graceful = replace(beside or Beside(), ended=ended), False
     last = MoveInstance(**said, to=AgentState.TERMINATED, was_graceful=graceful, beside=beside, expected_version=seen)
     final = await house.insist(lambda: house.store.commit(last))
     _tell(house, final, graceful=graceful)
     return house.parted(TerminationResult.successful(final, was_graceful=graceful, duration=timedelta(seconds=0)))
+
+
+async def _put_out(house: House, record: AgentInstance) -> tuple[AttemptEnd | None, str | None]:
+    """One whom recovery could not look for may live: now it is found and ended. How its start ended; what is left."""
+    level = level_of(house, record) if record.is_active else None
+    if level is None or not level.capabilities.kills:
+        return None, None
+    starts = await house.store.list_attempts(record.instance_id, 1, after=record.attempt - 1)
+    if not starts or starts[0].outcome is not None:
+        return None, None
+    _, found = await look_for(house, record, starts[0], level)
+    if isinstance(found, Exit):
+        return AttemptEnd(outcome=found.outcome, detail=found.detail), None
+    report = await found.stop(NO_GRACE)
+    await found.destroy()
+    return AttemptEnd(outcome=AttemptOutcome.STOPPED, detail="ended by force"), report.left_behind
 
 
 def _tell(house: House, record: AgentInstance, *, graceful: bool) -> None:

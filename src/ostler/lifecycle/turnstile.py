@@ -1,10 +1,10 @@
-"""Many want to come back at once; they go through one by one, the important ones first, and nobody waits for ever."""
+"""Many want to start, or to come back, at once; the important ones go first, and nobody waits for ever."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -22,10 +22,24 @@ class _Waiter:
     turn: asyncio.Future[None]
 
 
+class _Once:
+    """Does it the first time only."""
+
+    __slots__ = ("_deed",)
+
+    def __init__(self, deed: Callable[[], None]) -> None:
+        self._deed: Callable[[], None] | None = deed
+
+    def __call__(self) -> None:
+        deed, self._deed = self._deed, None
+        if deed is not None:
+            deed()
+
+
 class Turnstile:
     """So many inside at a time, so many let in per second; by priority, and in the order of coming within it."""
 
-    def __init__(self, clock: Clock, *, at_once: int, per_second: int) -> None:
+    def __init__(self, clock: Clock, *, at_once: int, per_second: int | None = None) -> None:
         self._clock = clock
         self._at_once = at_once
         self._inside = 0
@@ -43,13 +57,20 @@ class Turnstile:
         return sum(map(len, self._queues.values()))
 
     @asynccontextmanager
-    async def turn(self, priority: AgentPriority) -> AsyncIterator[None]:
-        """Wait for one's turn; it lasts as long as the block."""
+    async def turn(self, priority: AgentPriority, at_most: float | None = None) -> AsyncIterator[Callable[[], None]]:
+        """Wait for one's turn; it lasts as long as the block, or until what it gives is called.
+
+        After `at_most` seconds others do not wait for it any longer.
+        """
         await self._enter(priority)
+        leave = _Once(self._leave)
+        timer = None if at_most is None else self._clock.call_later(at_most, leave)
         try:
-            yield
+            yield leave
         finally:
-            self._leave()
+            if timer is not None:
+                timer.cancel()
+            leave()
 
     def open(self) -> None:
         """Let everybody through from now on: the house closes, and each will find that out."""
@@ -59,6 +80,9 @@ class Turnstile:
         self._admit()
 
     async def _enter(self, priority: AgentPriority) -> None:
+        if not self.waiting and (self._open or self._has_room()):  # alone, nobody waits even for the loop
+            self._let_in()
+            return
         self._numbers += 1
         waiter = _Waiter(self._numbers, asyncio.get_running_loop().create_future())
         queue = self._queues[priority]
@@ -82,14 +106,18 @@ class Turnstile:
             waiter = self._next()
             if waiter.turn.done():
                 continue  # it has given up, and is about to say so
-            self._inside += 1
-            self._entered.append(self._clock.mono())
+            self._let_in()
             waiter.turn.set_result(None)
+
+    def _let_in(self) -> None:
+        self._inside += 1
+        if self._entered.maxlen is not None:
+            self._entered.append(self._clock.mono())
 
     def _has_room(self) -> bool:
         if self._inside >= self._at_once:
             return False
-        if len(self._entered) < (self._entered.maxlen or 0):
+        if self._entered.maxlen is None or len(self._entered) < self._entered.maxlen:
             return True
         left = self._entered[0] + _SECOND - self._clock.mono()
         if left > 0 and self._timer is None:

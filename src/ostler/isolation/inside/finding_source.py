@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import ModuleType
@@ -126,13 +126,16 @@ def maker_of(module: ModuleType, qualname: str) -> AgentMaker:
     return maker
 
 
-def source_files(since_ns: int, now_ns: int) -> dict[str, tuple[int, int]]:
+def source_files(source: Source, since_ns: int, now_ns: int) -> dict[str, tuple[int, int]]:
     """Time and size of every loaded file that may be edited: neither the standard library nor what was installed.
+
+    What belongs to the agent itself, its module and the package of that, counts wherever it stands: it may be
+    installed anew while its manager runs.
 
     One that was written while it was being loaded may have been read before; it counts as changed already.
     """
     files = {}
-    for path in _loaded_files():
+    for path in _loaded_files({source.module.partition(".")[0], (source.package or MAIN_NAME).partition(".")[0]}):
         try:
             found = os.stat(path)  # noqa: PTH116 - as above
         except OSError:
@@ -142,11 +145,18 @@ def source_files(since_ns: int, now_ns: int) -> dict[str, tuple[int, int]]:
     return files
 
 
-def _loaded_files() -> Iterator[str]:
-    for module in tuple(sys.modules.values()):
+def _loaded_files(own: Collection[str]) -> Iterator[str]:
+    """`own` are the packages that count wherever they stand."""
+    for name, module in tuple(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or any(f"/{name}/" in file for name in _FOREIGN):
+        if not isinstance(file, str):
             continue
         path = os.path.abspath(file)  # noqa: PTH100 - as above
-        if not path.startswith((_OURS, _STANDARD)) and not os.path.realpath(path).startswith(_STANDARD):
+        if not path.startswith(_OURS) and (name.partition(".")[0] in own or _may_be_edited(path)):
             yield path
+
+
+def _may_be_edited(path: str) -> bool:
+    if path.startswith(_STANDARD) or any(f"/{name}/" in path for name in _FOREIGN):
+        return False
+    return not os.path.realpath(path).startswith(_STANDARD)

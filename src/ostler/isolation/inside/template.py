@@ -129,7 +129,8 @@ class Template:
                 sys.path[:] = setup["sys_path"]
             if setup.get("argv") is not None:  # a program may look at its words when it is loaded
                 sys.argv[:] = setup["argv"]
-            self._module = load(Source.read(setup["source"]))
+            source = Source.read(setup["source"])
+            self._module = load(source)
         except BaseException as error:  # noqa: BLE001 - importing runs foreign code; whatever it was is told
             self._tell({"failed": "".join(traceback.format_exception(error))})
             self._finish()
@@ -145,7 +146,7 @@ class Template:
         gc.collect()
         self._kept += fill_holes()
         gc.freeze()
-        files = source_files(began, time.time_ns())
+        files = source_files(source, began, time.time_ns())
         self._caught, self._forks = caught_signals(), why is None
         self._tell({"ready": True, "files": files, "forks": why is None, "why": why})
         return True

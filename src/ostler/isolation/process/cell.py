@@ -30,6 +30,8 @@ from ostler.seams import Clock, Timer
 _log = logging.getLogger("ostler.isolation")
 #: How long after its last word a process may take to end.
 _LAST_STEPS_SECONDS = 5.0
+#: As long as a keeper waits at most after a TERM; the manager's own clock says when it is enough.
+_PATIENCE_SECONDS = 60.0
 #: How long a new manager waits to hear what it works on. One that blocks its loop tells later.
 _CATCH_UP_SECONDS = 1.5
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
@@ -50,6 +52,8 @@ class ProcessCell(KeptCell):
         self._crash: Exit | None = None
         self._verdict: Exit | None = None
         self._deadline: Timer | None = None
+        #: Its main process has ended, and something that it had started does not die.
+        self._survived = False
         self._identity: dict[str, Any] = {}
         self._found: Callable[[], None] | None = None
         #: Its initialisation, asked for before anybody wanted to know.
@@ -163,7 +167,7 @@ class ProcessCell(KeptCell):
         return await self._calls.answered(call_id, call)
 
     async def ping(self) -> None:
-        if not self._closing:
+        if not self._closing and not (self._channel is not None and self._channel.is_held):
             # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
             if self._pong is None or self._pong.done():
                 self._pong = self._loop.create_future()
@@ -220,9 +224,14 @@ class ProcessCell(KeptCell):
     def _hear(self, message: Mapping[str, Any]) -> None:
         said = hearing.message_of(message)
         try:
-            self._listener.heard(self._plan.attempt, said)
+            enough = self._listener.heard(self._plan.attempt, said)
         except Exception:  # noqa: BLE001 - logged; the next message may fare better
             _log.exception("the manager failed to hear a message of an agent")
+            return
+        if enough is not None and not self._closing and self._channel is not None:
+            self._channel.hold(enough)
+            if self._pong is not None:
+                wake(self._pong)  # it lives, and it is we who do not listen
 
     def _settle(self, verb: Verb, call_id: UUID, outcome: Outcome) -> None:
         self._calls.settle(verb, call_id, outcome)
@@ -263,6 +272,8 @@ class ProcessCell(KeptCell):
     def _shut(self) -> None:
         super()._shut()
         self._calls.closing = True
+        if self._channel is not None:
+            self._channel.release()
 
     def _left(self, why: str | None) -> None:
         """The channel is at its end."""
@@ -295,6 +306,7 @@ class ProcessCell(KeptCell):
         self._home.run(self._force())
 
     def has_ended(self, record: Mapping[str, Any]) -> None:
+        self._survived = bool(record.get("left"))
         try:
             if self._channel is not None:
                 self._channel.drain()  # all that it ever said lies there now
@@ -307,9 +319,11 @@ class ProcessCell(KeptCell):
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         if not self._gone.done() and not over.done():
             self._say({"t": "stop"})
-            await asyncio.wait((self._gone, over), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done():
+            await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
+        if self._gone.done() and not self._survived:
             return True, []
+        if not over.done() and (left := await self._signal(over, _PATIENCE_SECONDS)) is not None:
+            return True, left
         return False, await self._force()
 
     def _release(self, how: Exit | None) -> None:

@@ -45,6 +45,8 @@ class Channel:
         self._writing = False
         self._room: list[asyncio.Future[None]] = []
         self._rest: asyncio.Handle | None = None
+        #: Nothing is read until then, so that the agent's own side fills up.
+        self._held: asyncio.Future[None] | None = None
         self._loop.add_reader(sock, self._read)
 
     def greet(self) -> None:
@@ -78,6 +80,28 @@ class Channel:
             self._room.append(woken)
             await woken
 
+    @property
+    def is_held(self) -> bool:
+        return self._held is not None
+
+    def hold(self, until: asyncio.Future[None]) -> None:
+        """Whoever hears it has enough for now. Read no more until then, or until `release`."""
+        if self._open and self._held is None:
+            self._held = until
+            self._loop.remove_reader(self._sock)
+            until.add_done_callback(self._let_go)
+
+    def release(self) -> None:
+        """It is about to end: all that it still says is heard."""
+        if self._held is not None:
+            self._let_go(self._held)
+
+    def _let_go(self, held: asyncio.Future[None]) -> None:
+        if self._held is held:
+            self._held = None
+            if self._open and self._rest is None:
+                self._go_on()
+
     def close(self) -> None:
         """The keeper has an end of its own, so this alone ends nothing."""
         if not self._open:
@@ -101,6 +125,8 @@ class Channel:
         while self._open and (got := self._read_one()):
             size += got
             spent = time.perf_counter() - began
+            if self._held is not None:
+                return
             if size >= _BYTES_PER_TURN or spent >= _SECONDS_PER_TURN:
                 if self._open:
                     self._pause(spent)
@@ -116,7 +142,8 @@ class Channel:
 
     def _go_on(self) -> None:
         self._rest = None
-        self._loop.add_reader(self._sock, self._read)
+        if self._held is None:
+            self._loop.add_reader(self._sock, self._read)
 
     def _read_one(self) -> int:
         """How many bytes came; 0 when there is nothing more now."""

@@ -280,11 +280,8 @@ class CommandCell(KeptCell):
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         if not self._runs:
             return True, []
-        if not over.done():
-            asking = self._home.run(self._force(_PATIENCE_SECONDS))
-            await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return True, asking.result()
+        if not over.done() and (left := await self._signal(over, _PATIENCE_SECONDS)) is not None:
+            return True, left
         return False, await self._force()
 
     def _release(self, how: Exit | None) -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ostler.errors import AgentGoneError, InvalidOperationError
-from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import KeeperError
@@ -71,6 +71,8 @@ class KeptCell(Cell):
         self._quiet = True
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Task[StopReport] | None = None
+        #: Words have had their time; then signals have.
+        self._words_over: asyncio.Future[None] = self._loop.create_future()
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._graces: list[Timer] = []
         self._destroyed = False
@@ -126,16 +128,22 @@ class KeptCell(Cell):
         )
 
     async def stop(self, grace: timedelta) -> StopReport:
-        if self._stopping is None:
+        if self._stopping is None or _left_something(self._stopping):  # what could not be ended then may end now
+            self._words_over, self._grace_over = self._loop.create_future(), self._loop.create_future()
             self._stopping = self._loop.create_task(self._stop(), name="ostler-stop")
         if not self._stopping.done():
-            # A later caller may have less patience than the first.
-            seconds = grace.total_seconds()
-            if seconds <= 0 or self.is_stuck:
-                wake(self._grace_over)
-            else:
-                self._graces.append(self._clock.call_later(seconds, partial(wake, self._grace_over)))
+            self._give(grace.total_seconds())  # a later caller may have less patience than the first
         return await asyncio.shield(self._stopping)
+
+    def _give(self, seconds: float) -> None:
+        """So much time until force; the end of it is for signals."""
+        if seconds <= 0:
+            wake(self._grace_over)
+            return
+        signals = min(LAST_CALL.total_seconds(), seconds)
+        words = 0.0 if self.is_stuck else seconds - signals
+        for ends, at in ((self._words_over, words), (self._grace_over, words + signals)):
+            self._graces.append(self._clock.call_later(at, partial(wake, ends)))
 
     async def destroy(self) -> None:
         with contextlib.suppress(Exception):
@@ -195,6 +203,15 @@ class KeptCell(Cell):
             return await self._force(grace_seconds, leaf, again=False)
         return [str(one) for one in report.get("left", ())]
 
+    async def _signal(self, over: asyncio.Future[None], patience_seconds: float) -> list[str] | None:
+        """TERM, and CONT so that it is heard, to its group; waits until it is gone. What is left; None if time is up.
+
+        The keeper has a patience of its own, for the case that nobody comes back to say that the time is up.
+        """
+        asking = self._home.run(self._force(patience_seconds))
+        await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
+        return asking.result() if asking.done() else None
+
     def _die(self, how: Exit) -> None:
         """It has ended, and all of it is proven gone. Told once, and only if nobody asked for it."""
         wake(self._gone)
@@ -223,6 +240,12 @@ class KeptCell(Cell):
             if error.kind in {"lost", "unknown"}:
                 raise AgentGoneError from error
             raise InvalidOperationError(f"the keeper cannot {op} it: {error}") from error
+
+
+def _left_something(stopping: asyncio.Task[StopReport]) -> bool:
+    if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
+        return False
+    return stopping.result().left_behind is not None
 
 
 async def _left_alone() -> StopReport:

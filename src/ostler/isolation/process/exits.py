@@ -27,7 +27,7 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
     if crash is not None:
         return crash
     if by in _OURS:
-        return Exit(outcome=AttemptOutcome.STOPPED, detail=_OURS[by])
+        return Exit(outcome=AttemptOutcome.STOPPED, detail=f"{_OURS[by]}{_last_word(record)}")
     if by == "pids":
         return Exit(outcome=AttemptOutcome.SIGNAL, detail=str(record.get("why") or _PIDS))
     code, number = record.get("code"), record.get("signal")
@@ -38,6 +38,12 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
     if code == 0:
         return Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself")
     return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {code}")
+
+
+def _last_word(record: Mapping[str, Any]) -> str:
+    """What a program said by its code when it was asked to end. What we killed says nothing by that."""
+    code = record.get("code")
+    return f"; exit code {code}" if isinstance(code, int) and code else ""
 
 
 def ending_of(record: Mapping[str, Any]) -> Ending:

@@ -189,6 +189,22 @@ class KeeperHome:
                 if is_vacant:
                     await launch.sweep(launch.token_of_dead(directory))
 
+    async def read_last_will(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of a keeper that is gone: how its units ended, by unit, as far as it wrote that down. What it left is ended.
+
+        Raises `InvalidOperationError` when one holds the place that says nothing.
+        """
+        if self._site.directory is None:
+            return {}
+        directory = self._site.directory / launch.KEEPER
+        for _ in range(_DYING_LOOKS):
+            with launch.vacant(directory) as is_vacant:
+                if is_vacant:
+                    await launch.sweep(launch.token_of_dead(directory))
+                    return launch.exits_of_dead(directory)
+            await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
+        raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
+
     async def settled(self) -> None:
         """Until a keeper that was lost is buried, if one was."""
         while self._burial is not None and self._burial is not asyncio.current_task():

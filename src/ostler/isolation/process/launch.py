@@ -18,15 +18,17 @@ import annotated_types
 
 import ostler
 from ostler.errors import InvalidOperationError
+from ostler.isolation import walls
 from ostler.isolation.calls import wake
 from ostler.isolation.process.link import SHORT, KeeperError, Link
 from ostler.keeper import protocol
 from ostler.keeper.edition import edition
 from ostler.keeper.hiding import HIDE
+from ostler.keeper.records import Journal
 
 _log = logging.getLogger("ostler.isolation")
 #: Within a home.
-KEEPER = "keeper"
+KEEPER = walls.KEEPER
 #: Where our own code is imported from; the keeper and its templates have no other way to it.
 SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
 _KEEPER = f"{HIDE}; import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
@@ -130,6 +132,15 @@ def token_of_dead(directory: Path) -> str:
         return (directory / protocol.TOKEN).read_text().strip() if (directory / protocol.SOCKET).exists() else ""
     except OSError:
         return ""
+
+
+def exits_of_dead(directory: Path) -> Mapping[str, Mapping[str, Any]]:
+    """What it wrote down of the ends of its units, by unit. Only while the place is vacant: it is tidied on the way."""
+    if not (directory / protocol.EXITS).exists():
+        return {}
+    journal = Journal(str(directory / protocol.EXITS), _log.warning)
+    journal.close()
+    return journal.known
 
 
 async def renew(link: Link, about: Mapping[str, Any], directory: Path) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
-import resource
 import socket
 import weakref
 from collections.abc import Collection, Mapping
@@ -16,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from ostler.agents import AgentKind, CommandSpec
-from ostler.errors import AgentInitializationError
+from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.command import CommandCell
@@ -29,12 +27,12 @@ from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
 from ostler.isolation.process.umask import own_umask
+from ostler.isolation.walls import harden, is_kept
 from ostler.model import AttemptOutcome, IsolationLevel
 from ostler.seams import Clock
 
 C = TypeVar("C", bound=KeptCell)
 
-_PR_SET_DUMPABLE = 4
 _UNKNOWN = Exit(outcome=AttemptOutcome.LOST, detail="no keeper knows of it; it ended, and nobody saw how")
 _ENDED_WITH_IT = Exit(outcome=AttemptOutcome.LOST, detail="it ended with the program of its manager")
 _AT_ONCE = 64
@@ -50,6 +48,9 @@ class ProcessIsolation(Isolation):
         self._likely: Mapping[str, str] | None = None
         self._templates = Templates()
         self._hardened = False
+        #: How the units of a keeper that is gone ended; None until somebody asks.
+        self._last_will: Mapping[str, Mapping[str, Any]] | None = None
+        self._reading = asyncio.Lock()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -93,11 +94,10 @@ class ProcessIsolation(Isolation):
         return cell
 
     async def _open(self, *, start: bool = True) -> bool:
-        opened = await self._home.open(start=start)
-        if opened and not self._hardened:
+        if not self._hardened and (start or is_kept(self._home.directory)):  # before anybody is there who could look
             self._hardened = True
-            _harden()
-        return opened
+            harden()
+        return await self._home.open(start=start)
 
     def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
         spec = plan.manifest.command
@@ -134,7 +134,7 @@ class ProcessIsolation(Isolation):
         del handle  # the keeper knows it by its instance and attempt
         # Where agents end with their program there is a keeper only if an earlier manager had them go on.
         if self._site.directory is None or not await self._open(start=self._home.outlives):
-            return _ENDED_WITH_IT
+            return await self._ended_with_it(plan)
         if plan.manifest.kind is AgentKind.COMMAND:
             return await self._recovered_command(plan, listener)
         box = box_of(plan)
@@ -152,13 +152,21 @@ class ProcessIsolation(Isolation):
             cell.let_go()
         return found
 
+    async def _ended_with_it(self, plan: StartPlan) -> Exit:
+        """It ended with the program of its manager. If its keeper saw how, it has written that down."""
+        async with self._reading:
+            if self._last_will is None:
+                self._last_will = await self._home.read_last_will()
+        record = self._last_will.get(box_of(plan))
+        return _ENDED_WITH_IT if record is None else exit_of(record, plan.limits.max_memory_mb)
+
     async def _adopted(self, cell: ProcessCell, box: str) -> Cell | Exit:
         try:
             status, fds = await self._home.ask("attach", unit=box)
         except KeeperError as error:
             if error.kind == "unknown":
                 return _UNKNOWN
-            raise
+            raise InvalidOperationError(f"the keeper of this home does not say what became of it: {error}") from error
         if status.get("exit"):
             _close_all(fds)
             return exit_of(status["exit"], cell.memory_mb)
@@ -179,7 +187,7 @@ class ProcessIsolation(Isolation):
         return cell
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
-        if not await self._home.open(start=False):
+        if not await self._open(start=False):
             await self._home.sweep_dead()
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep} | self._home.boxes_in_use()
@@ -224,15 +232,6 @@ def _working_directory() -> str:
         return str(Path.cwd())
     except OSError:
         return "/"
-
-
-def _harden() -> None:
-    """No agent may look into this program, and there must be room for a socket to each."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _close_all(fds: list[int]) -> None:
