@@ -47,7 +47,7 @@ SHOWN = (
     "illegal moves: 0; gaps in the numbers: 0; audit faults: 0",
     "the next manager finds 16 open starts, and writes down: the program it lived in has ended",
     "a second manager: refused: process",
-    "server-1 was only asleep, and writes: refused: epoch",
+    "server-1 was only asleep, and writes: refused: server-2 owns this store",
     "entry 3 was edited",
     "traders; SIGKILL after turn",
     "the same 60 turns without a crash: the same history",

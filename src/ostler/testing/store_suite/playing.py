@@ -42,7 +42,7 @@ class PlayingContract(StoreGround):
             back = await beside.commit(MoveRun(run_id=RUN, to=RunState.OPEN, expected_version=over.version))
             assert back == await store.get_run(RUN)
             before = await store.head()
-            with pytest.raises(StaleWriterError, match="1 owns this store"):
+            with pytest.raises(StaleWriterError, match="owns this store until"):
                 await reserved(beside)
             with pytest.raises(StaleWriterError):
                 await moved(beside, mine, AgentState.READY)
