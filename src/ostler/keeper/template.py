@@ -141,6 +141,13 @@ class Template:
                 return True
         return False
 
+    def is_dead(self) -> bool:
+        """It may have ended in this very moment, and nobody was told yet."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
     def hold(self, birth: Birth) -> None:
         """Until it is ready."""
         birth.template = self

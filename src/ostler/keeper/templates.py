@@ -36,7 +36,7 @@ class Templates:
     def bring_forth(self, key: str, recipe: Recipe, birth: Birth) -> None:
         """Raises `OSError` when a template cannot even be started."""
         template = self._kept.get(key)
-        if template is not None and template.is_ready and template.is_stale():
+        if template is not None and template.is_ready and (template.is_stale() or template.is_dead()):
             del self._kept[key]
             template.retire()
             template = None
