@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,13 @@ from inside_ground import Template, until
 __all__ = ["load"]
 
 _MODULE = """
-import asyncio, atexit, multiprocessing, os, signal, sys, time
+import asyncio, atexit, multiprocessing, os, signal, subprocess, sys, tempfile, time
 from ostler.agents import Agent
 from ostler.errors import AgentExecutionError, AgentGoneError
 
 early = open("early.txt", "a")
+shared = tempfile.TemporaryDirectory(dir=".")
+atexit.register(lambda: print("of the module"))
 
 def nap():
     time.sleep(30)
@@ -44,6 +48,22 @@ class Mine(Agent):
         if self.child == 0 and request.get("raises"):
             raise ValueError("of the child")
         return "child" if self.child == 0 else self.child
+    async def leave_a_child(self, request):
+        self.child = multiprocessing.get_context("fork").Process(target=nap)
+        self.child.start()
+        return self.child.pid
+    async def leave_a_full_pipe(self, request):
+        self.program = subprocess.Popen(["sleep", "30"], stdin=subprocess.PIPE)
+        self.pipe = os.fdopen(os.dup(self.program.stdin.fileno()), "wb", buffering=1_000_000)
+        self.pipe.write(bytes(500_000))
+        return self.program.pid
+    async def stray_exit(self, request):
+        async def leave():
+            if os.fork() == 0:
+                sys.exit(3)
+        self.task = asyncio.create_task(leave())
+        await asyncio.sleep(0.1)
+        return os.waitstatus_to_exitcode(os.wait()[1])
     async def gone(self, request):
         raise AgentGoneError("as told")
     async def odd_error(self, request):
@@ -116,6 +136,37 @@ def test_an_orderly_end_loses_nothing(agent: Any, tmp_path: Path) -> None:
     assert agent.wait() == 0
     assert agent.output() == "at exit\n"
     assert [(tmp_path / name).read_text() for name in ("early.txt", "late.txt")] == ["not lost"] * 2
+
+
+@pytest.mark.parametrize("what", ["leave_a_child", "leave_a_full_pipe"])
+def test_what_would_hold_up_its_end_does_not(agent: Any, what: str) -> None:
+    """Nobody waits for a child without end, nor for a pipe that nobody reads."""
+    child = agent.ask({"do": what})["ok"]
+    agent.tell({"t": "stop"})
+    began = time.monotonic()
+    assert agent.wait() == 0
+    assert time.monotonic() - began < 10
+    os.kill(child, signal.SIGKILL)
+
+
+def test_the_end_of_one_takes_nothing_from_its_siblings(
+    load: Callable[..., Template], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    template = load(_MODULE)
+    one, other = template.start("Mine"), template.start("Mine")
+    one.tell({"t": "stop"})
+    assert one.wait() == 0
+    assert one.output() == ""
+    assert other.ask({"do": "echo", "value": "here"})["ok"] == "here"
+    assert len([path for path in tmp_path.iterdir() if path.is_dir() and path.name.startswith("tmp")]) == 1
+
+
+def test_a_child_that_wants_to_exit_does(agent: Any) -> None:
+    assert agent.ask({"do": "stray_exit"})["ok"] == 3
+    agent.tell({"t": "stop"})
+    assert agent.wait() == 0
+    assert agent.output() == ""
 
 
 def test_a_script_that_starts_a_manager_when_it_is_loaded_is_told_what_to_do(

@@ -11,13 +11,11 @@ Agent to manager: state, made, answer, say, ask, unask, pong.
 from __future__ import annotations
 
 import json
-import re
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 #: Raised when an older peer could not make sense of a newer one.
@@ -32,8 +30,7 @@ MAX_MESSAGE = 16 * 1024 * 1024
 #: More deeply nested data may be written by one side and not be readable for the other: Python bounds the recursion,
 #: and whoever has raised that bound is alone with it.
 MAX_DEPTH = 500
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_NO_BRACKETS = bytes(one for one in range(256) if one not in b"[]{}")
+_NESTS = (dict, list, tuple)
 #: The kinds that an agent may send in more than one packet; whatever else it says is short, and so cheap to hear.
 LONG_KINDS = ("answer", "ask", "made", "state")
 #: What an agent may say unasked.
@@ -68,16 +65,22 @@ class Packet:
 def encode(message: Mapping[str, Any]) -> bytes:
     """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` and `TooDeepError` for too much of it."""
     body = _ENCODER.encode(message).encode()
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        raise TooDeepError(f"it is nested more than {MAX_DEPTH} deep")
     if len(body) > MAX_MESSAGE:
         raise TooLongError(f"{len(body):,} bytes are more than the {MAX_MESSAGE:,} that go over the channel")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(message):
+        raise TooDeepError(f"it is nested more than {MAX_DEPTH} deep")
     return body
 
 
-def _depth(body: bytes) -> int:
-    brackets = _TEXT.sub(b"", body).translate(None, _NO_BRACKETS)
-    return max(accumulate(1 if one in b"[{" else -1 for one in brackets), default=0)
+def _is_deep(message: Mapping[str, Any]) -> bool:
+    """Level by level; it goes round in no circle, or it could not have been written."""
+    level: list[Any] = [message]
+    for _ in range(MAX_DEPTH):
+        inner = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [one for each in inner for one in each if isinstance(one, _NESTS)]
+        if not level:
+            return False
+    return True
 
 
 def packets(body: bytes, attempt: int, epoch: int) -> Iterator[bytes]:

@@ -84,11 +84,16 @@ class Host:
                 self._end_tasks()
         except BaseException as error:  # noqa: BLE001 - a task of the agent's own wants to end the program
             self._crash = self._crash or error
+            self._end_stray()
         if self._crash is not None and not self._ending:
             self._code = self._tell_crash(self._crash)
         if self._speaker is not None:
             self._speaker.drain(_DRAIN_SECONDS)
         return self._code
+
+    def hang_up(self) -> None:
+        """All is said. Whoever listens knows from now on that the end has begun, however long that takes."""
+        self._channel.close()
 
     def part_children(self) -> None:
         part_children(self._loop, self._channel)

@@ -1,7 +1,8 @@
 """What a process does when it ends in order: what it has registered for its end is run, what it has written is kept.
 
 Python would do so by taking itself apart, object by object. In a process that shares its memory with its siblings
-that copies all of it, so it is left out.
+that copies all of it, so it is left out. And it has only so long: a child that is waited for, or a pipe that nobody
+reads, must not keep from its end what was told to end.
 """
 
 from __future__ import annotations
@@ -10,10 +11,16 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
+import os
+import signal
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+#: For all of it together.
+SECONDS = 2.0
 _KINDS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -35,9 +42,27 @@ def flush(files: Iterable[_Written]) -> None:
             one.flush()
 
 
-def take_leave(earlier: Iterable[_Written]) -> None:
-    """With the files that were open before this process was forked."""
-    atexit._run_exitfuncs()  # noqa: SLF001 - Python has no other name for it; what goes wrong in them it prints itself
+def forget_what_the_parent_does_at_its_end() -> None:
+    """In a fork. What its module has registered is for the end of all that share it, and not for that of the first."""
+    atexit._clear()  # noqa: SLF001 - Python has no other name for it
+    registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
+    for one in registry:
+        one.atexit = False
+    # These two are registered once, when they are first needed, which was in the parent.
+    atexit.register(logging.shutdown)
+    if registry:
+        atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]  # noqa: SLF001 - as above
+
+
+def take_leave(earlier: Iterable[_Written], code: int) -> None:
+    """With the files that were open before this process was forked. May end the process itself, with this code."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    children = sys.modules.get("multiprocessing.util")
+    if children is not None:
+        # It waits for children without end. They end with the agent, and are asked before.
+        atexit.unregister(children._exit_function)  # noqa: SLF001 - what it registers has no other name
+    atexit._run_exitfuncs()  # noqa: SLF001 - as above; what goes wrong in them Python prints itself
     flush(earlier)
     flush(files_being_written())
     flush((sys.stdout, sys.stderr))

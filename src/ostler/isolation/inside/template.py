@@ -29,7 +29,12 @@ from ostler.isolation.inside.filling import fill_holes
 from ostler.isolation.inside.finding_source import Source, load, source_files
 from ostler.isolation.inside.gathering import gather
 from ostler.isolation.inside.host import Host, HostLoop
-from ostler.isolation.inside.leaving import files_being_written, flush, take_leave
+from ostler.isolation.inside.leaving import (
+    files_being_written,
+    flush,
+    forget_what_the_parent_does_at_its_end,
+    take_leave,
+)
 from ostler.isolation.inside.rehearsal import FirstSteps, rehearse
 from ostler.isolation.inside.spare import await_order, fork_spare
 from ostler.keeper import forking, protocol, settle
@@ -197,6 +202,7 @@ class Template:
         def settled(channel: int, output: int) -> None:
             keep = (channel, *self._shared, *(loop.descriptors if loop else ()))
             settle_fork(settle, output=output, keep=keep, caught=self._caught, had=self._environment)
+            forget_what_the_parent_does_at_its_end()
 
         self._live(fds, settled, loop)
 
@@ -229,7 +235,8 @@ class Template:
             host = Host(socket.socket(fileno=channel), self._module, loop)
             host.part_children()
             code = host.run()
-            take_leave(self._files)
+            host.hang_up()
+            take_leave(self._files, code)
         except BaseException:  # noqa: BLE001 - into the agent's own log
             traceback.print_exc()
         finally:
