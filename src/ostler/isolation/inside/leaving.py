@@ -42,13 +42,13 @@ def flush(files: Iterable[_Written]) -> None:
             one.flush()
 
 
-def forget_what_the_parent_does_at_its_end() -> None:
-    """In a fork. What its module has registered is for the end of all that share it, and not for that of the first."""
+def forget_what_was_registered() -> None:
+    """Before the first fork. It is for the end of all that share it, and not for that of the first."""
     atexit._clear()  # noqa: SLF001 - Python has no other name for it
     registry: dict[Any, Any] = getattr(weakref.finalize, "_registry", {})
     for one in registry:
         one.atexit = False
-    # These two are registered once, when they are first needed, which was in the parent.
+    # These two are registered once, when they are first needed.
     atexit.register(logging.shutdown)
     if registry:
         atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]  # noqa: SLF001 - as above

@@ -32,7 +32,7 @@ from ostler.isolation.inside.host import Host, HostLoop
 from ostler.isolation.inside.leaving import (
     files_being_written,
     flush,
-    forget_what_the_parent_does_at_its_end,
+    forget_what_was_registered,
     take_leave,
 )
 from ostler.isolation.inside.rehearsal import FirstSteps, rehearse
@@ -147,6 +147,7 @@ class Template:
         self._files = files_being_written()
         flush(self._files)
         if why is None:
+            forget_what_was_registered()
             rehearse(2)  # once more: to load a module is to make Python forget some of what it had noted
         gc.collect()
         self._kept += fill_holes()
@@ -202,7 +203,6 @@ class Template:
         def settled(channel: int, output: int) -> None:
             keep = (channel, *self._shared, *(loop.descriptors if loop else ()))
             settle_fork(settle, output=output, keep=keep, caught=self._caught, had=self._environment)
-            forget_what_the_parent_does_at_its_end()
 
         self._live(fds, settled, loop)
 
