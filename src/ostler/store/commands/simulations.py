@@ -12,7 +12,6 @@ from ostler.model import Fault, RunState, SimulationRun, SimulationTurn, clean_t
 from ostler.store.commands.base import Command, check_version
 from ostler.store.commands.checking import (
     as_kept,
-    count_faults,
     flag_faults,
     kind_faults,
     optional_faults,
@@ -238,10 +237,10 @@ class RemoveRun(_OnRun[SimulationRun | None]):
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         yield from optional_faults("expected_version", self.expected_version, int)
-        if isinstance(self.most, int) and self.most < 1:
+        wrong = tuple(kind_faults("most", self.most, int))
+        yield from wrong
+        if not wrong and self.most < 1:
             yield Fault(field="most", bound="must be 1 or more")
-        else:
-            yield from count_faults("most", self.most)
 
     def apply(self, unit: Unit) -> SimulationRun | None:
         old = self._current(unit)

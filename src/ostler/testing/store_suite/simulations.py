@@ -101,7 +101,7 @@ def unfit() -> list[tuple[str, Command[Any]]]:
         ("most must be 1 or more", RemoveRun(run_id=RUN, most=0)),
         ("most must be a whole number", RemoveRun(run_id=RUN, most=wrong)),
         ("by_owner must be true or false", RemoveRun(run_id=RUN, by_owner=wrong)),
-        ("follows must be text", RecordTurn(run_id=RUN, turn=first, follows=wrong)),
+        ("follows must be text", RecordTurn(run_id=RUN, turn=first, follows=7)),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome is only for a run that ends", MoveRun(run_id=RUN, to=RunState.OPEN, outcome="so")),
     ]
 
