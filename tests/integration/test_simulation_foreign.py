@@ -181,6 +181,13 @@ async def test_an_engine_that_breaks_its_contract_is_told_so(
         assert run.record.turn == 0
 
 
+async def test_an_engine_may_give_back_the_state_it_was_given(store: Store) -> None:
+    async with playing({"ada": silent}, engine=Doing(lambda state: state)) as memory:
+        assert (await memory.run(3)).turn == 3
+    async with begin_run(store, doing(lambda state: state)) as run:
+        assert (await run.run(3)).turn == 3
+
+
 async def test_a_state_that_cannot_be_kept_is_the_engines_failure(store: Store) -> None:
     async with begin_run(store, doing(nan)) as run:
         with pytest.raises(SimulationError, match=r"the engine failed in turn 1: states\.ada cannot be kept"):

@@ -23,19 +23,20 @@ from ostler.store import open_store
 def remove(run: str, yes: bool, home: str) -> int:
     """Remove a run with all its turns. One from which others were forked stays until they are removed."""
     found = look_at_runs(home, lambda store: find_run(store, run))
-    if not yes:
-        _ask(found)
+    if not yes and not _is_agreed(found):
+        note("nothing was removed")
+        return Exit.FAILED
     asyncio.run(_remove(home, found))
     note(f"run {found.run_id} is removed")
     return Exit.OK
 
 
-def _ask(run: SimulationRun) -> None:
+def _is_agreed(run: SimulationRun) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError(f"this removes run {run.run_id} for good, and nobody is here to be asked; say --yes")
     is_open = "; it is open, and somebody may be playing it" if run.state is RunState.OPEN else ""
     what = f"Remove run {run.run_id} ({run.name}, {run.turn} turns{is_open}) for good?"
-    click.confirm(what, abort=True, err=True)
+    return click.confirm(what, err=True)
 
 
 async def _remove(home: str, run: SimulationRun) -> None:

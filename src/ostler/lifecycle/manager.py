@@ -61,6 +61,10 @@ class AgentLifecycleManager:
         """On whose behalf this one acts."""
         return self._asker.principal
 
+    def require_open(self) -> None:
+        """Raise when it is closed, or has found that somebody else owns the store now."""
+        self._house.require_open()
+
     def acting_as(self, principal: Principal, *, correlation_id: str | None = None) -> AgentLifecycleManager:
         """The same manager on behalf of somebody else: their permissions, their workspace, their name in the audit."""
         return AgentLifecycleManager(self._house, self._fanout, asker_for(principal, correlation_id))

@@ -53,6 +53,7 @@ class Engine(Protocol):
     a state is good for one turn: afterwards every state holds what would be read again.
 
     What it returns is None, or a mapping of names and reasons: whose decisions it could not use. These have failed.
+    The state that it was given counts as None; anything else breaks the turn.
     """
 
     def update(self, state: SimulationState, decisions: Decisions, world: World) -> Any: ...

@@ -68,6 +68,9 @@ class StoreKeeping:
         self._ground = ground
         self._scribe = scribe
         self._every = every
+        #: Where the brains are a manager's, a turn counts only as long as it is the owner. A store of its own, beside
+        #: that of the manager, never is.
+        self._by_owner = ground.manager is not None and ground.manager.store is ground.store
         self.run = run
         self.unkept: Keepable = scribe.unkept
         #: The turn with which the run ends, and why; None while nobody knows.
@@ -80,17 +83,21 @@ class StoreKeeping:
             ended = self.last[1]
         await self.reopen()
         row = self._ground.row(written, self.run.run_id)
-        self.run = await self._ground.store.commit(RecordTurn(run_id=self.run.run_id, turn=row, ended=ended))
+        self.run = await self._ground.store.commit(
+            RecordTurn(run_id=self.run.run_id, turn=row, ended=ended, follows=written.follows, by_owner=self._by_owner)
+        )
 
     async def reopen(self) -> None:
         if self.run.state is RunState.ENDED:
-            self.run = await self._ground.store.commit(
-                MoveRun(run_id=self.run.run_id, to=RunState.OPEN, expected_version=self.run.version)
-            )
+            await self._move(RunState.OPEN)
 
     async def end(self, why: str) -> None:
         if self.run.state is RunState.ENDED:
             return
+        await self._move(RunState.ENDED, why)
+
+    async def _move(self, to: RunState, why: str | None = None) -> None:
+        run = self.run
         self.run = await self._ground.store.commit(
-            MoveRun(run_id=self.run.run_id, to=RunState.ENDED, outcome=why, expected_version=self.run.version)
+            MoveRun(run_id=run.run_id, to=to, outcome=why, expected_version=run.version, by_owner=self._by_owner)
         )

@@ -12,7 +12,14 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ostler.agents.failures import MAX_MESSAGE
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
+from ostler.errors import (
+    AgentExecutionError,
+    AgentGoneError,
+    InvalidOperationError,
+    OstlerError,
+    StaleWriterError,
+    StoreError,
+)
 from ostler.lifecycle import AgentLifecycleManager
 from ostler.model import AgentInstance, IsolationLevel, SpawnRequest, clipped
 from ostler.seams import Clock, Deadline, SystemClock
@@ -193,6 +200,18 @@ class Stable:
             self._let_go(box, task)
             raise
         return _outcome(task, box, view)
+
+    async def require_owner(self) -> None:
+        """Raise where no agent can be to blame: its manager is closed, or was replaced and may not know it yet."""
+        self._manager.require_open()
+        store = self._manager.store
+        with contextlib.suppress(StoreError):  # nobody can tell now; the failures stand as they are
+            head = await store.head()
+            if head.epoch != store.epoch:
+                raise StaleWriterError(
+                    f"another owner has taken over this store (epoch {head.epoch}, this manager has {store.epoch}), so "
+                    "its agents cannot be asked; take the run up there, or open the manager again"
+                )
 
     async def _ask(self, box: _Box, instance_id: UUID, view: AgentView) -> Any:
         box.turn, box.tries = view.turn, (box.tries + 1 if box.turn == view.turn else 1)

@@ -227,7 +227,11 @@ class Rounds:
             async with places:
                 return await stable.ask(member, member.room.view, self._timeout)
 
-        return await asyncio.gather(*map(one, members))
+        answers = await asyncio.gather(*map(one, members))
+        if any(isinstance(answer, Failed) for answer in answers):
+            # Agents that their manager has lost must not be dealt with as if they had failed: this turn is not ours.
+            await stable.require_owner()
+        return answers
 
     def _forget(self, member: Member, why: Failed) -> None:
         """One that failed: nothing that it asked for counts, and it gets another view."""

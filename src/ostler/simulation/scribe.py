@@ -47,6 +47,8 @@ class Written:
     body: str
     digest: str
     whole: bool
+    #: The digest of the turn before; None where a history begins.
+    follows: str | None = None
 
 
 class Scribe:
@@ -107,14 +109,14 @@ class Scribe:
         except _UnkeptError as error:
             # Agents only decide; what has become of a state in a turn is the engine's doing.
             raise SimulationError(f"the engine failed in turn {report.turn}: {error}") from error
-        self.digest = digest_of(self.digest, happened, changes)
+        before, self.digest = self.digest, digest_of(self.digest, happened, changes)
         notes = to_json({name: one.message for name, one in report.failures.items()})
         # The whole has the changes in it; a large state must not be told twice.
         tail = f'"whole":{self._whole()}' if whole else f'"changes":{changes}'
         body = f'{happened},"notes":{notes},{tail}}}'
         if whole or report.failures:
             body = sealed(body, self.digest)
-        return Written(turn=report.turn, body=body, digest=self.digest, whole=whole)
+        return Written(turn=report.turn, body=body, digest=self.digest, whole=whole, follows=before)
 
     def _decisions(self, report: TurnReport) -> str:
         decided, self._decided = self._decided, {}

@@ -54,6 +54,8 @@ class Updating:
                 if is_call_off(error, task):
                     raise
                 _fail(turn, error)
+        if outcome is self._world.state:
+            outcome = None  # it was changed in place, and giving it back says no more than that
         self._check(turn, outcome)
         return self._refused(turn, outcome)
 
@@ -78,7 +80,7 @@ class Updating:
                 f"the engine left None in the place of global_state in turn {turn}; "
                 "let it change what is in it, or put something else there, such as {}"
             )
-        if outcome is not None and not isinstance(outcome, Mapping):
+        if not isinstance(outcome, Mapping | None):
             raise SimulationError(
                 f"the engine answered {shown(outcome)} in turn {turn}; let `update` return None, or a mapping of the "
                 "names whose decisions it could not use, with the reasons"

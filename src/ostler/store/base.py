@@ -74,7 +74,7 @@ class Store(ABC):
 
         It may be written at once, unless another owner holds a lease: then every command is refused with
         `StaleWriterError` until `take_lease` or `adopt_epoch`, but for those about simulations, which are played by
-        whoever comes. Opening what is open is refused.
+        whoever comes, unless they say `by_owner`. Opening what is open is refused.
         """
 
     @abstractmethod

@@ -26,8 +26,7 @@ from ostler.store.cache import Cache
 from ostler.store.commands import Command
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind
-from ostler.store.port import Session
-from ostler.store.sqlsession import OutOfStepError
+from ostler.store.port import OutOfStepError, Session
 from ostler.store.unit import Unit
 
 #: Refusals that are acts worth remembering; the rest is ordinary contention or a slip.
@@ -133,7 +132,7 @@ class Batch:
         command = submission.command
         unit.start()
         try:
-            if command.fenced and submission.epoch != unit.epoch:
+            if command.is_fenced and submission.epoch != unit.epoch:
                 return submission, None, StaleWriterError(_shut_out(unit, submission.epoch))
             answer = command.apply(unit)
         except StoreError:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from ostler.errors import StoreError
 from ostler.model import (
     AgentInstance,
     Attempt,
@@ -81,6 +82,13 @@ class Prune:
     until: int
     #: Whose they are: the workspace of audit entries, the run of turns.
     owner_id: UUID | None = None
+
+
+class OutOfStepError(StoreError):
+    """A batch cannot be written as one: a row was not as the cache had it, or one command is in the way of another.
+
+    Its commands are run again, one by one, on what is really there.
+    """
 
 
 class Session(ABC):

@@ -24,9 +24,9 @@ from ostler.errors import (
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.life import Backend
 from ostler.store.mapper import Dialect
-from ostler.store.port import Head
+from ostler.store.port import Head, OutOfStepError
 from ostler.store.queries import migrations, percent_style, queries, statements
-from ostler.store.sqlsession import HEADLESS, OutOfStepError, Row, SqlSession, Values
+from ostler.store.sqlsession import HEADLESS, Row, SqlSession, Values
 
 #: Taken while migrating, so that two programs that start at once do it once. The number is "OSTL".
 _MIGRATION_LOCK = 0x4F53544C

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import StoreError, StoreFailedError
+from ostler.errors import StoreFailedError
 from ostler.model import (
     AgentInstance,
     Attempt,
@@ -38,7 +38,7 @@ from ostler.store.filters import (
 from ostler.store.kinds import Key, Kind, Ledger
 from ostler.store.logrows import audit_row, audits_from, event_row, events_from
 from ostler.store.mapper import Dialect, Mapper
-from ostler.store.port import Change, Changes, EventWindow, Head, Session, WaitWindow
+from ostler.store.port import Change, Changes, EventWindow, Head, OutOfStepError, Session, WaitWindow
 from ostler.store.queries import queries
 from ostler.store.shapes import SHAPES
 
@@ -57,10 +57,6 @@ _DUE = {
 }
 _SQL = queries()
 HEADLESS = "the store is damaged (the one row of store_head is gone); restore it from a backup"
-
-
-class OutOfStepError(StoreError):
-    """A row was not as the cache had it; the batch is run again on what is really there."""
 
 
 class SqlSession(Session):

@@ -25,7 +25,7 @@ from ostler.store.actor import Actor
 from ostler.store.cache import ABSENT, Cache, Slot, slot_of
 from ostler.store.eventrows import EventRow, body
 from ostler.store.kinds import Key, Kind, Ledger, key_of
-from ostler.store.port import AuditRow, Change, Changes, Head, Prune, Session
+from ostler.store.port import AuditRow, Change, Changes, Head, OutOfStepError, Prune, Session
 
 _MAX_DETAIL = 2000
 
@@ -145,6 +145,11 @@ class Unit:
 
     def prune(self, prune: Prune) -> None:
         self._staged.prune = [*(self._staged.prune or ()), prune]
+
+    def require_unpruned(self, owner_id: UUID) -> None:
+        """Turns are pruned last, so none may follow that in the same commit; the commands are run apart."""
+        if any(one.table == "turns" and one.owner_id == owner_id for one in self._prune):
+            raise OutOfStepError(f"turns of {owner_id} are removed by the same commit")
 
     def raise_epoch(self, epoch: int) -> None:
         self._staged.epoch = epoch

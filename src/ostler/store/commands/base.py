@@ -65,6 +65,11 @@ class Command(Generic[R_co]):
         return iter(())
 
     @property
+    def is_fenced(self) -> bool:
+        """Whether this one is for the owner only; where its kind is not, a single one may be all the same."""
+        return self.fenced
+
+    @property
     def subject(self) -> str:
         """What the audit names as its object."""
         return ""

@@ -10,7 +10,13 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError, SimulationNotFoundError, VersionConflictError
 from ostler.model import Fault, RunState, SimulationRun, SimulationTurn, clean_text
 from ostler.store.commands.base import Command, check_version
-from ostler.store.commands.checking import as_kept, kind_faults, optional_faults, said_faults
+from ostler.store.commands.checking import (
+    as_kept,
+    flag_faults,
+    kind_faults,
+    optional_faults,
+    said_faults,
+)
 from ostler.store.kinds import Kind
 from ostler.store.port import Prune
 from ostler.store.unit import Unit
@@ -18,6 +24,8 @@ from ostler.store.unit import Unit
 R_co = TypeVar("R_co", covariant=True)
 
 _END, _REOPEN = "simulation.end", "simulation.reopen"
+#: The outcome of a run that is about to go; what is forked must not lean on such a one.
+REMOVING = "it is being removed"
 _REMOVED = "its later turns were removed"
 #: What a turn changes in its run; saying so keeps the large parts of the row from being compared and written.
 _STEP = frozenset({"turn", "digest", "updated_at", "version"})
@@ -66,6 +74,7 @@ class CreateRun(Command[SimulationRun]):
         unit.workspace(self.run.workspace_id)
         if unit.get(Kind.SIMULATION_RUN, (self.run.run_id,)) is not None:
             raise InvalidOperationError(f"the simulation {self.run.run_id} exists already; give the new one its own id")
+        unit.require_unpruned(self.run.run_id)
         if self.run.parent_id is not None:
             self._require_parent(unit, self.run.parent_id)
         scenario = self.run.scenario
@@ -86,6 +95,11 @@ class CreateRun(Command[SimulationRun]):
         parent: SimulationRun | None = unit.get(Kind.SIMULATION_RUN, (parent_id,))
         if parent is None or parent.workspace_id != self.run.workspace_id:
             raise SimulationNotFoundError(f"there is no simulation {parent_id} to fork; list what exists")
+        if is_marked(parent):
+            raise InvalidOperationError(
+                f"the simulation {parent_id} is being removed and cannot be forked; where that was broken off, remove "
+                "it again, or reopen it first"
+            )
         if self.run.turn > parent.turn:
             raise InvalidOperationError(
                 f"the simulation {parent_id} is at turn {parent.turn} and cannot be forked at turn {self.run.turn}; "
@@ -100,9 +114,17 @@ class _OnRun(Command[R_co]):
     fenced: ClassVar[bool] = False
 
     run_id: UUID
+    #: Whether it counts only while the store that it is given to is the owner's. Somebody whose agents think for a run
+    #: says so: a manager that was replaced can ask none of them any more, and would play on without them.
+    by_owner: bool = False
 
     def faults(self) -> Iterator[Fault]:
         yield from kind_faults("run_id", self.run_id, UUID)
+        yield from flag_faults("by_owner", self.by_owner)
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.by_owner
 
     @property
     def subject(self) -> str:
@@ -125,10 +147,13 @@ class RecordTurn(_OnRun[SimulationRun]):
     turn: SimulationTurn
     #: Why the run ends with this turn; None while it goes on.
     ended: str | None = None
+    #: The digest of the turn that it was played after. None: whoever has the number is believed to follow.
+    follows: str | None = None
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
         yield from said_faults("ended", self.ended)
+        yield from optional_faults("follows", self.follows, str)
         if not isinstance(self.turn, SimulationTurn):
             yield from kind_faults("turn", self.turn, SimulationTurn)
             return
@@ -148,6 +173,12 @@ class RecordTurn(_OnRun[SimulationRun]):
                 f"{self.subject} is at turn {old.turn}, so turn {self.turn.turn} cannot be next; somebody else may be "
                 "running it: read it again and go on from there"
             )
+        if self.follows is not None and self.follows != old.digest:
+            raise VersionConflictError(
+                f"{self.subject} is at turn {old.turn}, but not as it was when turn {self.turn.turn} was played; "
+                "somebody else may be running it: read it again and go on from there"
+            )
+        unit.require_unpruned(self.run_id)
         step: dict[str, Any] = {"turn": self.turn.turn, "digest": self.turn.digest}
         new = old.evolve(**step, updated_at=unit.now, version=old.version + 1)
         if self.ended is not None:
@@ -160,7 +191,7 @@ class RecordTurn(_OnRun[SimulationRun]):
 
 @dataclass(kw_only=True, eq=False)
 class MoveRun(_OnRun[SimulationRun]):
-    """End a run where it stands, or let an ended one go on."""
+    """End a run where it stands, or let an ended one go on. One that has ended may be ended as `REMOVING`, and back."""
 
     action: ClassVar[str] = "simulation.move"
 
@@ -180,7 +211,7 @@ class MoveRun(_OnRun[SimulationRun]):
     def apply(self, unit: Unit) -> SimulationRun:
         old = self._current(unit)
         check_version(self, old.version, self.expected_version)
-        if old.state is self.to:
+        if old.state is self.to and not (is_marked(old) or self.outcome == REMOVING):
             raise InvalidOperationError(f"{self.subject} is {old.state} already", current=old.state, wanted=self.to)
         outcome = clean_text(self.outcome) if self.outcome is not None else None
         new = old.evolve(state=self.to, outcome=outcome, updated_at=unit.now, version=old.version + 1)
@@ -194,20 +225,26 @@ class RemoveRun(_OnRun[SimulationRun | None]):
     """Take back the newest turns of a run, so many at a time; with the last of them the run goes too.
 
     What is left stands at an earlier turn and is sound, so that a removal may be broken off, and whoever still plays
-    the run finds that its next turn is not the next. Who asks sees to it that no fork leans on these turns.
+    the run finds that its next turn is not the next. Who asks sees to it that no fork leans on these turns: it ends the
+    run as `REMOVING`, looks for forks, and says which version that was.
     """
 
     action: ClassVar[str] = "simulation.remove"
 
     most: int = 256
+    expected_version: int | None = None
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        if self.most < 1:
+        yield from optional_faults("expected_version", self.expected_version, int)
+        wrong = tuple(kind_faults("most", self.most, int))
+        yield from wrong
+        if not wrong and self.most < 1:
             yield Fault(field="most", bound="must be 1 or more")
 
     def apply(self, unit: Unit) -> SimulationRun | None:
         old = self._current(unit)
+        check_version(self, old.version, self.expected_version)
         first, begun = old.turn - self.most + 1, old.forked_at or 0
         before: SimulationTurn | None = None
         if first > begun:
@@ -218,11 +255,16 @@ class RemoveRun(_OnRun[SimulationRun | None]):
             unit.audit(self.by, self.action, self.subject, detail=old.name)
             return None
         new = old.evolve(turn=before.turn, digest=before.digest, updated_at=unit.now, version=old.version + 1)
-        new = new.evolve(state=RunState.ENDED, outcome=_REMOVED)
+        new = new.evolve(state=RunState.ENDED, outcome=REMOVING if is_marked(old) else _REMOVED)
         unit.prune(Prune(table="turns", until=first, owner_id=self.run_id))
         unit.put(Kind.SIMULATION_RUN, new, _STEP | _MOVE)
         unit.audit(self.by, self.action, self.subject, detail=f"turns {first} to {old.turn}")
         return new
+
+
+def is_marked(run: SimulationRun) -> bool:
+    """Whether somebody is about to remove it, or has begun to."""
+    return run.state is RunState.ENDED and run.outcome == REMOVING
 
 
 def _subject(run_id: UUID) -> str:

@@ -21,7 +21,8 @@ from ostler.errors import (
 from ostler.model import AgentState, RunState
 from ostler.seams import FaultPlan
 from ostler.store import Seams, Store, commands
-from ostler.store.commands import MoveRun, RemoveRun
+from ostler.store.commands import MoveRun, RecordTurn, RemoveRun
+from ostler.store.commands.simulations import REMOVING
 from ostler.testing.store_suite.crashing import KEPT, LOST
 from ostler.testing.store_suite.ground import OpenStore, StoreGround, moved, reserved
 from ostler.testing.store_suite.simulations import RUN, a_turn, beginning, begun, digest_of, said_by_audit, stepped
@@ -141,3 +142,58 @@ class PlayingContract(StoreGround):
             assert run == old or point in KEPT
             assert [turn.turn for turn in await again.read_turns(RUN)] == list(range(run.turn + 1))
             assert await again.commit(RemoveRun(run_id=RUN)) is None
+
+    async def test_a_turn_follows_what_it_was_played_after(self, store: Store) -> None:
+        await begun(store, turns=3)
+        turn = a_turn(4)
+        with pytest.raises(VersionConflictError, match="not as it was when turn 4 was played"):
+            await store.commit(RecordTurn(run_id=RUN, turn=turn, follows=digest_of(2)))
+        assert await store.get_turn(RUN, 4) is None
+        assert (await store.commit(RecordTurn(run_id=RUN, turn=turn, follows=digest_of(3)))).turn == 4
+
+    async def test_what_is_played_anew_while_turns_go_stays(self, store: Store) -> None:
+        """All in one commit, if the store likes."""
+        await begun(store, turns=6)
+        again = a_turn(4, body='{"again":true}')
+        found = await asyncio.gather(
+            store.commit(RemoveRun(run_id=RUN, most=3)),
+            store.commit(MoveRun(run_id=RUN, to=RunState.OPEN)),
+            store.commit(RecordTurn(run_id=RUN, turn=again)),
+        )
+        assert found[2] == await store.get_run(RUN)
+        assert await store.get_turn(RUN, 4) == again
+        assert [turn.turn for turn in await store.read_turns(RUN)] == [0, 1, 2, 3, 4]
+        await asyncio.gather(store.commit(RemoveRun(run_id=RUN)), store.commit(beginning()))
+        assert [turn.turn for turn in await store.read_turns(RUN)] == [0]
+
+    async def test_nothing_is_forked_from_a_run_that_is_about_to_go(self, store: Store) -> None:
+        await begun(store, turns=4)
+        await store.commit(MoveRun(run_id=RUN, to=RunState.ENDED, outcome="enough"))
+        marked = await store.commit(MoveRun(run_id=RUN, to=RunState.ENDED, outcome=REMOVING))
+        fork = beginning(UUID(int=0xC), 2, parent_id=RUN, forked_at=2)
+        with pytest.raises(InvalidOperationError, match="is being removed and cannot be forked"):
+            await store.commit(fork)
+        with pytest.raises(VersionConflictError):
+            await store.commit(RemoveRun(run_id=RUN, expected_version=marked.version - 1))
+        left = await store.commit(RemoveRun(run_id=RUN, most=1, expected_version=marked.version))
+        assert left is not None
+        assert left.outcome == REMOVING
+        back = await store.commit(MoveRun(run_id=RUN, to=RunState.ENDED, outcome="enough"))
+        assert (back.turn, back.outcome) == (3, "enough")
+        await store.commit(fork)
+
+    async def test_a_manager_that_was_replaced_writes_no_turn_as_the_owner(
+        self, store: Store, open_store: OpenStore, seams: Seams
+    ) -> None:
+        await begun(store, turns=1)
+        await store.take_lease("manager", ttl=TTL)
+        mine = RecordTurn(run_id=RUN, turn=a_turn(2), by_owner=True)
+        assert (await store.commit(mine)).turn == 2
+        async with open_store(seams) as beside:
+            await beside.take_lease("another", ttl=TTL, steal=True)
+            with pytest.raises(StaleWriterError, match="another owns this store"):
+                await store.commit(RecordTurn(run_id=RUN, turn=a_turn(3), by_owner=True))
+            with pytest.raises(StaleWriterError):
+                await store.commit(MoveRun(run_id=RUN, to=RunState.ENDED, by_owner=True))
+            assert (await stepped(store, 3)).turn == 3
+            await beside.release_lease()

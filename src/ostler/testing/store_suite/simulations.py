@@ -99,6 +99,9 @@ def unfit() -> list[tuple[str, Command[Any]]]:
         ("to must be RunState.ENDED", MoveRun(run_id=RUN, to="ended")),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome must have at most 2000", MoveRun(run_id=RUN, to=RunState.ENDED, outcome="x" * 2001)),
         ("most must be 1 or more", RemoveRun(run_id=RUN, most=0)),
+        ("most must be a whole number", RemoveRun(run_id=RUN, most=wrong)),
+        ("by_owner must be true or false", RemoveRun(run_id=RUN, by_owner=wrong)),
+        ("follows must be text", RecordTurn(run_id=RUN, turn=first, follows=7)),  # type: ignore[arg-type]  # wrong on purpose
         ("outcome is only for a run that ends", MoveRun(run_id=RUN, to=RunState.OPEN, outcome="so")),
     ]
 
