@@ -70,6 +70,7 @@ __all__ = [
     "CreateRun",
     "CreateTask",
     "CursorGoneError",
+    "DamagedRowError",
     "DeadlineError",
     "Definition",
     "DefinitionError",

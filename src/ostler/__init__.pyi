@@ -63,6 +63,9 @@ from ostler.errors import (
     CursorGoneError as CursorGoneError,
 )
 from ostler.errors import (
+    DamagedRowError as DamagedRowError,
+)
+from ostler.errors import (
     DeadlineError as DeadlineError,
 )
 from ostler.errors import (

@@ -32,6 +32,7 @@
     │   ├── OutcomeUnknownError     it may or may not have been written; read again before retrying
     │   ├── StoreTooNewError        made by a newer Ostler
     │   ├── CursorGoneError         the cursor lies before what retention kept (HTTP 410)
+    │   ├── DamagedRowError         one row cannot be read; names it, and the others are as they were
     │   ├── AuditBrokenError        the chain does not verify
     │   └── HistoryBrokenError      a turn of a run is missing, or not as it was written
     ├── SimulationError             a turn could not be completed; the run stands at the one before
@@ -246,6 +247,10 @@ class CursorGoneError(StoreError):
             f"events up to {horizon} are no longer kept, so reading on from {cursor} would skip some; "
             f"take a snapshot and follow from {horizon}"
         )
+
+
+class DamagedRowError(StoreError):
+    """A row of the store is damaged; restore the store from a backup."""
 
 
 class HistoryBrokenError(StoreError):

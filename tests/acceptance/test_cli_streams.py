@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,13 @@ def test_every_other_command_ends_as_ever_with_streams_closed(scene: Scene) -> N
     assert (done.returncode, "there is no workspace" in done.stderr) == (4, True)
     assert shell(scene, "nonsense 2>&-").returncode == 2
     assert shell(scene, "--help >&-").returncode == 0
+
+
+def test_what_stands_in_for_a_closed_stream_is_handed_on_to_programs(tmp_path: Path) -> None:
+    child = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write(str([bool(os.fstat(n)) for n in (0, 1, 2)]))"
+    parent = (
+        "import subprocess, sys; from ostler.cli.streams import prepare; prepare(); "
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    subprocess.run(["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, parent], check=True)
+    assert (tmp_path / "seen").read_text() == "[True, True, True]"

@@ -59,6 +59,18 @@ def test_events_of_one_agent(home: Path) -> None:
     assert ostler("events", "--instance", NOBODY, home=home).returncode == 4
 
 
+def test_there_are_more_only_of_those_that_were_asked_for(home: Path) -> None:
+    for agent in ostler("ps", "-a", "-q", home=home).stdout.splitlines():
+        asked = ("events", "--instance", agent, "--after", "0", "-o", "json")
+        done = ostler(*asked, home=home)
+        assert done.stderr == ""
+        numbers = [event["sequence"] for event in json.loads(done.stdout)]
+        assert ostler(*asked, "-n", str(len(numbers)), home=home).stderr == ""
+        if len(numbers) > 1:
+            fewer = ostler(*asked, "-n", str(len(numbers) - 1), home=home)
+            assert f"there are more; go on with --after {numbers[-2]}" in fewer.stderr
+
+
 async def one_more(home: Path) -> None:
     async with open_store(home) as store:
         await store.commit(ReserveInstance(request=SpawnRequest(agent_definition_id=UUID(int=8))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from ostler.errors import StoreError
+from ostler.errors import DamagedRowError, StoreError
 from ostler.model import AgentState
 from ostler.store import Store, open_store, view_store
+from ostler.store.kinds import Kind
+from ostler.store.logrows import events_from
+from ostler.store.mapper import Mapper
+from ostler.store.shapes import SHAPES
+from ostler.store.sqlite import SQLITE
 from ostler.testing.store_suite.ground import brought_to, moved, reserved
 from ostler.testing.store_suite.simulations import begun
 
@@ -94,3 +100,31 @@ async def test_a_damaged_row_stops_no_other_command(home: Path) -> None:
             await moved(store, bad, AgentState.PROCESSING)
         assert (await moved(store, good, AgentState.PROCESSING)).state is AgentState.PROCESSING
         await reserved(store)
+
+
+async def test_nor_does_it_make_one_commit_of_each(home: Path) -> None:
+    async with open_store(home) as store:
+        bad = (await store.list_instances())[0]
+    with sqlite3.connect(home / "ostler.db") as connection:
+        connection.execute("UPDATE agent_instances SET tags_json = '[' WHERE id = ?", (bad.instance_id.bytes,))
+    connection.close()
+    async with open_store(home) as store:
+        before = (await store.head()).commit_number
+        others = [reserved(store) for _ in range(100)]
+        told, *made = await asyncio.gather(moved(store, bad, AgentState.PROCESSING), *others, return_exceptions=True)
+        assert isinstance(told, DamagedRowError)
+        assert not [one for one in made if isinstance(one, BaseException)]
+        assert (await store.head()).commit_number - before < len(others) / 2
+
+
+def test_a_row_for_which_there_is_no_memory_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    mapper = Mapper(SQLITE, SHAPES[Kind.LEASE])
+    monkeypatch.setattr(mapper, "_made", no_room)
+    with pytest.raises(MemoryError):
+        mapper.records(list(mapper.columns), [(None,) * len(mapper.columns)])
+    monkeypatch.setattr("ostler.store.logrows.event_from", no_room)
+    with pytest.raises(MemoryError):
+        events_from(SQLITE, [(1,)])

@@ -226,3 +226,24 @@ async def test_what_can_be_no_home_is_refused_and_nothing_is_made(
         async with open_it(where):
             pass
     assert not content(tmp_path)
+
+
+class Somewhere:
+    """What leads to a path without being one."""
+
+    def __init__(self, path: str | bytes) -> None:
+        self._path = path
+
+    def __fspath__(self) -> str | bytes:
+        return self._path
+
+
+async def test_whatever_leads_to_a_path_is_taken_for_one(tmp_path: Path) -> None:
+    where: Any = Somewhere(str(tmp_path / "home"))
+    for open_it in (open_store, view_store, ostler.open):
+        async with open_it(where):
+            pass
+    assert "ostler.db" in content(tmp_path / "home")
+    for wrong in (Somewhere(b"home"), Somewhere("")):
+        with pytest.raises(ValidationError, match=r"store (must be a directory|is empty)"):
+            open_store(wrong)  # type: ignore[arg-type]  # it is what is tested

@@ -15,11 +15,13 @@ from ostler import (
     AgentSpawnOptions,
     ReserveInstance,
     SpawnRequest,
+    StoreBusyError,
     StoreError,
     StoreTooNewError,
     open_store,
     view_store,
 )
+from ostler.store.postgres import mapped_errors
 
 pytestmark = pytest.mark.anyio
 
@@ -79,3 +81,31 @@ def test_a_server_that_refuses_has_answered(postgres_address: str) -> None:
     assert "the database server refused: " in done.stderr
     assert "did not answer" not in done.stderr
     assert "check the user, the password and the database in the address" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sorry, too many clients already",
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        'too many connections for role "ada"',
+        "the database system is starting up",
+        "the database system is shutting down",
+    ],
+)
+def test_a_server_that_is_busy_or_on_its_way_is_not_a_wrong_password(words: str) -> None:
+    with pytest.raises(StoreBusyError, match="try again in a moment") as told, mapped_errors():
+        raise psycopg.OperationalError(f'connection to server on socket "x" failed: FATAL:  {words}')
+    assert "check the user" not in str(told.value)
+    for kind in (psycopg.errors.TooManyConnections, psycopg.errors.AdminShutdown, psycopg.errors.CannotConnectNow):
+        with pytest.raises(StoreBusyError), mapped_errors():
+            raise kind("in another language")
+
+
+def test_a_role_that_may_have_no_connection_is_told_so(postgres_address: str) -> None:
+    with psycopg.connect(postgres_address, autocommit=True) as connection:
+        connection.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")
+    done = ostler("ps", "--home", postgres_address.replace("user=postgres", "user=crowded"))
+    assert done.returncode == 1
+    assert "too many connections for role" in done.stderr
+    assert "check the user" not in done.stderr

@@ -30,7 +30,7 @@ from ostler.model import (
     clean_text,
     fold_tags,
 )
-from ostler.model.validation import Fault, duration_text, shown
+from ostler.model.validation import Fault, duration_text, shown, whole_number
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ID = UUID(int=7)
@@ -262,3 +262,15 @@ def test_cleaned_text_can_be_kept_by_any_store(text: str) -> None:
     cleaned.encode()
     assert "\0" not in cleaned
     assert clean_text(cleaned) == cleaned
+
+
+class OfAnotherMake:
+    """As numpy's whole numbers are: no int, but good for one."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_a_whole_number_may_be_of_any_make_but_no_flag() -> None:
+    assert [whole_number(one) for one in (3, OfAnotherMake(), True, 3.0, "3", None)] == [3, 3, None, None, None, None]
+    assert type(whole_number(OfAnotherMake())) is int

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -52,8 +52,8 @@ def events(count: int, follow: bool, output: str, home: str, **which: Any) -> No
             raise click.UsageError("-f has no end, so there is no whole JSON; use -o jsonl")
         look(home, lambda store: _follow(store, wanted, output))
         return
-    last, newest = look(home, lambda store: _once(store, wanted, output))
-    if last is not None and last < newest and wanted.after is not None:
+    last = look(home, lambda store: _once(store, wanted, output))
+    if last is not None:
         note(f"there are more; go on with --after {last}")
 
 
@@ -65,10 +65,32 @@ class _Wanted:
     instance: UUID | None
 
 
-async def _once(store: Store, wanted: _Wanted, output: str) -> tuple[int | None, int]:
-    """The number of the last that was shown, and of the newest there is."""
-    newest = (await store.head()).sequence
-    return await _show(_some(store, wanted), output), newest
+async def _once(store: Store, wanted: _Wanted, output: str) -> int | None:
+    """The number of the last that was shown, if one asked from a cursor and there are more of these."""
+    if wanted.after is None:
+        await _show(_some(store, wanted), output)
+        return None
+    found = _AtMost(_some(store, dataclasses.replace(wanted, count=wanted.count + 1)), wanted.count)
+    last = await _show(found, output)
+    return last if found.more else None
+
+
+class _AtMost:
+    """So many of them, and whether there was another: that others have later ones tells nothing."""
+
+    def __init__(self, found: AsyncIterator[Event], most: int) -> None:
+        self._found = found
+        self._most = most
+        self.more = False
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        left = self._most
+        async for event in self._found:
+            if not left:
+                self.more = True
+                return
+            yield event
+            left -= 1
 
 
 async def _some(store: Store, wanted: _Wanted) -> AsyncIterator[Event]:
@@ -138,7 +160,7 @@ def _print(event: Event, output: str) -> None:
         click.echo(plain(f"{number:>{_NUMBER_WIDTH}}  " + "  ".join(rest)))
 
 
-async def _show(found: AsyncIterator[Event], output: str) -> int | None:
+async def _show(found: AsyncIterable[Event], output: str) -> int | None:
     """Print them, and return the number of the last. Lines are printed as they come: a log has no end."""
     last: int | None = None
     kept: list[Event] = []

@@ -25,6 +25,7 @@ def _stand_in(number: int, name: str, mode: str) -> None:
     if nowhere != number:
         os.dup2(nowhere, number)
         os.close(nowhere)
+    os.set_inheritable(number, True)  # or a program that we start would have it closed again
     setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 

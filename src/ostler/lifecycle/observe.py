@@ -29,6 +29,7 @@ from ostler.model import (
     WaitKind,
     shown,
 )
+from ostler.model.validation import whole_number
 
 Seen = AgentEvent | EventsMissed
 
@@ -58,14 +59,15 @@ class Observation(AsyncIterator[Seen]):
         if instance_id is not None:
             require_kind("instance_id", instance_id, UUID)
         self._options.validate().require()
-        if after is not None and (type(after) is not int or after < 0):  # True is an int too, but no place
+        start = None if after is None else whole_number(after)
+        if after is not None and (start is None or start < 0):
             bound = "must be 0 or the number of an event"
             raise ValidationError([Fault(field="after", bound=bound, value=shown(after))])
         # What is committed is past, also what the fan-out has not come to yet.
-        self._seen = max(fanout.cursor, house.store.newest) if after is None else after
+        self._seen = max(fanout.cursor, house.store.newest) if start is None else start
         self._wanted = wanted_by(self._options)
         self._buffer = Buffer(instance_id, self._options.buffer_capacity)
-        self._live = after is None
+        self._live = start is None
         self._admitted = False
         #: Looked at once, when it begins to listen; later its end is heard.
         self._may_be_over = True

@@ -39,7 +39,7 @@ from ostler.lifecycle.watch import Watch
 from ostler.model import AgentState, Fault, TerminationOptions, Wait, WaitKind, shown
 from ostler.seams import Uuid7Source
 from ostler.store import Seams, Store, open_store
-from ostler.store.opening import home_path
+from ostler.store.opening import home_path, is_address
 from ostler.telemetry import LifecycleLog, LifecycleMetrics
 
 WORKROOM = "work"
@@ -58,7 +58,7 @@ _CLOSING = "this manager is closed, or about to be; open one again"
 
 @asynccontextmanager
 async def open_manager(
-    where: str | Path | Store,
+    where: str | os.PathLike[str] | Store,
     *,
     settings: LifecycleSettings | None = None,
     registry: AgentRegistry | None = None,
@@ -79,7 +79,7 @@ async def open_manager(
     chosen.validate().require()
     outside = Seams() if seams is None else seams
     async with AsyncExitStack() as stack:
-        home = None if isinstance(where, Store) or "://" in str(where) else _home(where)
+        home = None if isinstance(where, Store) or is_address(where) else _home(where)
         if home is not None:
             if is_kept(home):  # first of all: agents that lived on run already, and as the same user
                 harden()
@@ -106,7 +106,7 @@ async def open_manager(
 
 def _require_kinds(where: object, *given: object) -> None:
     """Whatever is not left out must be what it says, also where it is empty and so would pass for left out."""
-    if not isinstance(where, str | Path | Store):
+    if not isinstance(where, str | os.PathLike | Store):
         bound = "must be a directory, an address or a Store"
         raise ValidationError([Fault(field="where", bound=bound, value=shown(where))])
     kinds = {"settings": LifecycleSettings, "registry": AgentRegistry, "levels": IsolationLevels, "seams": Seams}
@@ -115,7 +115,7 @@ def _require_kinds(where: object, *given: object) -> None:
             require_kind(name, value, kind)
 
 
-def _home(where: str | Path) -> Path:
+def _home(where: str | os.PathLike[str]) -> Path:
     home = home_path(where)
     try:
         str(home.absolute()).encode()

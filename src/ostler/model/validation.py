@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -70,6 +71,18 @@ def faults_of(error: ValidationError) -> tuple[Fault, ...]:
 def all_are(kind: type, *values: object) -> bool:
     """Whether rules may compare these: constructing a record checks no types."""
     return all(isinstance(value, kind) for value in values)
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any make, such as numpy's, as Python's own; None if it is none, and true and false are none."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def shown(value: Any) -> str:

@@ -6,20 +6,23 @@ from typing import Any
 
 from ostler.errors import ValidationError
 from ostler.model import Fault, shown
+from ostler.model.validation import whole_number
 from ostler.store import Store
 
 
 def require_count(field: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    number = whole_number(value)
+    if number is None or number < 0:
         raise ValidationError([Fault(field=field, bound="must be a whole number, 0 or more", value=shown(value))])
-    return value
+    return number
 
 
 def require_turn(field: str, value: Any) -> int:
     """Whether there is such a turn, the run tells."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    number = whole_number(value)
+    if number is None:
         raise ValidationError([Fault(field=field, bound="must be a whole number, that of a turn", value=shown(value))])
-    return value
+    return number
 
 
 def require_kind(field: str, value: Any, kind: type[Any]) -> None:

@@ -163,12 +163,12 @@ class SimulationOrchestrator:
 
     async def run(self, turns: int, *, on_turn: Callable[[TurnReport], None] | None = None) -> RunReport:
         """Play so many turns, or fewer when nobody is active and the settings say that the run ends then."""
-        require_count("turns", turns)
+        wanted = require_count("turns", turns)
         self._require_sound()
         self._require_no_run()
         self._is_run = True
         try:
-            return await self._run(turns, on_turn)
+            return await self._run(wanted, on_turn)
         finally:
             self._is_run = False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ostler.errors import (
     AuthorizationError,
+    DamagedRowError,
     IdempotencyConflictError,
     InvalidOperationError,
     LicenseError,
@@ -135,6 +136,9 @@ class Batch:
             if command.is_fenced and submission.epoch != unit.epoch:
                 return submission, None, StaleWriterError(_shut_out(unit, submission.epoch))
             answer = command.apply(unit)
+        except DamagedRowError as error:  # one row that this command needs; the transaction is as good as before
+            unit.start()
+            return submission, None, error
         except StoreError:
             raise  # the database spoke, not the command: this transaction is of no further use
         except OstlerError as error:

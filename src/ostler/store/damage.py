@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from ostler.errors import StoreError
+from ostler.errors import DamagedRowError, StoreError
 
 R = TypeVar("R")
 
 
-def damaged_row(table: str, key: str, error: Exception, column: str | None = None) -> StoreError:
+def damaged_row(table: str, key: str, error: Exception, column: str | None = None) -> DamagedRowError:
     where = f", column {column}" if column else ""
-    return StoreError(
+    return DamagedRowError(
         f"the row {key} of the table {table} is damaged{where} ({type(error).__name__}: {error}); "
         "restore the store from a backup"
     )
@@ -23,6 +23,8 @@ def blame(rows: Iterable[R], read: Callable[[R], object], table: str, key: Calla
     for row in rows:
         try:
             read(row)
+        except MemoryError:
+            raise
         except Exception as error:
             raise damaged_row(table, key(row), error) from error
     raise StoreError(f"a row of the table {table} could not be read, and can now; try again")

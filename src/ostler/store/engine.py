@@ -31,16 +31,17 @@ from ostler.model import (
     TaskFilter,
     shown,
 )
+from ostler.model.validation import whole_number
 from ostler.policy import RetentionPolicy, plan
 from ostler.store.auditing import AuditWalk
 from ostler.store.base import PAGE, EventPage, SweepResult
 from ostler.store.commands import Command, ReleaseLease, RenewLease, TakeLease
-from ostler.store.commands.checking import count_faults, kind_faults, optional_faults, record_faults, require
+from ostler.store.commands.checking import kind_faults, optional_faults, record_faults, require
 from ostler.store.commands.leases import OWNER
 from ostler.store.kinds import Kind, Ledger
 from ostler.store.life import Backend, Life, Lifelike, Seams
 from ostler.store.listeners import Listener, Listeners
-from ostler.store.lookups import Lookups, bounded, require_id
+from ostler.store.lookups import Lookups, bounded, counted, require_id
 from ostler.store.port import EventWindow, Head, Session
 from ostler.store.retention import Sweeper
 
@@ -208,7 +209,7 @@ class EngineStore(Lookups):
         workspace_id: UUID | None = None,
         instance_id: UUID | None = None,
     ) -> EventPage:
-        _require_cursor(after)
+        after = _cursor(after)
         require(optional_faults("workspace_id", workspace_id, UUID))
         require(optional_faults("instance_id", instance_id, UUID))
         window = EventWindow(after=after, limit=bounded(limit), workspace_id=workspace_id, instance_id=instance_id)
@@ -236,9 +237,8 @@ class EngineStore(Lookups):
         self, workspace_id: UUID = HOME_WORKSPACE_ID, *, after: int = 0, limit: int = PAGE
     ) -> list[AuditEntry]:
         require_id("workspace_id", workspace_id)
-        require(count_faults("after", after))
-        most = bounded(limit)
-        return await self._read(lambda session: session.audit(workspace_id, after, most))
+        start, most = counted("after", after), bounded(limit)
+        return await self._read(lambda session: session.audit(workspace_id, start, most))
 
     async def audit_head(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> AuditHead:
         ledger = await self._ledger(workspace_id)
@@ -257,6 +257,8 @@ def _from_its_beginning(events: list[Event]) -> bool:
     return bool(events) and isinstance(events[0], AgentSpawnedEvent)
 
 
-def _require_cursor(after: int) -> None:
-    if type(after) is not int or not 0 <= after <= _HIGHEST:
+def _cursor(after: int) -> int:
+    number = whole_number(after)
+    if number is None or not 0 <= number <= _HIGHEST:
         raise ValidationError([Fault(field="after", bound="must be 0 or the number of an event", value=shown(after))])
+    return number

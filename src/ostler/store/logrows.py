@@ -50,6 +50,8 @@ def event_from(dialect: Dialect, row: Values) -> Event:
 def events_from(dialect: Dialect, rows: list[Values]) -> list[Event]:
     try:
         return [event_from(dialect, row) for row in rows]
+    except MemoryError:  # the row may well be sound
+        raise
     except Exception:  # noqa: BLE001 - whatever a damaged row makes of our decoders
         blame(rows, lambda row: event_from(dialect, row), "agent_instance_events", lambda row: f"sequence {row[0]}")
 
@@ -57,6 +59,8 @@ def events_from(dialect: Dialect, rows: list[Values]) -> list[Event]:
 def audits_from(dialect: Dialect, rows: list[Values]) -> list[AuditEntry]:
     try:
         return [audit_from(dialect, row) for row in rows]
+    except MemoryError:  # the row may well be sound
+        raise
     except Exception:  # noqa: BLE001 - the same
         blame(rows, lambda row: audit_from(dialect, row), "audit", lambda row: f"{shown_key(row[0])} {row[1]}")
 

@@ -23,6 +23,7 @@ from ostler.model import (
     Workspace,
     shown,
 )
+from ostler.model.validation import whole_number
 from ostler.store.base import PAGE, Store
 from ostler.store.commands.checking import (
     count_faults,
@@ -106,9 +107,8 @@ class Lookups(Store):
 
     async def list_attempts(self, instance_id: UUID, limit: int = PAGE, *, after: int = 0) -> list[Attempt]:
         require_id("instance_id", instance_id)
-        require(count_faults("after", after))
-        most = bounded(limit)
-        return await self._read(lambda session: session.attempts(instance_id, most, (instance_id, after)))
+        key, most = (instance_id, counted("after", after)), bounded(limit)
+        return await self._read(lambda session: session.attempts(instance_id, most, key))
 
     async def open_attempts(self, limit: int = PAGE, *, after: Attempt | None = None) -> list[Attempt]:
         most = bounded(limit)
@@ -153,35 +153,42 @@ class Lookups(Store):
 
     async def get_turn(self, run_id: UUID, turn: int) -> SimulationTurn | None:
         require_id("run_id", run_id)
-        _require_turn("turn", turn)
-        found: SimulationTurn | None = await self._load(Kind.SIMULATION_TURN, run_id, turn)
+        found: SimulationTurn | None = await self._load(Kind.SIMULATION_TURN, run_id, _turn("turn", turn))
         return found
 
     async def read_turns(self, run_id: UUID, *, after: int = -1, limit: int = 100) -> list[SimulationTurn]:
         require_id("run_id", run_id)
-        _require_turn("after", after)
-        most = bounded(limit)
-        return await self._read(lambda session: session.turns(run_id, after, most))
+        start, most = _turn("after", after), bounded(limit)
+        return await self._read(lambda session: session.turns(run_id, start, most))
 
     async def whole_turn(self, run_id: UUID, until: int) -> SimulationTurn | None:
         require_id("run_id", run_id)
-        _require_turn("until", until)
-        return await self._read(lambda session: session.whole_turn(run_id, until))
+        last = _turn("until", until)
+        return await self._read(lambda session: session.whole_turn(run_id, last))
 
 
 def bounded(limit: int) -> int:
     """A page has at least one row, and never more than a reader can bear."""
-    if type(limit) is not int:
+    most = whole_number(limit)
+    if most is None:
         require(kind_faults("limit", limit, int))
-    if limit < 1:
-        raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
-    return min(limit, PAGE)
+    elif most >= 1:
+        return min(most, PAGE)
+    raise ValidationError([Fault(field="limit", bound="must be at least 1", value=str(limit))])
 
 
-def _require_turn(field: str, number: int) -> None:
+def counted(field: str, value: int) -> int:
+    number = whole_number(value)
+    require(count_faults(field, value if number is None else number))
+    return number or 0
+
+
+def _turn(field: str, value: int) -> int:
     """-1 stands for before the first."""
-    if type(number) is not int or not -1 <= number <= _HIGHEST:
-        raise ValidationError([Fault(field=field, bound="must be -1 or the number of a turn", value=shown(number))])
+    number = whole_number(value)
+    if number is None or not -1 <= number <= _HIGHEST:
+        raise ValidationError([Fault(field=field, bound="must be -1 or the number of a turn", value=shown(value))])
+    return number
 
 
 def require_id(field: str, value: UUID) -> None:

@@ -12,7 +12,7 @@ from itertools import compress
 from typing import Any, cast
 from uuid import UUID
 
-from ostler.errors import StoreError
+from ostler.errors import DamagedRowError
 from ostler.model import AgentState, HealthState, Record
 from ostler.model.codec import dump_compact
 from ostler.store.damage import damaged_row, shown_key
@@ -181,17 +181,21 @@ class Mapper:
                 )
                 for row in rows
             ]
+        except MemoryError:  # the row may well be sound
+            raise
         except Exception as error:
             if len(rows) > 1:  # one by one, so that it is known which
                 return [one for row in rows for one in self.records(names, [row])]
             raise self._damaged(rows[0], places, error) from error
 
-    def _damaged(self, row: tuple[Any, ...], places: list[int], error: Exception) -> StoreError:
+    def _damaged(self, row: tuple[Any, ...], places: list[int], error: Exception) -> DamagedRowError:
         """Which column of this row cannot be read; if each can, they do not go together."""
         key = ", ".join(f"{name} {shown_key(row[places[self._names.index(name)]])}" for name in self.shape.keys)
         for name, place, decode in zip(self._names, places, self._decoders, strict=True):
             try:
                 row[place] is None or decode(row[place])
+            except MemoryError:
+                raise
             except Exception as reason:  # noqa: BLE001 - whatever a damaged row makes of our decoders
                 return damaged_row(self.shape.table, key, reason, name)
         return damaged_row(self.shape.table, key, error)

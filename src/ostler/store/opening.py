@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -20,17 +21,16 @@ class _BackendModule(Protocol):
     def backend(self, address: str) -> Backend: ...
 
 
-def open_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
+def open_store(where: str | os.PathLike[str], seams: Seams | None = None) -> EngineStore:
     """A store for a home directory (SQLite) or a `postgresql://` address; use it with `async with`."""
     return EngineStore(backend_for(where), seams)
 
 
-def backend_for(where: str | Path) -> Backend:
-    _require_place(where)
-    text = str(where)
+def backend_for(where: str | os.PathLike[str]) -> Backend:
+    text = _place(where)
     if text.startswith(_POSTGRES):
         return _postgres().backend(text)
-    if "://" in text:
+    if is_address(text):
         known = "a directory, or an address that begins with postgresql://"
         raise ValidationError(
             [Fault(field="store", bound=f"must be {known}", value=text.split("://", maxsplit=1)[0] + "://…")]
@@ -38,24 +38,30 @@ def backend_for(where: str | Path) -> Backend:
     return sqlite_backend(home_path(where) / DATABASE_FILE)
 
 
-def home_path(where: str | Path) -> Path:
+def home_path(where: str | os.PathLike[str]) -> Path:
     """The directory that is meant; `~` is the user's own."""
-    _require_place(where)
+    text = _place(where)
     try:
-        return Path(where).expanduser()
+        return Path(text).expanduser()
     except RuntimeError as error:
         raise _no_place("must be a directory that can be found; this user has none", where) from error
 
 
-def _require_place(where: object) -> None:
+def is_address(where: str | os.PathLike[str]) -> bool:
+    """Of a database, and not a directory."""
+    return "://" in _place(where)
+
+
+def _place(where: object) -> str:
     """An empty text would be the current directory, and fill it with what nobody expects there."""
-    if not isinstance(where, (str, Path)):
+    text = os.fspath(where) if isinstance(where, str | os.PathLike) else None
+    if not isinstance(text, str):  # a path may also be bytes
         raise _no_place("must be a directory or a postgresql:// address, as a text or a Path", where)
-    text = str(where)
-    if isinstance(where, str) and not text.strip():
+    if not (text.strip() if isinstance(where, str) else text):
         raise _no_place("is empty; name a directory, such as ~/.ostler", where)
     if "\0" in text:
         raise _no_place("has a NUL in it, which no path may have; name another", where)
+    return text
 
 
 def _no_place(bound: str, where: object) -> ValidationError:

@@ -34,6 +34,17 @@ _LOCK_TIMEOUT_MS = 10_000
 #: Said at every transaction: what the server or the role has as its default must not decide.
 _BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
+#: Out of something, or on its way up or down.
+_NOT_NOW = ("53", "57P")
+#: The same, where it has no code: of one who is not let in, only words come through.
+_TOO_SOON = (
+    "too many clients",
+    "too many connections",
+    "connection slots are reserved",
+    "the database system is ",  # starting up, shutting down, in recovery mode, not yet accepting connections
+    "terminating connection",
+)
+
 _Connection = psycopg.Connection[dict[str, Any]]
 R = TypeVar("R")
 
@@ -61,19 +72,25 @@ def mapped_errors() -> Iterator[None]:
     except (pg.IoError, pg.DataCorrupted, pg.IndexCorrupted) as error:
         raise StoreFailedError(f"the database server reported a broken disk: {error}".strip()) from error
     except psycopg.OperationalError as error:
-        raise StoreError(_unwilling(error)) from error
+        raise _unwilling(error) from error
     except psycopg.Error as error:
         raise StoreError(str(error).strip()) from error
 
 
-def _unwilling(error: psycopg.OperationalError) -> str:
+def _unwilling(error: psycopg.OperationalError) -> StoreError:
     """A server that lets nobody in tells why in words only, which begin as its log does."""
     told = str(error).strip()
+    if (error.sqlstate or "").startswith(_NOT_NOW) or ("FATAL:" in told and any(words in told for words in _TOO_SOON)):
+        return StoreBusyError(
+            f"the database server has too many clients, or is just starting or stopping: {told}; try again in a moment"
+        )
     if "FATAL:" in told:
-        return f"the database server refused: {told}; check the user, the password and the database in the address"
+        return StoreError(
+            f"the database server refused: {told}; check the user, the password and the database in the address"
+        )
     if _cut_off(error):
-        return f"the database server did not answer: {told}; check the address, and whether the server runs"
-    return f"the database server could not do this: {told}"
+        return StoreError(f"the database server did not answer: {told}; check the address, and whether the server runs")
+    return StoreError(f"the database server could not do this: {told}")
 
 
 def _cut_off(error: psycopg.OperationalError) -> bool:

@@ -3,96 +3,48 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from ostler.errors import StoreError, StoreTooNewError
 from ostler.store.engine import EngineStore
+from ostler.store.homeview import HomeView
 from ostler.store.life import Backend, Seams
-from ostler.store.opening import DATABASE_FILE, backend_for, home_path
+from ostler.store.opening import DATABASE_FILE, backend_for, home_path, is_address
+from ostler.store.port import Session
 from ostler.store.queries import migrations
-from ostler.store.sqlite import APPLICATION_ID, SqliteSession
-from ostler.store.sqlitefaults import not_a_file, owner_of
+from ostler.store.sqlite import APPLICATION_ID
 from ostler.store.sqlsession import SqlSession
 
 
-def view_store(where: str | Path, seams: Seams | None = None) -> EngineStore:
+def view_store(where: str | os.PathLike[str], seams: Seams | None = None) -> EngineStore:
     """The store of an existing home or address, for reading only; opening it fails where there is none."""
     backend = backend_for(where)
-    if "://" in str(where):
-        open_session = _viewer(lambda: cast("SqlSession", backend.open_reader()), _require_database)
+    open_session: Callable[[], Session]
+    if is_address(where):
+        open_session = partial(_database_session, backend)
     else:
         path = home_path(where) / DATABASE_FILE
-        open_session = _viewer(lambda: _home_session(path), lambda session: _require_ours(session, path))
+        open_session = partial(HomeView, path, partial(_require_ours, path))
     return EngineStore(Backend(open_writer=None, open_reader=open_session), seams)
 
 
-def _viewer(connect: Callable[[], SqlSession], check: Callable[[SqlSession], None]) -> Callable[[], SqlSession]:
-    def open_session() -> SqlSession:
-        session = connect()
-        try:
-            check(session)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-    return open_session
-
-
-def _home_session(path: Path) -> SqlSession:
-    _require_home(path)
-    return SqliteSession(path, read_only=True, how=_how(path))
-
-
-def _how(path: Path) -> str:
-    """The mode in which looking leaves no trace.
-
-    Where we may write, as every other opens it: who closes last clears away what SQLite puts beside the file. To be
-    read only, SQLite wants to find these there, or to be told that nobody changes the file.
-    """
-    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
-        return "rw"
-    ahead, shared = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
-    if ahead.exists() and shared.exists():
-        return "ro"
-    if ahead.exists() and ahead.stat().st_size:
-        raise StoreError(
-            f"the home at {path.parent} was not closed, and its last changes can be read only where one may write; "
-            f"look at it as {owner_of(path)}, or copy the whole directory to a place of your own and look there"
-        )
-    return "ro&immutable=1"
-
-
-def _require_home(path: Path) -> None:
-    """Before connecting, for SQLite says of many things only that it cannot.
-
-    The file is not opened here: closing it again would drop the locks of a store that this process has open.
-    """
-    home = path.parent
+def _database_session(backend: Backend) -> SqlSession:
+    session = cast("SqlSession", backend.open_reader())
     try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(
-            f"there is no Ostler home at {home}; check the path, or make one with ostler.open_store"
-        ) from None
-    except OSError as error:
-        raise StoreError(f"the home at {home} cannot be read ({error.strerror}); check who owns it") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise StoreError(not_a_file(path))
-    if not os.access(path, os.R_OK):
-        raise StoreError(f"the home at {home} cannot be read (Permission denied); it belongs to {owner_of(path)}")
-    if not found.st_size:
-        raise StoreError(f"{path} is empty, so it is not a database; restore it from a backup, or choose another home")
+        _require_database(session)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
-def _require_ours(session: SqlSession, path: Path) -> None:
-    application = session.execute("PRAGMA application_id", {})[0]["application_id"]
-    if application != APPLICATION_ID:
+def _require_ours(path: Path, pragma: Callable[[str], int]) -> None:
+    if pragma("application_id") != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another program; choose another home")
-    _require_shape(int(session.execute("PRAGMA user_version", {})[0]["user_version"]), "sqlite")
+    _require_shape(pragma("user_version"), "sqlite")
 
 
 def _require_database(session: SqlSession) -> None:

@@ -36,7 +36,7 @@ from ostler.store.commands import (
     TakeLease,
     UpdateTask,
 )
-from ostler.testing.store_suite.ground import DEFINITION, HOME, StoreGround, reservation
+from ostler.testing.store_suite.ground import DEFINITION, HOME, StoreGround, reservation, reserved
 
 ANYONE = UUID(int=1)
 NOW = from_micros(0)
@@ -207,6 +207,13 @@ QUESTIONS: dict[str, tuple[Question, str]] = {
 }
 
 
+class _OfAnotherMake:
+    """As numpy's whole numbers are: no int, but good for one."""
+
+    def __index__(self) -> int:
+        return 1
+
+
 class MistypedContract(StoreGround):
     @pytest.mark.parametrize("case", QUESTIONS)
     async def test_a_question_of_a_wrong_type_is_refused_in_one_sentence(self, store: Store, case: str) -> None:
@@ -218,6 +225,16 @@ class MistypedContract(StoreGround):
         assert sentence in message
         assert message.isprintable()
         assert (await store.head(), await store.audit_head()) == (before, audit)
+
+    async def test_a_whole_number_may_be_of_another_make(self, store: Store) -> None:
+        one: Any = _OfAnotherMake()
+        await store.take_lease("me", ttl=timedelta(seconds=1))
+        await reserved(store)
+        await reserved(store)
+        assert (await store.read_page(one, limit=one)).events == (await store.read_page(1, limit=1)).events
+        assert await store.read_audit(after=one, limit=one) == await store.read_audit(after=1, limit=1)
+        assert await store.list_attempts(ANYONE, after=one) == []
+        assert await store.read_turns(ANYONE, after=one) == []
 
     async def test_an_epoch_of_a_wrong_type_is_refused(self, store: Store) -> None:
         wrong: Any = "1"
