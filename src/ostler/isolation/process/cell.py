@@ -128,6 +128,10 @@ class ProcessCell(KeptCell):
         return self._calls.is_stuck
 
     @property
+    def _takes_words(self) -> bool:
+        return self._channel is not None and not self.is_stuck
+
+    @property
     def in_flight(self) -> Mapping[UUID, Verb]:
         return self._calls.in_flight
 
@@ -331,7 +335,7 @@ class ProcessCell(KeptCell):
         self._die(LOST)
 
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
-        if not self._gone.done() and not over.done():
+        if self._channel is not None and not self._gone.done() and not over.done():
             self._say({"t": "stop"})
             await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
         if self._gone.done() and not self._survived:
@@ -346,6 +350,7 @@ class ProcessCell(KeptCell):
         if self._channel is not None:
             self._channel.drain()
             self._channel.close()
+            self._channel = None  # one that is stopped once more is told nothing: nobody would hear it
         self._asks.close()
         self._calls.release(CANCELLED if how is None else Outcome(crash=how))
         if not self._made.done():
