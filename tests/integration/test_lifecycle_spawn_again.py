@@ -85,7 +85,8 @@ async def test_a_caller_who_goes_as_the_answer_comes_leaves_only_what_was_there(
     async with scene.open() as manager:
         if known:
             await manager.spawn(scene.request(), idempotency_key="once")
-        inner, callers = spawn._spawn, []  # noqa: SLF001 - there is no other way to come at this moment
+        callers: list[asyncio.Task[AgentInstance]] = []
+        inner = spawn._spawn  # noqa: SLF001 - there is no other way to come at this moment
 
         async def and_then_cancelled(*given: Any) -> AgentInstance:
             found = await inner(*given)

@@ -33,7 +33,7 @@ class Weary(Ear):
         self.count = 0
         self.room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def heard(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override] # the ground's own ear never has enough
+    def heard(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override]  # the ground's own ear never has enough
         super().heard(attempt, message)
         self.count += 1
         return self.room if self.count >= ENOUGH and not self.room.done() else None
