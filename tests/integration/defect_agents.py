@@ -34,6 +34,12 @@ class Nuisance(Agent):
     async def echo(self, request: Any) -> Any:
         return request.get("value")
 
+    async def chatter(self, request: Any) -> str:
+        """Says all of it at once, and has answered before anybody can have heard it."""
+        for number in range(request["count"]):
+            self.context.signal("chatter", {"number": number})
+        return "done"
+
     async def block(self, request: Any) -> Any:
         """Its loop stands still."""
         with open(request["note"], "a") as file:  # noqa: ASYNC230, PTH123 - that is what it is for

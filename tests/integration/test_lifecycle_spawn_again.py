@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lifecycle_aids import Scene, until
 
 from ostler.errors import AgentInitializationError, InitializationTimeoutError, OstlerError
-from ostler.model import AgentState
+from ostler.lifecycle import spawn
+from ostler.model import AgentInstance, AgentState
 
 pytestmark = pytest.mark.anyio
 
@@ -73,6 +75,29 @@ async def test_one_that_was_brought_back_by_hand_is_answered(scene: Scene) -> No
         await manager.restart(failed.instance_id)
         again = await manager.spawn(scene.request(), idempotency_key="once")
         assert (again.instance_id, again.state) == (failed.instance_id, AgentState.READY)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_caller_who_goes_as_the_answer_comes_leaves_only_what_was_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, *, known: bool
+) -> None:
+    """The start is over, and its caller is cancelled before it can take the answer."""
+    async with scene.open() as manager:
+        if known:
+            await manager.spawn(scene.request(), idempotency_key="once")
+        callers: list[asyncio.Task[AgentInstance]] = []
+        inner = spawn._spawn  # noqa: SLF001 - there is no other way to come at this moment
+
+        async def and_then_cancelled(*given: Any) -> AgentInstance:
+            found = await inner(*given)
+            asyncio.get_running_loop().call_soon(callers[0].cancel)
+            return found
+
+        monkeypatch.setattr(spawn, "_spawn", and_then_cancelled)
+        callers.append(asyncio.ensure_future(manager.spawn(scene.request(), idempotency_key="once")))
+        await asyncio.wait(callers)
+        assert callers[0].cancelled()
+        assert (await scene.only()).state is (AgentState.READY if known else AgentState.TERMINATED)
 
 
 async def test_who_asks_while_it_is_failing_hears_the_same(scene: Scene) -> None:

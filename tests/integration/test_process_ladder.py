@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from promise_ground import Fleet, lives, opened, until
 
 from ostler import AgentGoneError, AgentInstance, TerminationOptions
+from ostler.isolation.process.home import KeeperHome
 
 pytestmark = pytest.mark.anyio
 
@@ -75,6 +77,26 @@ async def test_who_is_to_end_at_once_is_not_asked(fleet: Fleet, tmp_path: Path) 
     one = await with_tidy_child(fleet, tmp_path / "note")
     assert (await fleet.manager.terminate(one.instance_id, TerminationOptions.immediate())).success
     assert not (tmp_path / "note").exists()
+    assert fleet.tree(one) == set()
+
+
+async def test_one_that_could_not_be_ended_is_not_talked_to_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stop has closed its channel, so that the second would wait for nothing."""
+    one = await fleet.spawn()
+    real, powerless = KeeperHome.request, True
+
+    async def request(self: KeeperHome, op: str, **fields: Any) -> dict[str, Any]:
+        return {"left": ["process 99 (state D)"]} if op == "stop" and powerless else await real(self, op, **fields)
+
+    monkeypatch.setattr(KeeperHome, "request", request)
+    life = fleet.manager._house.lives[one.instance_id]  # noqa: SLF001 - a manager tries again only without a grace
+    assert life.cell is not None
+    assert (await life.cell.stop(timedelta(0))).left_behind == "process 99 (state D)"
+    powerless, began = False, time.monotonic()
+    assert (await life.cell.stop(timedelta(seconds=15))).left_behind is None
+    assert time.monotonic() - began < 5
     assert fleet.tree(one) == set()
 
 

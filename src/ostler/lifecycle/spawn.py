@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from functools import partial
 
 from ostler.errors import (
@@ -19,6 +20,7 @@ from ostler.lifecycle.fail import explained, write_failure
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.start import start
+from ostler.lifecycle.terminate import end
 from ostler.model import (
     INACTIVE_STATES,
     AgentInstance,
@@ -26,11 +28,14 @@ from ostler.model import (
     AttemptOutcome,
     Definition,
     SpawnRequest,
+    TerminationOptions,
     WaitKind,
 )
 from ostler.store.commands import Idempotency, PutRecord, ReserveInstance
 
 _ENDED_STARTING = "it was terminated while it was starting"
+#: Whoever called it off waits so long at most for its farewell.
+_UNWANTED = TerminationOptions(graceful_timeout=timedelta(seconds=5), reason="its spawn was called off")
 #: A start that has just ended takes one more look; no more, for a store may have lost what came of it.
 _LOOKS = 3
 
@@ -41,16 +46,27 @@ async def spawn(
     """A ready instance, or an error and nothing left of it but its record."""
     require_kind("request", request, SpawnRequest)
     # In a task of the house: one that closes meanwhile waits until this has come to an end, good or bad.
-    task = house.run(_spawn(house, asker, request, idempotency_key), "ostler-spawn")
+    made: list[Life] = []
+    task = house.run(_spawn(house, asker, request, idempotency_key, made), "ostler-spawn")
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.wait([task])
+        await asyncio.wait([house.run(_undo(house, asker, task, made), "ostler-spawn-undone")])
         raise
 
 
-async def _spawn(house: House, asker: Asker, request: SpawnRequest, idempotency_key: str | None) -> AgentInstance:
+async def _undo(house: House, asker: Asker, task: asyncio.Task[AgentInstance], made: list[Life]) -> None:
+    """What became ready just as its caller went would live on, and nobody would know its id."""
+    await asyncio.wait([task])
+    if made and not task.cancelled() and task.exception() is None:
+        await asyncio.shield(end(house, made[0], _UNWANTED, asker.actor))
+
+
+async def _spawn(
+    house: House, asker: Asker, request: SpawnRequest, idempotency_key: str | None, made: list[Life]
+) -> AgentInstance:
+    """`made` gets what this call brought up itself; one that was found by its key is others' as well."""
     house.log.emit("spawn_requested", definition_id=request.agent_definition_id, options=request.options)
     began = house.clock.mono()
     try:
@@ -66,6 +82,7 @@ async def _spawn(house: House, asker: Asker, request: SpawnRequest, idempotency_
         if idempotency_key is not None and (known := await _earlier(house, life)) is not None:
             return known
         await _bring_up(house, asker, life)
+        made.append(life)
     except LicenseError as error:
         house.metrics.count("lifecycle.spawn.failures")
         if error.maximum is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ from ostler.seams import Clock
 _MOST_FOUND = 10_000
 #: How long a confirmation waits for something that it can go along with.
 _ACK_SECONDS = 0.05
+#: How long a channel must have been quiet for its backlog to be heard.
+_BEHIND_SECONDS = 1.0
 #: Who gives these up is about to end the agent, and does not wait for it.
 FAREWELL = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
 
@@ -35,6 +38,11 @@ class Calls:
         self._running: dict[UUID, Call] = {}
         #: Of those, and of those answered since: what an earlier manager asked and nobody has taken up.
         self._found: dict[UUID, Call] = {}
+        #: How its channel is kept open for an answer, until when it is not read, and what was heard of a backlog;
+        #: the cell knows them.
+        self.heard_out: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.held: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self.heard_beyond: Callable[[], int] = lambda: 0
         self._acks: list[str] = []
         self._later: asyncio.TimerHandle | None = None
         #: An earlier manager's answers are still coming in.
@@ -122,17 +130,31 @@ class Calls:
         if call_id in self._running and call.outcome is None:
             stopped = call.waiter = self._loop.create_future()
             self._say({"t": "cancel", "id": key_of(call.verb, call_id)})
-            patience = 0.0 if call.verb in FAREWELL else self._give_up.total_seconds()
-            timer = self._clock.call_later(patience, partial(wake, stopped))
+            if call.verb in FAREWELL:
+                timer = self._clock.call_later(0.0, partial(wake, stopped))
+            else:
+                lose = partial(self._lose_patience, stopped, self.heard_beyond())
+                timer = self._clock.call_later(self._give_up.total_seconds(), lose)
             try:
-                while not stopped.done():
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait((stopped,))
+                with self.heard_out():
+                    while not stopped.done():
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await asyncio.wait((stopped,))
             finally:
                 timer.cancel()
             call.given_up = call_id in self._running
         if not call.given_up:
             self._confirm(call_id, call)
+
+    def _lose_patience(self, stopped: asyncio.Future[None], before: int) -> None:
+        """While it is we who do not listen, or are not through with its backlog, it may well have answered."""
+        held, now = self.held(), self.heard_beyond()
+        if held is not None:
+            held.add_done_callback(lambda _: wake(stopped))
+        elif now > before and not stopped.done():  # a backlog has an end, and so has this
+            self._clock.call_later(_BEHIND_SECONDS, partial(self._lose_patience, stopped, now))
+        else:
+            wake(stopped)
 
     def _confirm(self, call_id: UUID, call: Call) -> None:
         """Whoever asked has the answer, so that the agent may forget it. There is no hurry: see `with_acks`."""

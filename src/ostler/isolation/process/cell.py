@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4, uuid5
@@ -44,6 +45,8 @@ class ProcessCell(KeptCell):
         self._channel: Channel | None = None
         self._asks = Asks(listener, plan.attempt, self._say)
         self._calls = Calls(clock, self._say, self.GIVE_UP)
+        self._calls.heard_out, self._calls.held = self._heard_out, self._held
+        self._calls.heard_beyond = lambda: 0 if self._channel is None else self._channel.heard_beyond
         self._made: asyncio.Future[None] = self._loop.create_future()
         self._stated: asyncio.Future[None] = self._loop.create_future()
         self._pong: asyncio.Future[None] | None = None
@@ -125,6 +128,10 @@ class ProcessCell(KeptCell):
         return self._calls.is_stuck
 
     @property
+    def _takes_words(self) -> bool:
+        return self._channel is not None and not self.is_stuck
+
+    @property
     def in_flight(self) -> Mapping[UUID, Verb]:
         return self._calls.in_flight
 
@@ -146,18 +153,23 @@ class ProcessCell(KeptCell):
         if self._frozen and verb in FAREWELL:
             with contextlib.suppress(InvalidOperationError):
                 await self.thaw()  # or its whole grace would pass before it hears of its end
-        call_id = call_id or uuid4()
+        if verb in FAREWELL:
+            with self._heard_out():  # its answer comes after all that it has said before
+                return await self._ask_it(verb, payload, call_id or uuid4(), self._channel)
+        return await self._ask_it(verb, payload, call_id or uuid4(), self._channel)
+
+    async def _ask_it(self, verb: Verb, payload: Any, call_id: UUID, channel: Channel) -> Any:
         if call_id in self._calls.in_flight:
             return await self.rejoin(call_id)
         self._calls.require_new(call_id)
         message = {"t": "call", "id": hearing.key_of(verb, call_id), "verb": verb.value, "payload": payload}
         body = _encoded(self._calls.with_acks(message))
         self._calls.sent_acks()
-        await self._channel.has_room()
+        await channel.has_room()
         if self._closing:
             raise AgentGoneError
         call = self._calls.begin(call_id, verb)
-        self._channel.send(body)
+        channel.send(body)
         return await self._calls.answered(call_id, call)
 
     async def rejoin(self, call_id: UUID) -> Any:
@@ -167,7 +179,7 @@ class ProcessCell(KeptCell):
         return await self._calls.answered(call_id, call)
 
     async def ping(self) -> None:
-        if not self._closing and not (self._channel is not None and self._channel.is_held):
+        if not self._closing and self._held() is None:
             # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
             if self._pong is None or self._pong.done():
                 self._pong = self._loop.create_future()
@@ -190,6 +202,12 @@ class ProcessCell(KeptCell):
     def _say(self, message: Mapping[str, Any]) -> None:
         if self._channel is not None:
             self._channel.put(message)
+
+    def _heard_out(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._channel is None else self._channel.heard_out()
+
+    def _held(self) -> asyncio.Future[None] | None:
+        return None if self._channel is None else self._channel.held
 
     # --- hearing -------------------------------------------------------------------------------------
 
@@ -317,7 +335,7 @@ class ProcessCell(KeptCell):
         self._die(LOST)
 
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
-        if not self._gone.done() and not over.done():
+        if self._channel is not None and not self._gone.done() and not over.done():
             self._say({"t": "stop"})
             await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
         if self._gone.done() and not self._survived:
@@ -332,6 +350,7 @@ class ProcessCell(KeptCell):
         if self._channel is not None:
             self._channel.drain()
             self._channel.close()
+            self._channel = None  # one that is stopped once more is told nothing: nobody would hear it
         self._asks.close()
         self._calls.release(CANCELLED if how is None else Outcome(crash=how))
         if not self._made.done():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ostler.isolation.mailbox import MAX_WAITING, MAX_WEIGHTY
 from ostler.isolation.wire import LONG_KINDS, Joiner, Packet, Sender, WireError, encode, read, receive
 
 #: So much is read in one turn of the loop, and for so long, so that a chatterbox does not keep it from others.
@@ -18,6 +20,8 @@ _SECONDS_PER_TURN = 0.001
 _MOST_LEFT = 4096
 #: So many packets may wait for an agent that does not read, before those who call it have to wait too.
 _FULL = 256
+#: More than this an agent cannot have said and not got rid of: what waits with it, and what lies in the socket.
+_BACKLOG = MAX_WEIGHTY + MAX_WAITING + _MOST_LEFT
 _LONG = re.compile(rf'\{{"t":"({"|".join(LONG_KINDS)})"'.encode())
 
 
@@ -47,6 +51,10 @@ class Channel:
         self._rest: asyncio.Handle | None = None
         #: Nothing is read until then, so that the agent's own side fills up.
         self._held: asyncio.Future[None] | None = None
+        #: So many wait for a word that lies behind all others, and so much is heard for their sake.
+        self._urgent = self._allowance = 0
+        #: What was heard in spite of a hearer who had enough.
+        self.heard_beyond = 0
         self._loop.add_reader(sock, self._read)
 
     def greet(self) -> None:
@@ -81,12 +89,15 @@ class Channel:
             await woken
 
     @property
-    def is_held(self) -> bool:
-        return self._held is not None
+    def held(self) -> asyncio.Future[None] | None:
+        return self._held
 
     def hold(self, until: asyncio.Future[None]) -> None:
         """Whoever hears it has enough for now. Read no more until then, or until `release`."""
-        if self._open and self._held is None:
+        if self._urgent and self._allowance > 0:
+            self._allowance -= 1
+            self.heard_beyond += 1
+        elif self._open and self._held is None:
             self._held = until
             self._loop.remove_reader(self._sock)
             until.add_done_callback(self._let_go)
@@ -95,6 +106,20 @@ class Channel:
         """It is about to end: all that it still says is heard."""
         if self._held is not None:
             self._let_go(self._held)
+
+    @contextlib.contextmanager
+    def heard_out(self) -> Iterator[None]:
+        """Somebody waits for a word that may lie behind all that was said before, so that is heard first.
+
+        No more of it than an agent can have on its own side: one that goes on and on has to wait again.
+        """
+        self._urgent += 1
+        self._allowance = _BACKLOG
+        self.release()
+        try:
+            yield
+        finally:
+            self._urgent -= 1
 
     def _let_go(self, held: asyncio.Future[None]) -> None:
         if self._held is held:

@@ -141,9 +141,14 @@ class KeptCell(Cell):
             wake(self._grace_over)
             return
         signals = min(LAST_CALL.total_seconds(), seconds)
-        words = 0.0 if self.is_stuck else seconds - signals
+        words = seconds - signals if self._takes_words else 0.0
         for ends, at in ((self._words_over, words), (self._grace_over, words + signals)):
             self._graces.append(self._clock.call_later(at, partial(wake, ends)))
+
+    @property
+    def _takes_words(self) -> bool:
+        """Whether it may still heed what it is told; else only signals are left."""
+        return not self.is_stuck
 
     async def destroy(self) -> None:
         with contextlib.suppress(Exception):
