@@ -77,7 +77,7 @@ async def test_one_that_has_to_wait_counts_as_alive(home: Path, monkeypatch: pyt
         await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE):
             await cell.ping()
-            while not cell._channel.is_held:  # type: ignore[attr-defined]  # noqa: SLF001, ASYNC110 - as above
+            while cell._channel.held is None:  # type: ignore[attr-defined]  # noqa: SLF001, ASYNC110 - as above
                 await asyncio.sleep(0.002)
             await cell.ping()
             assert not speaking.done()
