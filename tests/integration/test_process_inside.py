@@ -106,13 +106,22 @@ def test_what_it_raises_is_rendered(template: Template) -> None:
     assert "inside/host.py" not in error["stack_trace"]
 
 
-@pytest.mark.parametrize("request_", [{"do": "set"}, {"do": "nan"}, {"do": "long", "length": wire.MAX_MESSAGE}])
-def test_what_cannot_be_sent_is_an_error_of_the_agent(template: Template, request_: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("request_", "advice"),
+    [
+        ({"do": "set"}, "answer plain JSON data"),
+        ({"do": "nan"}, "answer plain JSON data"),
+        ({"do": "long", "length": wire.MAX_MESSAGE}, "write it to a file and answer the path"),
+    ],
+)
+def test_what_cannot_be_sent_is_an_error_of_the_agent(
+    template: Template, request_: dict[str, object], advice: str
+) -> None:
     agent = template.start("Scripted")
     agent.ask(verb="initialize")
     message = agent.ask(request_)["error"]["message"]
     assert message.startswith("what process answered cannot leave its process: ")
-    assert message.endswith(("; answer plain JSON data", "; write it to a file and answer the path"))
+    assert message.endswith(f"; {advice}")
     assert agent.ask({"do": "echo", "value": 1})["ok"] == 1
 
 

@@ -23,6 +23,7 @@ from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializati
 from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.level import ProcessIsolation
+from ostler.isolation.wire import MAX_MESSAGE
 from ostler.model import AgentPriority, AttemptOutcome, Enforcement, ResourceLimits
 from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import Ear, until
@@ -153,6 +154,8 @@ async def test_what_is_no_json_does_not_leave_its_process(begin: Begin) -> None:
     for payload in ({"do": "echo", "value": {1, 2}}, {"do": "echo", "value": float("nan")}):
         with pytest.raises(ValidationError, match="plain JSON"):
             await cell.call(Verb.PROCESS, payload)
+    with pytest.raises(ValidationError, match=r"must be shorter .* write it to a file and send the path"):
+        await cell.call(Verb.PROCESS, do("echo", value="x" * MAX_MESSAGE))
     with pytest.raises(AgentExecutionError, match="cannot leave its process"):
         await cell.call(Verb.PROCESS, do("secret"))
     text = "ä" * 3_000_000

@@ -372,8 +372,7 @@ def _encoded(message: Mapping[str, Any]) -> bytes:
     try:
         return wire.encode(message)
     except (TypeError, ValueError, RecursionError) as error:
-        wanted = "must be shorter" if isinstance(error, wire.TooLongError) else "must be plain JSON data"
-        bound = f"{wanted} to reach a process of its own: {error}"
+        bound = f"must be plain JSON data to reach a process of its own: {error}"
         if isinstance(error, wire.TooLongError):
-            bound += "; write it to a file and send the path"
+            bound = f"must be shorter to reach a process of its own: {error}; write it to a file and send the path"
         raise ValidationError([Fault(field="request", bound=bound, value=shown(message.get("payload")))]) from error

@@ -43,7 +43,7 @@ class PlayingContract(StoreGround):
             back = await beside.commit(MoveRun(run_id=RUN, to=RunState.OPEN, expected_version=over.version))
             assert back == await store.get_run(RUN)
             before = await store.head()
-            with pytest.raises(StaleWriterError, match="owns this store until"):
+            with pytest.raises(StaleWriterError, match="manager owns this store until"):
                 await reserved(beside)
             with pytest.raises(StaleWriterError):
                 await moved(beside, mine, AgentState.READY)
