@@ -266,5 +266,13 @@ class Isolation(ABC):
         del keep
         return 0
 
+    async def end_remains(self, instance_id: UUID) -> str | None:
+        """Strike once more what starts of it left that could not be ended then. What lives in spite of it, if any.
+
+        Costs nothing where nothing was left. As long as it answers something the instance is not at its end.
+        """
+        del instance_id
+        return None
+
     async def close(self) -> None:  # noqa: B027 - nor to let go
         """Let go of what the level itself holds. Every cell has been destroyed before."""

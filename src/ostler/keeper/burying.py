@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from ostler.keeper.children import Ended
-from ostler.keeper.emptying import Emptying, Place
+from ostler.keeper.emptying import Emptying, Place, described
 from ostler.keeper.loop import Loop
 from ostler.keeper.policing import MemoryKills
+from ostler.keeper.remains import named
 from ostler.keeper.units import ENDED, ENDING, LIVING, House, Unit
 
 #: What a shell says for a child that was killed.
@@ -43,7 +44,7 @@ class Undertaker:
         place = Place(unit.room.box, unit.leaf, unit.names, written, ask=unit.by not in _HARMFUL)
         self._emptying.begin(place)
 
-    def _write(self, unit: Unit, ended: Ended, left: list[str]) -> None:
+    def _write(self, unit: Unit, ended: Ended, left: list[int]) -> None:
         if unit.output is not None:
             unit.output.finish()
         oom = self._oom(unit, ended)
@@ -63,7 +64,8 @@ class Undertaker:
             "why": unit.why,
             "written": unit.output.written if unit.output else 0,
             "dropped": unit.output.dropped if unit.output else 0,
-            "left": left,
+            "left": [described(pid) for pid in left],
+            "survivors": named(left),
         }
         self._house.journal.add(record)
         unit.exit = record

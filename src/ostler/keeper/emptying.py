@@ -31,7 +31,7 @@ class Place:
         box: Box,
         leaf: str | None,
         units: Sequence[str],
-        done: Callable[[list[str]], None],
+        done: Callable[[list[int]], None],
         *,
         is_template: bool = False,
         ask: bool = False,
@@ -93,7 +93,7 @@ class Emptying:
             place.pause = min(_LONGEST_PAUSE, place.pause * 2)
             self.loop.later(place.pause, lambda: self.begin(place))
         else:
-            place.done([described(pid) for pid in sorted(place.left)])
+            place.done(sorted(place.left))
 
     # --- those who got out -------------------------------------------------------------------------
 

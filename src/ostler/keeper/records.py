@@ -58,6 +58,8 @@ class Journal:
                 self.known.pop(str(entry["forget_unit"]), None)
             else:
                 entry["box"] = str(entry["box"])
+                if "survivors" in entry:
+                    entry["survivors"] = [[int(pid), int(began)] for pid, began in entry["survivors"]]
                 self.known[str(entry["unit"])] = entry
         except (ValueError, KeyError, TypeError):
             return  # of a keeper that was killed while it wrote, or of a disk that was full

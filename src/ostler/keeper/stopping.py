@@ -11,9 +11,13 @@ from typing import Any
 from ostler.keeper.children import Children
 from ostler.keeper.emptying import PROOF_SECONDS, described
 from ostler.keeper.loop import Loop, Timer
-from ostler.keeper.units import STARTING, House, Room, Unit
+from ostler.keeper.remains import strike
+from ostler.keeper.tree import Process
+from ostler.keeper.units import ENDING, STARTING, House, Room, Unit
 
 Answer = Callable[[Mapping[str, Any]], None]
+#: The same for those who have outlived such a proof already: the blow has fallen, and it only has to be seen.
+_SECOND_PROOF_SECONDS = 0.5
 
 
 class _Stop:
@@ -112,7 +116,7 @@ class Stops:
     def _check(self, stop: _Stop) -> None:
         if stop.over or stop.forced is not None or self._house.within(stop.room, stop.leaf):
             return
-        if stop.room.box.pids(stop.leaf):
+        if stop.room.box.pids(stop.leaf) or self._remains(stop):
             self._force(stop)
         else:
             self._finish(stop, [])
@@ -135,19 +139,32 @@ class Stops:
         if left:
             box.kill(stop.leaf)
             left = box.pids(stop.leaf)
+        remains = self._remains(stop)
+        strike(remains)
+        known = {process.pid for process in remains}
+        left |= known
         if not left and not units:
             self._finish(stop, [])
             return
-        if time.monotonic() - (stop.forced or 0.0) > PROOF_SECONDS:
-            for unit in units:
-                if unit.state == STARTING:
-                    self._abandon(unit)
-                elif self._children.is_of(unit.pid, unit):
-                    left.add(unit.pid)  # also one that is not in its box any more
-            self._finish(stop, [described(pid) for pid in sorted(left)])
+        spent = time.monotonic() - (stop.forced or 0.0)
+        proof = _SECOND_PROOF_SECONDS if not units and left == known else PROOF_SECONDS
+        # Who is being buried began to be a moment after the blow, and what that comes to is known a moment later.
+        if spent > proof and (spent > 2 * proof or all(unit.state != ENDING for unit in units)):
+            self._give_up(stop, units, left)
             return
         stop.pause = min(0.05, stop.pause * 2)
         stop.timer = self._loop.later(stop.pause, lambda: self._strike(stop))
+
+    def _give_up(self, stop: _Stop, units: list[Unit], left: set[int]) -> None:
+        for unit in units:
+            if unit.state == STARTING:
+                self._abandon(unit)
+            elif self._children.is_of(unit.pid, unit):
+                left.add(unit.pid)  # also one that is not in its box any more
+        self._finish(stop, [described(pid) for pid in sorted(left)])
+
+    def _remains(self, stop: _Stop) -> set[Process]:
+        return self._house.remains(stop.room.name, stop.leaf)
 
     def _finish(self, stop: _Stop, left: list[str]) -> None:
         stop.over = True

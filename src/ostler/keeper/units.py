@@ -12,6 +12,8 @@ from ostler.keeper.boxes import Box, Boxes, BoxLimits
 from ostler.keeper.children import Ended
 from ostler.keeper.output import Output
 from ostler.keeper.records import Journal, Record
+from ostler.keeper.remains import remains
+from ostler.keeper.tree import Process
 
 STARTING, LIVING, ENDING, ENDED = "starting", "living", "ending", "ended"
 #: Never came to life; it goes without a record as soon as nothing of it is left.
@@ -152,6 +154,13 @@ class House:
         """Who has not ended yet in a box, or in one leaf of it."""
         return [unit for unit in room.units.values() if unit.state != ENDED and (leaf is None or unit.leaf == leaf)]
 
+    def remains(self, box: str, leaf: str | None = None) -> set[Process]:
+        """Who lives on though the unit to which it belonged has ended, and all that it left was struck."""
+        room = self.rooms.get(box)
+        if room is None:  # of an earlier keeper
+            return remains((one for one in self.journal.known.values() if one["box"] == box), self.boot_id)
+        return remains((one.exit for one in room.units.values() if leaf in {None, one.leaf}), self.boot_id)
+
     def survivors(self) -> list[Unit]:
         """Those who live on though somebody in their box was killed for memory."""
         return [
@@ -193,10 +202,10 @@ class House:
 
     def forget(self, name: str) -> None:
         room = self.rooms.get(name)
+        living = room is not None and (self.within(room, None) or room.box.pids())
+        if living or self.remains(name):
+            raise RefusedError("busy", f"box {name} is not empty")
         if room is not None:
-            living = self.within(room, None)
-            if living or room.box.pids():
-                raise RefusedError("busy", f"box {name} is not empty")
             for unit in list(room.units.values()):
                 self.drop(unit)
             with contextlib.suppress(OSError):
@@ -212,6 +221,8 @@ class House:
         if unit is not None:
             if unit.state != ENDED:
                 raise RefusedError("busy", f"unit {name} has not ended")
+            if remains([unit.exit], self.boot_id):
+                raise RefusedError("busy", f"unit {name} has ended, and something of it lives")
             self.drop(unit)
         self.journal.forget_unit(name)
 

@@ -32,18 +32,24 @@ def level_of(house: House, record: AgentInstance) -> Isolation | None:
 
 async def look_for(house: House, record: AgentInstance, attempt: Attempt, level: Isolation) -> tuple[Life, Cell | Exit]:
     """The life that it would have here, and what was found: the agent itself, or how it ended."""
-    try:
-        manifest, stranger = await house.registry.get_manifest(record.definition_id), False
-    except AgentNotFoundError:
-        manifest, stranger = await _remembered(house, record), True
-    life = make_life(house, record, manifest, level)
-    life.stranger, life.adopted = stranger, asyncio.Event()
+    life = await life_of(house, record, level)
 
     def maker() -> Any:  # it exists, so this is for its next start, if ever
         return house.registry.maker(record.definition_id)()
 
     life.plan = plan_of(house, life, maker)
     return life, await level.recover(attempt.identity, life.plan, Ear(house, life))
+
+
+async def life_of(house: House, record: AgentInstance, level: Isolation) -> Life:
+    """The life that it would have here."""
+    try:
+        manifest, stranger = await house.registry.get_manifest(record.definition_id), False
+    except AgentNotFoundError:
+        manifest, stranger = await _remembered(house, record), True
+    life = make_life(house, record, manifest, level)
+    life.stranger, life.adopted = stranger, asyncio.Event()
+    return life
 
 
 async def _remembered(house: House, record: AgentInstance) -> AgentManifest:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ostler.errors import OstlerError
 from ostler.isolation.base import Cell, Exit, Isolation, Verb
-from ostler.lifecycle.adopt import adopt, depth_of, level_of, look_for
+from ostler.lifecycle.adopt import adopt, depth_of, level_of, life_of, look_for
 from ostler.lifecycle.dying import plan_death
 from ostler.lifecycle.house import House
 from ostler.lifecycle.leaving import NO_GRACE
@@ -117,6 +117,11 @@ async def _recover(house: House, attempt: Attempt, ground: _Ground) -> None:
             stopped = found
         elif found.outcome is not AttemptOutcome.LOST or level.capabilities.outlives_manager:
             how = found
+        left = await level.end_remains(record.instance_id) if record.state is AgentState.TERMINATING else None
+        if left is not None:
+            await _end(house, attempt, how)
+            _go_on_ending(house, life, stopped, left)
+            return
     await _tell(house, record, attempt, pause, how)
     if stopped is not None:
         await stopped.destroy()
@@ -146,7 +151,7 @@ async def _put_out(house: House, life: Life, cell: Cell) -> tuple[Exit, str | No
     return Exit(outcome=AttemptOutcome.STOPPED, detail=detail), report.left_behind
 
 
-def _go_on_ending(house: House, life: Life, cell: Cell, left: str) -> None:
+def _go_on_ending(house: House, life: Life, cell: Cell | None, left: str) -> None:
     """Its termination is not over as long as something of it lives; this manager goes on with it."""
     life.left, life.cell = False, cell
     house.lives[life.instance_id] = life
@@ -229,9 +234,18 @@ async def _finish_all(house: House, ground: _Ground) -> None:
                 if record.instance_id in open_still:
                     continue
                 try:
-                    await _finish(house, record)
+                    await _finish_one(house, record)
                 except OstlerError as error:
                     house.log.emit("recovery_failed", instance_id=record.instance_id, error=str(error))
+
+
+async def _finish_one(house: House, record: AgentInstance) -> None:
+    level = level_of(house, record)
+    left = None if level is None else await level.end_remains(record.instance_id)
+    if level is None or left is None:
+        await _finish(house, record)
+    else:
+        _go_on_ending(house, await life_of(house, record, level), None, left)
 
 
 async def _resume_waits(house: House) -> None:

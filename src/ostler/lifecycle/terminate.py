@@ -17,6 +17,7 @@ from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House, Parting
 from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, clear_away, stop_cell, sweep_up, turn_away
 from ostler.lifecycle.life import Life
+from ostler.lifecycle.waits import close_wait
 from ostler.model import (
     AgentInstance,
     AgentState,
@@ -115,9 +116,11 @@ async def _end(house: House, life: Life, options: TerminationOptions, by: Actor)
         house.fault("stop.intent.after")
         await _call_off(life)
         farewell = await _take_leave(house, life, options)
-        if farewell.left_behind is not None and life.isolation.capabilities.kills:
-            life.last_words = farewell.final_state
-            return unended(house, life, options, by, farewell.left_behind)
+        if life.isolation.capabilities.kills:
+            left = farewell.left_behind or await life.isolation.end_remains(life.instance_id)
+            if left is not None:
+                life.last_words = farewell.final_state
+                return unended(house, life, options, by, left)
         if not farewell.complete and not options.force_if_timeout:
             limit = options.graceful_timeout.total_seconds()
             life.ending, life.balked = None, True
@@ -137,14 +140,16 @@ def unended(house: House, life: Life, options: TerminationOptions, by: Actor, wh
     if life.again is None and house.shut is None:
         brief = options.evolve(graceful_timeout=NO_GRACE, force_if_timeout=True)
         # By a timer, not by a task: a house that closes does not wait for it.
-        life.again = house.clock.call_later(_AGAIN_SECONDS, partial(_end_again, house, life, brief, by))
-    why = f"it could not be ended: {what}; it is left terminating, and tried again every {_AGAIN_SECONDS:g} s"
+        again = partial(_end_again, house, life, (life.attempt, brief, by))
+        life.again = house.clock.call_later(_AGAIN_SECONDS, again)
+    why = f"it could not be ended: {what}; it is left {life.state}, and tried again every {_AGAIN_SECONDS:g} s"
     return TerminationResult.failed(why).evolve(final_instance=life.record)
 
 
-def _end_again(house: House, life: Life, options: TerminationOptions, by: Actor) -> None:
+def _end_again(house: House, life: Life, how: tuple[int, TerminationOptions, Actor]) -> None:
+    attempt, options, by = how
     life.again = None
-    if house.shut is None and house.lives.get(life.instance_id) is life:
+    if house.shut is None and house.lives.get(life.instance_id) is life and life.attempt == attempt:
         end(house, life, options, by)
 
 
@@ -246,7 +251,10 @@ async def _final(
 
 
 async def _end_failed(house: House, life: Life, options: TerminationOptions, by: Actor) -> TerminationResult:
-    """It is dead already; only its return is called off. Hold the lock."""
+    """It is dead already; only its return is called off, and what it left is ended. Hold the lock."""
+    left = await life.isolation.end_remains(life.instance_id)
+    if left is not None:
+        return await _hold_back(house, life, options, by, left)
     beside = Beside(end_wait=life.backoff, wait_outcome="terminated") if life.backoff else None
     await house.move(life, AgentState.TERMINATED, by=by, reason=options.reason, beside=beside, act=_ACT)
     if life.backoff is not None:
@@ -258,9 +266,21 @@ async def _end_failed(house: House, life: Life, options: TerminationOptions, by:
     return house.parted(result)
 
 
+async def _hold_back(house: House, life: Life, options: TerminationOptions, by: Actor, left: str) -> TerminationResult:
+    """It is not at its end as long as something of it lives; but it does not come back any more. Hold the lock."""
+    if life.backoff is not None:
+        backoff, life.backoff = life.backoff, None
+        house.timers.drop(backoff)
+        await close_wait(house, backoff, "terminated")
+    return unended(house, life, options, by, left)
+
+
 async def _bury(house: House, by: Actor, record: AgentInstance, options: TerminationOptions) -> TerminationResult:
     """One without a life here: failed for good, or parked by an earlier manager, or one that nobody could find."""
     ended, left = await _put_out(house, record)
+    level = level_of(house, record)
+    if left is None and level is not None:
+        left = await level.end_remains(record.instance_id)
     if left is not None:
         why = f"it could not be ended: {left}; it is left {record.state}, terminate it again"
         return TerminationResult.failed(why).evolve(final_instance=record)

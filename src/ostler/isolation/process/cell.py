@@ -329,6 +329,8 @@ class ProcessCell(KeptCell):
             if self._channel is not None:
                 self._channel.drain()  # all that it ever said lies there now
         finally:  # it is dead, whatever it said
+            if self._verdict is _MUTE and record.get("by") is None:
+                self._verdict = None  # it had ended by itself; what it left took the keeper long
             self._die(self._verdict or exit_of(record, self.memory_mb, self._crash))
 
     def was_lost(self) -> None:

@@ -194,7 +194,7 @@ class KeptCell(Cell):
     async def _force(self, grace_seconds: float = 0.0, leaf: str | None = None, *, again: bool = True) -> list[str]:
         """Through the keeper, which proves that nothing is left. Answers what is."""
         try:
-            report = await self._home.request("stop", box=self.box, leaf=leaf, unit=None, grace_seconds=grace_seconds)
+            return await self._home.strike(self.box, leaf, grace_seconds)
         except KeeperError as error:
             if error.kind == "unknown":
                 return []
@@ -206,7 +206,6 @@ class KeptCell(Cell):
             if not again:
                 return [f"{error}, and nobody knows what it left"]
             return await self._force(grace_seconds, leaf, again=False)
-        return [str(one) for one in report.get("left", ())]
 
     async def _signal(self, over: asyncio.Future[None], patience_seconds: float) -> list[str] | None:
         """TERM, and CONT so that it is heard, to its group; waits until it is gone. What is left; None if time is up.

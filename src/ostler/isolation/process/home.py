@@ -18,6 +18,7 @@ from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Site
 from ostler.isolation.process import launch
 from ostler.isolation.process.link import Answer, KeeperError, Link
+from ostler.isolation.process.remains import Remains
 from ostler.keeper.protocol import REFUSED, VERSION
 from ostler.seams import Clock
 
@@ -62,6 +63,7 @@ class KeeperHome:
         #: By unit, what the keeper held when we came: for those who look for what an earlier manager started.
         self.found: dict[str, dict[str, Any]] = {}
         self._by_box: dict[str, set[str]] | None = None
+        self.remains = Remains()
         #: What the keeper said of itself: token, boxes, enforcement.
         self.about: Mapping[str, Any] = {}
 
@@ -138,6 +140,14 @@ class KeeperHome:
     def boxes_in_use(self) -> set[str]:
         return _boxes(self._tenants)
 
+    async def strike(self, box: str, leaf: str | None = None, grace_seconds: float = 0.0) -> list[str]:
+        """End all in it; the keeper proves that nothing is left. Answers what is. Raises `KeeperError`."""
+        report = await self.request("stop", box=box, leaf=leaf, unit=None, grace_seconds=grace_seconds)
+        left = [str(one) for one in report.get("left", ())]
+        if left or leaf is None:
+            self.remains.note(box, left)
+        return left
+
     # --- coming and going ----------------------------------------------------------------------------
 
     async def _connect(self, *, start: bool) -> None:
@@ -178,6 +188,8 @@ class KeeperHome:
         if await launch.renew(link, about, self.directory / launch.KEEPER):
             about = await link.request("hello", **hello)
         self.found, self._by_box = {one["unit"]: one for one in about.get("units", ())}, None
+        for status in self.found.values():
+            self.remains.read(status)
         self.about = about
         _log.info("the keeper of %s holds limits by %s", self.directory, about.get("boxes"))
 
@@ -240,6 +252,7 @@ class KeeperHome:
         unit, record = str(message.get("unit")), message.get("exit") or {}
         if unit in self.found:
             self.found[unit]["exit"] = record
+        self.remains.read({"box": record.get("box"), "exit": record})
         tenant = self._tenants.get(unit)
         if tenant is not None:
             _tell(tenant, {"exit": record})

@@ -202,9 +202,21 @@ class ProcessIsolation(Isolation):
     async def _swept(self, box: str, places: asyncio.Semaphore) -> None:
         async with places:
             with contextlib.suppress(KeeperError):
-                await self._home.request("stop", box=box, leaf=None, unit=None, grace_seconds=0)
+                await self._home.strike(box)
             with contextlib.suppress(KeeperError):
                 await self._home.request("forget", box=box)
+
+    async def end_remains(self, instance_id: UUID) -> str | None:
+        left: list[str] = []
+        for box in self._home.remains.of(instance_id):
+            await self._open(start=False)  # should the keeper have died, the next one has swept before it answers
+            try:
+                left += await self._home.strike(box)
+                await self._home.request("forget", box=box)
+            except KeeperError as error:
+                if error.kind != "busy":
+                    left.append(f"{error}, and nobody knows what lives of it")
+        return "; ".join(left) or None
 
     async def close(self) -> None:
         for cell in list(self._cells):

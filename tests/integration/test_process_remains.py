@@ -1,0 +1,158 @@
+"""What cannot be killed: nothing that it belongs to is called terminated before it is gone, by whichever manager.
+
+A group that somebody else has frozen is the one place where a blow does not fall, so that is where the children go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import Mock
+from uuid import uuid4
+
+import pytest
+from promise_ground import Fleet, end_keeper, lacking, lives, opened, swept, until
+
+from ostler import AgentGoneError, AgentInstance, AgentState, RestartPolicy, TerminationOptions
+from ostler.keeper import tree
+from ostler.keeper.asking import RefusedError
+from ostler.keeper.records import Journal
+from ostler.keeper.units import House
+
+_FREEZER = Path("/sys/fs/cgroup/freezer")
+_AT_ONCE = TerminationOptions.immediate()
+_OUTLIVE = timedelta(seconds=60)
+
+
+class Ice:
+    """Holds processes that no signal reaches until it is `broken`."""
+
+    def __init__(self) -> None:
+        self._group = _FREEZER / f"test-{uuid4().hex}"
+        try:
+            self._group.mkdir()
+        except OSError as error:
+            lacking(f"nothing here freezes a process so that it cannot be killed: {error}")
+
+    async def take(self, pid: int) -> None:
+        (self._group / "cgroup.procs").write_text(str(pid))
+        (self._group / "freezer.state").write_text("FROZEN")
+        await until(lambda: (self._group / "freezer.state").read_text() == "FROZEN\n")
+
+    async def broken(self) -> None:
+        (self._group / "freezer.state").write_text("THAWED")
+        await until(lambda: (self._group / "cgroup.procs").read_text() == "")
+
+    def close(self) -> None:
+        """Whoever a test that failed has left in it goes too."""
+        (self._group / "freezer.state").write_text("THAWED")
+        for pid in (self._group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        end = time.monotonic() + 5
+        while (self._group / "cgroup.procs").read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        self._group.rmdir()
+
+
+@contextmanager
+def ice() -> Iterator[Ice]:
+    found = Ice()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+async def with_unkillable_child(fleet: Fleet, ice: Ice, policy: RestartPolicy | None = None) -> AgentInstance:
+    one = await fleet.spawn(restart_policy=policy)
+    before = fleet.tree(one)
+    await fleet.do(one, "raise_one", program="deaf")
+    (child,) = fleet.tree(one) - before
+    await ice.take(child)
+    return one
+
+
+@pytest.mark.anyio
+async def test_nothing_is_called_terminated_while_something_of_it_lives_under_any_manager(home: Path) -> None:
+    with swept(home), ice() as cold:
+        async with opened(home, outlive=_OUTLIVE) as fleet:
+            ended = await with_unkillable_child(fleet, cold)
+            died = await with_unkillable_child(fleet, cold, RestartPolicy.none())
+            ending = asyncio.create_task(fleet.manager.terminate(ended.instance_id, _AT_ONCE))
+            with pytest.raises(AgentGoneError):
+                await fleet.do(died, "leave", code=3)
+            result = await ending
+            assert not result.success, result
+            assert "could not be ended: process" in (result.error_message or "")
+            failed = await fleet.comes_to(died, AgentState.FAILED)
+            assert "process" in (failed.error_message or "")
+        (left,) = fleet.tree(ended)
+        async with opened(home, outlive=_OUTLIVE) as fleet:
+            assert (await fleet.record(ended)).state is AgentState.TERMINATING
+            assert (await fleet.outcome(died))[1].startswith("exit code 3; process")
+            refused = await fleet.manager.terminate(died.instance_id, _AT_ONCE)
+            assert (refused.success, (await fleet.record(died)).state) == (False, AgentState.FAILED)
+            assert lives(left)
+            await cold.broken()
+            for one in (ended, died):
+                assert (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
+                assert (await fleet.record(one)).state is AgentState.TERMINATED
+                assert fleet.tree(one) == set()
+        end_keeper(home)
+
+
+@pytest.mark.anyio
+async def test_one_that_is_terminated_before_its_return_does_not_return_and_ends_when_it_can(home: Path) -> None:
+    """It has failed and waits to be started again; what its first start left is still there."""
+    later = RestartPolicy(initial_delay=timedelta(seconds=60), max_delay=timedelta(seconds=60))
+    with swept(home), ice() as cold:
+        async with opened(home) as fleet:
+            one = await with_unkillable_child(fleet, cold, later)
+            with pytest.raises(AgentGoneError):
+                await fleet.do(one, "leave", code=3)
+            await fleet.comes_to(one, AgentState.FAILED)
+            (wait,) = await fleet.manager.store.open_waits(instance_id=one.instance_id)
+            result = await fleet.manager.terminate(one.instance_id, _AT_ONCE)
+            assert (result.success, (await fleet.record(one)).state) == (False, AgentState.FAILED)
+            assert "left failed, and tried again" in (result.error_message or "")
+            assert list(await fleet.manager.store.open_waits(instance_id=one.instance_id)) == [], wait
+            await cold.broken()
+            await fleet.comes_to(one, AgentState.TERMINATED)
+
+
+def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> None:
+    """By pid, beginning and boot; and what they belonged to is not forgotten before they are gone."""
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        began = tree.start_time(child.pid)
+        record = {"unit": "a.1", "box": "a.1", "boot_id": tree.boot_id(), "survivors": [[child.pid, began]]}
+        other = {**record, "unit": "b.1", "box": "b.1", "survivors": [[child.pid, (began or 0) + 1]]}
+        earlier = {**record, "unit": "c.1", "box": "c.1", "boot_id": "of yesterday"}
+        before = _journal(tmp_path)
+        for one in (record, other, earlier):
+            before.add(one)
+        before.flush()
+        house = House(Mock(), _journal(tmp_path), token="t", boot_id=tree.boot_id())  # noqa: S106 - nobody's secret
+        assert [len(house.remains(box)) for box in ("a.1", "b.1", "c.1", "d.1")] == [1, 0, 0, 0]
+        with pytest.raises(RefusedError, match="not empty"):
+            house.forget("a.1")
+        house.forget("b.1")
+        assert house.journal.known.keys() == {"a.1", "c.1"}
+    finally:
+        child.kill()
+        child.wait()
+    assert house.remains("a.1") == set()
+    house.forget("a.1")
+    assert house.journal.known.keys() == {"c.1"}
+
+
+def _journal(directory: Path) -> Journal:
+    return Journal(str(directory / "exits"), pytest.fail)
