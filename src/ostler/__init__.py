@@ -127,6 +127,7 @@ __all__ = [
     "ReportMetrics",
     "ReportProgress",
     "ReportSignal",
+    "ReportSignals",
     "ReserveInstance",
     "ResourceLimits",
     "RestartDecision",

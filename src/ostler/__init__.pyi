@@ -531,6 +531,9 @@ from ostler.store.commands import (
     ReportSignal as ReportSignal,
 )
 from ostler.store.commands import (
+    ReportSignals as ReportSignals,
+)
+from ostler.store.commands import (
     ReserveInstance as ReserveInstance,
 )
 from ostler.store.commands import (

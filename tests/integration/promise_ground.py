@@ -150,10 +150,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def opened(home: Path, **settings: Any) -> AsyncIterator[Fleet]:
+async def opened(home: Path, *, seams: ostler.Seams | None = None, **settings: Any) -> AsyncIterator[Fleet]:
     """What it leaves running is ended, and nothing may stay: no process, no group. Unless it is to outlive it."""
     chosen = ostler.LifecycleSettings(**settings)
-    async with ostler.open(home, settings=chosen) as manager:
+    async with ostler.open(home, settings=chosen, seams=seams) as manager:
         yield Fleet(manager, home)
     if not chosen.outlive:
         assert_nothing_left(home)

@@ -84,9 +84,7 @@ class CommandSpec(Record):
             if not _EXIT_CODE.fullmatch(str(code)) or int(code) > 255:
                 yield Fault(field="exit_codes", bound="must have exit codes of 0 to 255 as keys", value=shown(code))
         if isinstance(self.cwd, str):
-            yield from unkeepable_faults("cwd", self.cwd)
-            if self.cwd != WORKSPACE and not PurePath(self.cwd).is_absolute():
-                yield Fault(field="cwd", bound=f"must be {WORKSPACE} or an absolute path", value=shown(self.cwd))
+            yield from _directory_faults(self.cwd)
 
     def meaning(self, code: int) -> ExitMeaning:
         return (self.exit_codes or {}).get(str(code)) or _PLAIN_MEANINGS.get(str(code), ExitMeaning.FAILED)
@@ -104,6 +102,16 @@ class CommandSpec(Record):
         if faults:
             raise ValidationError(faults)
         return filled
+
+
+def _directory_faults(cwd: str) -> Iterator[Fault]:
+    if any("\ud800" <= one <= "\udfff" for one in cwd):  # as Python has what is no text in the name of a file
+        bound = "must be a path that is UTF-8, for it is kept as text; rename the directory, or name a link to it"
+        yield Fault(field="cwd", bound=bound, value=shown(cwd))
+    else:
+        yield from unkeepable_faults("cwd", cwd)
+    if cwd != WORKSPACE and not PurePath(cwd).is_absolute():
+        yield Fault(field="cwd", bound=f"must be {WORKSPACE} or an absolute path", value=shown(cwd))
 
 
 def _parts(argument: str) -> Iterator[tuple[str, str | None]]:

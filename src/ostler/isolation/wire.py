@@ -62,9 +62,13 @@ class Packet:
     body: bytes
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` and `TooDeepError` for too much of it."""
-    body = _ENCODER.encode(message).encode()
+def encode(message: Mapping[str, Any], *, paths: bool = False) -> bytes:
+    """Raises `TypeError` or `ValueError` for what is no JSON, `TooLongError` and `TooDeepError` for too much of it.
+
+    Text that is no UTF-8 is none either, unless there are `paths` in it: these may have any name, of which Python
+    keeps what is no text as single surrogates. With a backslash, JSON can say those too.
+    """
+    body = _ENCODER.encode(message).encode(errors="backslashreplace" if paths else "strict")
     if len(body) > MAX_MESSAGE:
         raise TooLongError(f"{len(body):,} bytes are more than the {MAX_MESSAGE:,} that go over the channel")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(message):

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
-from ostler.errors import AgentGoneError, OstlerError
+from ostler.errors import AgentGoneError, OstlerError, ValidationError
 from ostler.isolation.base import Exit
 from ostler.isolation.calls import wake
-from ostler.lifecycle.fail import died
+from ostler.lifecycle.fail import died, explained
 from ostler.lifecycle.house import House
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.waits import wait_for
-from ostler.store.commands import ReportProgress, ReportSignal
+from ostler.store.commands import ReportProgress, ReportSignals
 
 _MINUTE = 60.0
 #: As many numbers of its own may one agent report by name.
 _MAX_METRICS = 100
 #: So many may wait to be written; whoever says more waits in turn.
 _MAX_SIGNALS = 10_000
-_AT_ONCE = 64
+#: So many are written in one commit, or so many characters of them: what is checked and written at once holds up
+#: everybody else.
+_AT_ONCE = 1000
+_CHARACTERS_AT_ONCE = 1 << 20
 
 
 class Ear:
@@ -128,38 +133,77 @@ class Ear:
                 self._tell_progress(attempt)
 
     def _hear_signal(self, attempt: int, message: Signal) -> None:
-        """One after the other, in their order. None is dropped; who says more than can be written has to wait."""
+        """In their order. None is dropped; who says more than can be written has to wait."""
+        life = self._life
         if self._signals is None:
             self._signals = deque([message])
-            self._house.run(self._write_signals(attempt, self._signals), "ostler-signals")
+            writing = self._write_signals(attempt, self._signals, life.saying)
+            life.saying = self._house.run(writing, "ostler-signals")
         else:
             self._signals.append(message)
         if len(self._signals) >= _MAX_SIGNALS and self._room is None:
             self._room = asyncio.get_running_loop().create_future()
 
-    async def _write_signals(self, attempt: int, waiting: deque[Signal]) -> None:
-        house, life = self._house, self._life
+    async def _write_signals(
+        self, attempt: int, waiting: deque[Signal], earlier: asyncio.Task[None] | None = None
+    ) -> None:
         try:
+            if earlier is not None:  # another ear of the same life still has something to write
+                await asyncio.wait([earlier])
             while waiting:
-                batch = [waiting.popleft() for _ in range(min(len(waiting), _AT_ONCE))]
-                commands = (
-                    ReportSignal(instance_id=life.instance_id, attempt=attempt, name=one.name, payload=one.payload)
-                    for one in batch
-                )
-                answers = await asyncio.gather(*map(house.store.commit, commands), return_exceptions=True)
-                for error in answers:
-                    if isinstance(error, OstlerError):
-                        house.log.emit("report_lost", instance_id=life.instance_id, error=str(error))
+                await self._write(attempt, _next_of(waiting))
                 if len(waiting) <= _MAX_SIGNALS // 2:
                     self._make_room()
         finally:  # whoever waits for room must not wait for a writer that is gone
             self._signals = None
             self._make_room()
+            if self._life.saying is asyncio.current_task():
+                self._life.saying = None
+
+    async def _write(self, attempt: int, said: list[Signal]) -> None:
+        """Many in one commit, for however slow the store is, it is not slower with many."""
+        house, instance_id = self._house, self._life.instance_id
+        signals = tuple((one.name, one.payload) for one in said)
+        try:
+            await house.store.commit(ReportSignals(instance_id=instance_id, attempt=attempt, signals=signals))
+        except Exception as error:  # noqa: BLE001 - whatever became of these, those after them are written
+            if (
+                isinstance(error, ValidationError) and len(said) > 1
+            ):  # one of them is unfit, which is not the others' fault
+                for one in said:
+                    await self._write(attempt, [one])
+                return
+            why = explained(error) if len(said) == 1 else f"{explained(error)} ({len(said)} signals)"
+            house.log.emit("report_lost", instance_id=instance_id, error=why)
 
     def _make_room(self) -> None:
         room, self._room = self._room, None
         if room is not None:
             wake(room)
+
+
+def _next_of(waiting: deque[Signal]) -> list[Signal]:
+    taken: list[Signal] = []
+    room = _CHARACTERS_AT_ONCE
+    while waiting and len(taken) < _AT_ONCE and room > 0:
+        one = waiting.popleft()
+        taken.append(one)
+        room -= _size(one.payload, room)
+    return taken
+
+
+def _size(data: Any, most: int) -> int:
+    """About how many characters it will take, or so many that it is too much."""
+    size, inside = 0, [data]
+    while inside and size < most:
+        one = inside.pop()
+        size += len(one) if isinstance(one, str) else 2
+        if isinstance(one, Mapping):
+            inside += one
+            inside += one.values()
+        elif isinstance(one, list | tuple):
+            inside += one
+    return size
 
 
 def tokens_wait(life: Life, now: float) -> timedelta:

@@ -17,11 +17,13 @@ from ostler.errors import CursorGoneError, OstlerError
 from ostler.model import AgentEvent, AgentState, AgentStateChangedEvent, Event, EventsMissed
 from ostler.seams import Clock
 from ostler.store import Store
-from ostler.store.base import PAGE
+from ostler.store.base import PAGE, EventPage
 
 Wanted = Callable[[Event], bool]
 
 _RETRY_SECONDS = 1.0
+#: Events that are handed out without letting those who watch read them; less than a usual buffer has room for.
+_AT_ONCE = 50
 
 
 class Buffer:
@@ -184,16 +186,25 @@ class Fanout:
                 self.cursor = max(self.cursor, self._store.newest)  # delivered to nobody, so nobody need read it
                 return
             page = await self._store.read_page(self.cursor)
-            # Cursor and delivery move together, without a pause between them: whoever attaches now gets what follows.
-            self.cursor = page.cursor
-            for event in page.events:
-                self._deliver(event)
+            await self._hand_out(page)
             if self._dropped:
                 self._note_drops(self._dropped)  # once for all of them: who never reads must cost others little
                 self._dropped = 0
             if len(page.events) < PAGE:
                 return  # a commit since then has woken us again
             await asyncio.sleep(0)
+
+    async def _hand_out(self, page: EventPage) -> None:
+        """A few at a time: what came in one commit must not be more than one who reads as it comes can keep."""
+        for first in range(0, len(page.events), _AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            few = page.events[first : first + _AT_ONCE]
+            # Cursor and delivery move together, without a pause between them: whoever attaches now gets what follows.
+            self.cursor = few[-1].sequence
+            for event in few:
+                self._deliver(event)
+        self.cursor = page.cursor
 
     def _deliver(self, event: Event) -> None:
         if not isinstance(event, AgentEvent):

@@ -30,10 +30,18 @@ async def stop_cell(life: Life, grace: timedelta, cell: Cell | None = None) -> S
     cell = cell or life.cell
     if cell is None:
         return StopReport(graceful=True)
-    report = await cell.stop(grace)
+    report = await hush(life, cell, grace)
     life.spent = [*(one for one in life.spent or () if one is not cell), cell]
     if life.cell is cell:
         life.cell = None
+    return report
+
+
+async def hush(life: Life, cell: Cell, grace: timedelta) -> StopReport:
+    """Stop it, and have all written that it said: a record takes no word of a start that has ended."""
+    report = await cell.stop(grace)
+    if life.saying is not None:
+        await asyncio.wait([life.saying])
     return report
 
 

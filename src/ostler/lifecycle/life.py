@@ -117,6 +117,8 @@ class Life:
     unasked: dict[UUID, Run | None] | None = None
     #: Set once it is found again and all of it is in place; what it says before that waits. None: born here.
     adopted: asyncio.Event | None = None
+    #: Writes what it has said; its end is not told before that.
+    saying: asyncio.Task[None] | None = None
     #: It is left alone, alive: what becomes of it is the next manager's to tell.
     left: bool = False
     #: Found again, while its definition is not registered here; it lives, but cannot be started again.

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
-from datetime import timedelta
 
 from ostler.agents import AgentMaker
 from ostler.errors import (
@@ -21,6 +20,7 @@ from ostler.errors import (
 from ostler.isolation.base import Cell, StartPlan, Verb
 from ostler.lifecycle.ear import Ear
 from ostler.lifecycle.house import House
+from ostler.lifecycle.leaving import NO_GRACE, hush
 from ostler.lifecycle.life import Life, Pulse, Tally
 from ostler.model import AgentState, Enforcement, ResourceLimits
 from ostler.seams import Deadline
@@ -28,7 +28,6 @@ from ostler.store import SYSTEM, Actor
 from ostler.store.commands import Beside
 
 LIMITS = tuple(field.name for field in fields(ResourceLimits))
-NO_GRACE = timedelta(0)
 #: So long others wait for a start that takes its time.
 _LONGEST_TURN_SECONDS = 0.25
 
@@ -141,7 +140,7 @@ async def _initialized(cell: Cell) -> None:
 async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:
     """Leave no process, socket or directory of this start, and touch no other."""
     if cell is not None:
-        await cell.stop(NO_GRACE)
+        await hush(life, cell, NO_GRACE)
         await cell.destroy()
         if life.cell is cell:
             life.cell = None

@@ -24,6 +24,7 @@ from ostler.store.batch import Batch, Outcome, Submission, again, refused
 from ostler.store.listeners import Listeners
 from ostler.store.port import Session
 
+#: When so much is in a commit, it takes no more; one command may be more by itself.
 _MAX_BATCH = 512
 #: More than this waiting means that the caller should slow down.
 MAX_PENDING = 10_000
@@ -139,8 +140,8 @@ class Writer:
         first = self._queue.get()
         if first is None:
             return None
-        batch = [first]
-        while len(batch) < _MAX_BATCH:
+        batch, room = [first], _MAX_BATCH - first.command.weight
+        while room > 0:
             try:
                 more = self._queue.get_nowait()
             except queue.Empty:
@@ -149,6 +150,7 @@ class Writer:
                 self._queue.put(None)  # seen too early: first what came before it
                 break
             batch.append(more)
+            room -= more.command.weight
         return batch
 
     def _drain(self) -> None:

@@ -68,7 +68,7 @@ class Channel:
 
     def put(self, message: Mapping[str, Any]) -> None:
         """Raises `TypeError` or `ValueError` for what is no JSON; to a peer that has left it says nothing."""
-        self.send(encode(message))
+        self.send(encode(message, paths=message["t"] == "begin"))  # what else is in it was checked before
 
     def send(self, body: bytes) -> None:
         if not self._open:

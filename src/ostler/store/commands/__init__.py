@@ -6,7 +6,14 @@ from ostler.store.commands.beside import Beside, Restarting
 from ostler.store.commands.instances import MoveInstance, ReserveInstance
 from ostler.store.commands.leases import ReleaseLease, RenewLease, TakeLease
 from ostler.store.commands.records import EndWait, OpenWait, PutRecord, RecordAudit
-from ostler.store.commands.reports import ReportError, ReportHealth, ReportMetrics, ReportProgress, ReportSignal
+from ostler.store.commands.reports import (
+    ReportError,
+    ReportHealth,
+    ReportMetrics,
+    ReportProgress,
+    ReportSignal,
+    ReportSignals,
+)
 from ostler.store.commands.retention import (
     PruneAudit,
     PruneEvents,
@@ -51,6 +58,7 @@ __all__ = [
     "ReportMetrics",
     "ReportProgress",
     "ReportSignal",
+    "ReportSignals",
     "ReserveInstance",
     "RestartInstance",
     "Restarting",

@@ -74,6 +74,11 @@ class Command(Generic[R_co]):
         """What the audit names as its object."""
         return ""
 
+    @property
+    def weight(self) -> int:
+        """For how many it counts when commands share a commit."""
+        return 1
+
     @abstractmethod
     def apply(self, unit: Unit) -> R_co:
         """Check, stage, and return the answer; raise an `OstlerError` to refuse."""

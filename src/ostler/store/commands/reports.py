@@ -110,12 +110,15 @@ class _Spoken(OnInstance):
     """A word of the agent itself, which only the log keeps. Not audited: it is a claim, not an act."""
 
     def _heard(self, unit: Unit) -> AgentInstance:
+        new = _once_more(self._speaking(unit), unit)
+        unit.put(Kind.INSTANCE, new, _SPOKEN)
+        return new
+
+    def _speaking(self, unit: Unit) -> AgentInstance:
         old = self._current(unit)
         if not old.is_active:
             raise InvalidOperationError(f"{self.subject} is {old.state}; it has no more to say", current=old.state)
-        new = old.evolve(version=old.version + 1, updated_at=unit.now)
-        unit.put(Kind.INSTANCE, new, _SPOKEN)
-        return new
+        return old
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,15 +164,57 @@ class ReportSignal(_Spoken):
 
     def faults(self) -> Iterator[Fault]:
         yield from super().faults()
-        yield from kind_faults("name", self.name, str)
-        yield from name_faults("name", self.name)
-        if self.payload is not None:
-            yield from mapping_faults("payload", self.payload)
+        yield from _signal_faults("", self.name, self.payload)
 
     def apply(self, unit: Unit) -> AgentInstance:
         new = self._heard(unit)
         unit.emit(AgentSignalEvent, self.by, new, name=self.name, payload=self.payload)
         return new
+
+
+@dataclass(kw_only=True, eq=False)
+class ReportSignals(_Spoken):
+    """Several of them in their order, each an event of its own: all of them, or none."""
+
+    action: ClassVar[str] = "signal"
+
+    #: Name and payload of each.
+    signals: tuple[tuple[str, Mapping[str, Any] | None], ...]
+
+    @property
+    def weight(self) -> int:
+        return len(self.signals)
+
+    def faults(self) -> Iterator[Fault]:
+        yield from super().faults()
+        if not _are_pairs(self.signals):
+            yield Fault(field="signals", bound="must be pairs of name and payload", value=shown(self.signals))
+            return
+        for place, (name, payload) in enumerate(self.signals):
+            yield from _signal_faults(f"signals.{place}.", name, payload)
+
+    def apply(self, unit: Unit) -> AgentInstance:
+        new = self._speaking(unit)
+        for name, payload in self.signals:
+            new = _once_more(new, unit)
+            unit.emit(AgentSignalEvent, self.by, new, name=name, payload=payload)
+        unit.put(Kind.INSTANCE, new, _SPOKEN)
+        return new
+
+
+def _once_more(old: AgentInstance, unit: Unit) -> AgentInstance:
+    return old.evolve(version=old.version + 1, updated_at=unit.now)
+
+
+def _are_pairs(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, tuple) and len(one) == 2 for one in value)
+
+
+def _signal_faults(where: str, name: Any, payload: Any) -> Iterator[Fault]:
+    yield from kind_faults(f"{where}name", name, str)
+    yield from name_faults(f"{where}name", name)
+    if payload is not None:
+        yield from mapping_faults(f"{where}payload", payload)
 
 
 def _fraction_faults(field: str, value: Any) -> Iterator[Fault]:

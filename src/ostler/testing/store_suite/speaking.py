@@ -32,6 +32,7 @@ from ostler.store.commands import (
     ReportMetrics,
     ReportProgress,
     ReportSignal,
+    ReportSignals,
 )
 from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.ground import (
@@ -98,12 +99,24 @@ class SpeakingContract(StoreGround):
         assert (second.name, second.payload, second.version) == ("bare", None, new.version)
         assert await store.audit_head() == audit
 
+    async def test_several_signals_are_each_an_event_in_their_order(self, store: Store) -> None:
+        one = await brought_to(store, AgentState.PROCESSING)
+        said = tuple((f"n-{number}", {"n": number} if number % 2 else None) for number in range(2000))
+        new = await store.commit(ReportSignals(instance_id=one.instance_id, attempt=1, signals=said))
+        assert await current(store, one.instance_id) == new
+        assert new.version == one.version + len(said)
+        told = [event for event in await whole_log(store) if isinstance(event, AgentSignalEvent)]
+        assert tuple((event.name, event.payload) for event in told) == said
+        assert [event.version for event in told] == list(range(one.version + 1, new.version + 1))
+        assert await store.commit(ReportSignals(instance_id=one.instance_id, signals=())) == new
+
     async def test_only_the_living_speak_and_only_the_current_attempt(self, store: Store) -> None:
         for state in AgentState:
             one = await brought_to(store, state)
             words: list[Command[AgentInstance]] = [
                 ReportProgress(instance_id=one.instance_id, fraction=0.5),
                 ReportSignal(instance_id=one.instance_id, name="n"),
+                ReportSignals(instance_id=one.instance_id, signals=(("n", None),)),
             ]
             for word in words:
                 if one.is_active:
@@ -131,6 +144,10 @@ class SpeakingContract(StoreGround):
             ("name must have 1 to 200 characters", ReportSignal(instance_id=ANY, name="")),
             ("name must be printable", ReportSignal(instance_id=ANY, name="a\nb")),
             ("payload must be at most 256 KiB", ReportSignal(instance_id=ANY, name="n", payload={"a": "x" * 2**20})),
+            ("signals must be pairs", ReportSignals(instance_id=ANY, signals=wrong)),
+            ("signals must be pairs", ReportSignals(instance_id=ANY, signals=(wrong,))),
+            ("signals.1.name must be text", ReportSignals(instance_id=ANY, signals=(("n", None), (5, None)))),  # type: ignore[arg-type]  # wrong on purpose
+            ("signals.0.payload must be a mapping", ReportSignals(instance_id=ANY, signals=(("n", wrong),))),
             ("answer must be a mapping", EndWait(wait_id=ANY, outcome="o", answer=wrong)),
             ("answer.a must not contain NUL", EndWait(wait_id=ANY, outcome="o", answer={"a": "\0"})),
         ]

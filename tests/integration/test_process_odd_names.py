@@ -1,0 +1,76 @@
+"""A program in a directory whose name is no UTF-8, as older disks and archives have them: its agents live there too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ostler
+from ostler.isolation.wire import Joiner, encode, packets, read
+
+ODD = "caf\udce9"
+PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+import ostler
+
+class Settler(ostler.Agent):
+    def initialize(self, context):
+        self.context = context
+
+    def process(self, request):
+        (self.context.workspace / "note").write_text(request)
+        return [ascii(Path(__file__).parent.name), ascii(Path.cwd().name)]
+
+async def main(home, room):
+    async with ostler.open(home, workroom=Path(room)) as manager:
+        options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
+        found = []
+        for kind in (Settler, ostler.CommandSpec(argv=("sh", "-c", "echo done > $0", "note"))):
+            known = manager.registry.register(kind, name=f"one-{len(found)}")
+            one = await manager.spawn(ostler.SpawnRequest(agent_definition_id=known.id, options=options))
+            answer = await manager.process(one.instance_id, "was here")
+            note = Path(room, str(one.instance_id), "note").read_text()
+            found.append([answer if kind is Settler else None, note.strip()])
+        print(json.dumps(found))
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_agents_live_and_work_where_a_name_is_no_utf8(tmp_path: Path) -> None:
+    place = tmp_path / ODD
+    place.mkdir()
+    (place / "program.py").write_text(PROGRAM)
+    room = place / "room"
+    room.mkdir()
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, str(place / "program.py"), str(tmp_path / "home"), str(room)]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [[[ascii(ODD), ascii(ODD)], "was here"], [None, "done"]]
+
+
+def test_a_path_goes_over_the_channel_as_it_is_and_nothing_else_does() -> None:
+    plan = {"t": "begin", "plan": {"workspace": f"/x/{ODD}", "name": "café"}}
+    body = encode(plan, paths=True)
+    (packet,) = packets(body, 1, 1)
+    assert Joiner().take(read(packet)) == plan
+    with pytest.raises(ValueError, match="surrogates"):
+        encode(plan)
+
+
+def test_a_command_cannot_be_kept_with_a_directory_that_is_no_text() -> None:
+    """Its definition stands in the store, which keeps text."""
+    spec = ostler.CommandSpec(argv=("true",), cwd=f"/x/{ODD}")
+    (fault,) = spec.validate().faults
+    assert fault.message == (
+        r"cwd must be a path that is UTF-8, for it is kept as text; rename the directory, or name a link to it, "
+        r"was '/x/caf\udce9'"
+    )
