@@ -4,11 +4,11 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test check bench torture fmt reference clean lock help
+.PHONY: demo test check bench torture cgroup2 fmt reference clean lock help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): constraints.txt scripts/bootstrap
 	@sh scripts/bootstrap $(VENV)
@@ -31,6 +31,9 @@ bench: $(READY)  ## measure against the floors, in one run
 
 torture: $(READY)  ## the long runs: every kill point, many seeds
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m torture --timeout 3600 $(ARGS)
+
+cgroup2: $(READY)  ## boxes and limits on an emulated machine that has only cgroup v2
+	@sh scripts/cgroup2 $(ARGS)
 
 fmt: $(READY)  ## format and apply safe fixes
 	@$(VENV)/bin/ruff check --fix --exit-zero -q .

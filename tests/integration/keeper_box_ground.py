@@ -29,6 +29,22 @@ def up(*words):
 """
 
 
+def _kinds() -> tuple[list[str], list[str]]:
+    """Which kinds of boxes the kernel of this machine knows, and which of them hold limits by themselves."""
+    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
+    unified, first = own.get(cgroupfs.UNIFIED), ["cgroup1", "hybrid"] if "freezer" in own else []
+    second = [] if unified is None else ["cgroup2"]
+    if unified is not None and "memory" in cgroupfs.read(f"{unified}/cgroup.controllers"):
+        return [*first, *second], [*first, *second]
+    return [*first, *second], first
+
+
+_CGROUPS, ENFORCING = _kinds()
+KINDS = [*_CGROUPS, "signals"]
+#: Those whose limits are held by looking.
+LOOKING = [kind for kind in KINDS if kind not in ENFORCING]
+
+
 class Ground:
     """One kind of boxes with a token of its own."""
 

@@ -8,15 +8,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from keeper_box_ground import Ground, cpu_of, eventually, groups_of, said, subreaper
+from keeper_box_ground import ENFORCING, KINDS, LOOKING, Ground, cpu_of, eventually, groups_of, said, subreaper
 from promise_ground import lacking
 
 from ostler.keeper import probing, tree
 from ostler.keeper.boxes import APPROXIMATED, ENFORCED, Box, BoxLimits
 from ostler.keeper.plainbox import PlainBox
-
-KINDS = ["cgroup1", "hybrid", "cgroup2", "signals"]
-ENFORCING = ["cgroup1", "hybrid"]
 
 _DAEMON = """
 if os.fork() == 0:
@@ -181,11 +178,12 @@ def test_memory_past_the_limit_is_counted_as_such(ground: Ground) -> None:
     process = ground.start(box, _GREEDY)
 
     assert process.wait(20) == -signal.SIGKILL
-    assert box.oom_kills() == 1
+    # A kernel that ends all of a group at once counts the first of them with the others, and once by itself.
+    assert box.oom_kills() in ({1, 2} if ground.kind == "cgroup2" else {1})
     assert box.enforcement["memory"] == ENFORCED
 
 
-@pytest.mark.parametrize("kind", ["cgroup2", "signals"], indirect=True)
+@pytest.mark.parametrize("kind", LOOKING, indirect=True)
 def test_memory_past_the_limit_is_seen_by_looking(ground: Ground) -> None:
     box = ground.box(limits=BoxLimits(memory_bytes=32 << 20))
     _ready(ground, box, _GREEDY)
@@ -238,7 +236,7 @@ def test_a_fork_bomb_stays_in_its_box(ground: Ground) -> None:
     ground.kill_until_empty(box)
 
 
-@pytest.mark.parametrize("kind", ["cgroup2", "signals"], indirect=True)
+@pytest.mark.parametrize("kind", LOOKING, indirect=True)
 def test_a_fork_bomb_is_seen_by_looking(ground: Ground) -> None:
     box = ground.box(limits=BoxLimits(pids=8))
     assert said(ground.start(box, _BOMB)) == "200"
@@ -258,7 +256,7 @@ def test_usage_is_that_of_the_whole_box(ground: Ground) -> None:
     assert box.usage().threads == 2
 
 
-@pytest.mark.parametrize("kind", ["cgroup1", "hybrid"], indirect=True)
+@pytest.mark.parametrize("kind", ENFORCING, indirect=True)
 def test_a_process_with_threads_is_fetched_in_whole(ground: Ground) -> None:
     box = ground.box(limits=BoxLimits(pids=16))
     code = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nenter()\n" + _SLEEP
@@ -322,7 +320,7 @@ def test_by_signals_nobody_without_descent_or_mark_is_touched(ground: Ground) ->
     assert not seen.is_stopped
 
 
-@pytest.mark.parametrize("kind", ["cgroup1"], indirect=True)
+@pytest.mark.parametrize("kind", ENFORCING, indirect=True)
 def test_a_box_that_cannot_be_made_leaves_nothing(ground: Ground) -> None:
     ground.box("twice.1")
     with pytest.raises(OSError, match=r"no control group for box twice\.2"):

@@ -105,7 +105,10 @@ def _hybrid(token: str) -> Boxes:
     own = _own().get(cgroupfs.UNIFIED)
     if own is None:
         raise OSError(errno.ENOSYS, "no cgroup v2 is mounted here")
-    boxes = Cgroup1Boxes(_working(token), token, Cgroup2Boxes(base_of(own), token))
+    working = _working(token)
+    if not working:
+        raise OSError(errno.ENOSYS, "no cgroup v1 is here that holds a limit")
+    boxes = Cgroup1Boxes(working, token, Cgroup2Boxes(base_of(own), token))
     boxes.open()
     return boxes
 
