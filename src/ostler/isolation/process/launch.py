@@ -20,6 +20,7 @@ import ostler
 from ostler.errors import InvalidOperationError
 from ostler.isolation import walls
 from ostler.isolation.calls import wake
+from ostler.isolation.process.interpreter import shared_options
 from ostler.isolation.process.link import SHORT, KeeperError, Link
 from ostler.keeper import protocol
 from ostler.keeper.edition import edition
@@ -59,7 +60,7 @@ def keeper_argv(directory: Path) -> list[str]:
 
 def template_argv() -> list[str]:
     # With site, unlike the keeper: packages that were installed for editing are found only through it.
-    return [*_python(), "-c", _TEMPLATE, SOURCE, _NEEDED]
+    return [*_python(*shared_options()), "-c", _TEMPLATE, SOURCE, _NEEDED]
 
 
 def connect(directory: Path) -> socket.socket | None:

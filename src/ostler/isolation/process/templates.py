@@ -29,7 +29,8 @@ class Templates:
     def find(self, source: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
         """Agents with the same key share a parent: the same module, found the same way, in the same surroundings."""
         place = (source["module"], source["path"], source["main"], source.get("package"))
-        circumstances = (place, tuple(sys.path), tuple(sys.argv), tuple(sorted(env.items())), cwd)
+        told = (tuple(template_argv()), tuple(sys.path), tuple(sys.argv))
+        circumstances = (place, told, tuple(sorted(env.items())), cwd)
         found = self._known.get(circumstances)
         if found is None:
             if len(self._known) >= _KEPT:
