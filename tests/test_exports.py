@@ -76,6 +76,15 @@ def test_the_front_door_tells_type_checkers_the_same_names() -> None:
     assert sorted(told) == sorted(ostler.__all__)
 
 
+@pytest.mark.parametrize("name", ["agents", "isolation", "model"])
+def test_a_room_that_loads_lazily_lists_and_refuses(name: str) -> None:
+    code = (
+        f"import ostler.{name} as room; assert set(room.__all__) <= set(dir(room)); assert not hasattr(room, 'Agents')"
+    )
+    loaded = {one for one in loaded_by(code) if one.startswith(f"ostler.{name}.")}
+    assert not loaded, "to list them is not to load them"
+
+
 def test_the_front_door_lists_and_refuses() -> None:
     assert set(ostler.__all__) <= set(dir(ostler))
     with pytest.raises(AttributeError, match="no attribute 'AgentStates'"):

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 
-def opener(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. `homes`: by module, the names that it holds, with spaces in between.
+def opener(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package. `homes`: by module, the names that it holds, with spaces in between.
 
     What was found stays in the package, so each name is looked for once.
     """
@@ -27,4 +27,7 @@ def opener(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, found)
         return found
 
-    return find
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return find, names

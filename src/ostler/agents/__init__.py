@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ostler.agents.registry import AgentRegistry, definition_id
     from ostler.agents.runner import AgentRunner
 else:  # a type checker would believe in any name
-    __getattr__ = opener(
+    __getattr__, __dir__ = opener(
         __name__,
         {
             "base": "Agent AgentMaker",

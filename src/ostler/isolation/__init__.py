@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from ostler.isolation.finding import BUILT_IN, IsolationLevels, LevelSource
 else:  # a type checker would believe in any name
-    __getattr__ = opener(
+    __getattr__, __dir__ = opener(
         __name__,
         {
             "base": "Capabilities Cell Exit Isolation Listener Site StartPlan StopReport Usage Verb",

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from ostler.model.validation import Fault, ValidationResult, duration_text, shown
     from ostler.model.why import Why
 else:  # a type checker would believe in any name
-    __getattr__ = opener(
+    __getattr__, __dir__ = opener(
         __name__,
         {
             "audit": "GENESIS AuditEntry AuditHead AuditReport chain_hash",
