@@ -150,8 +150,11 @@ class Ours:
 
 
 async def _python_figures(ours: Ours, floors: Floors, count: int) -> Figures:
-    figures: Figures = {name: [] for name in ("spawn", "call", "channel", "terminate", "restart")}
-    await ours.end(await ours.spawn())
+    figures: Figures = {name: [] for name in ("first", "spawn", "call", "channel", "terminate", "restart")}
+    begin = time.perf_counter()
+    first = await ours.spawn()
+    figures["first"].append((time.perf_counter() - begin) * 1000)
+    await ours.end(first)
     lives = []
     for _ in range(count):
         floors.spawn()
@@ -247,6 +250,7 @@ def process_table(*, quick: bool = False) -> Table:
     rows: tuple[tuple[str, str, Callable[[Any], float]], ...] = (
         ("spawn to ready, p50", "spawn", statistics.median),
         ("spawn to ready, p95", "spawn", p95),
+        ("the first in a home, with keeper and template", "first", statistics.median),
         ("x bare fork, p50", "spawn", lambda each: statistics.median(each) / floor),
         ("spawns per second", "rate", float),
         ("kill -9 to restarted, p50", "restart", statistics.median),

@@ -50,6 +50,7 @@ LAZY: Mapping[str, str] = {
     "ostler.cli.lazy": "a list of the commands imports none of them",
     "ostler.isolation.finding": "a level is found by name, and may be brought by another package",
     "ostler.isolation.inside.finding_source": "the module is the user's, where the agent's class lives",
+    "ostler.lazily": "a package names what it offers, and loads only what is asked for",
     "ostler.simulation.scenariocode": "the module is the user's, named in a scenario",
     "ostler.store.opening": "most homes never need the driver of PostgreSQL, which may not be installed",
 }

@@ -15,6 +15,13 @@ import ostler
 
 CALLED = "import sys; sys.argv = ['ostler', '{}']\nfrom ostler.cli import main\ntry: main()\nexcept SystemExit: pass"
 HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg", "prometheus_client", "ruamel")
+#: What only the one who keeps agents has use for, or takes long to load.
+MANAGERS_OWN = frozenset(
+    {"annotated_types", "email", "importlib.metadata", "ostler.policy", "ostler.store", "ostler.lifecycle"}
+    | {f"ostler.model.{name}" for name in ("audit", "events", "health", "instance", "ledger", "people", "spawn")}
+    | {f"ostler.agents.{name}" for name in ("command", "factory", "manifest", "registry")}
+    | {f"ostler.isolation.{name}" for name in ("base", "finding", "loopcell", "mailbox", "thread")}
+)
 
 
 def offering() -> list[str]:
@@ -69,6 +76,15 @@ def test_the_front_door_tells_type_checkers_the_same_names() -> None:
     assert sorted(told) == sorted(ostler.__all__)
 
 
+@pytest.mark.parametrize("name", ["agents", "isolation", "model"])
+def test_a_room_that_loads_lazily_lists_and_refuses(name: str) -> None:
+    code = (
+        f"import ostler.{name} as room; assert set(room.__all__) <= set(dir(room)); assert not hasattr(room, 'Agents')"
+    )
+    loaded = {one for one in loaded_by(code) if one.startswith(f"ostler.{name}.")}
+    assert not loaded, "to list them is not to load them"
+
+
 def test_the_front_door_lists_and_refuses() -> None:
     assert set(ostler.__all__) <= set(dir(ostler))
     with pytest.raises(AttributeError, match="no attribute 'AgentStates'"):
@@ -79,7 +95,11 @@ def loaded_by(code: str) -> set[str]:
     """The modules that a fresh interpreter holds after running this."""
     script = f"{code}\nimport sys; sys.stderr.write(chr(10).join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return {name.split(".")[0] for name in done.stderr.split()}
+    return set(done.stderr.split())
+
+
+def packages_loaded_by(code: str) -> set[str]:
+    return {name.split(".")[0] for name in loaded_by(code)}
 
 
 @pytest.mark.parametrize(
@@ -94,9 +114,21 @@ def loaded_by(code: str) -> set[str]:
     ids=["import ostler", "import ostler.cli", "names", "ostler --help", "ostler version"],
 )
 def test_naming_things_loads_nothing_heavy(code: str) -> None:
-    heavy = loaded_by(code) & set(HEAVY)
+    heavy = packages_loaded_by(code) & set(HEAVY)
     assert not heavy, f"`{code.splitlines()[0]}` also imports {', '.join(sorted(heavy))}; import it at its first use"
 
 
 def test_the_weighing_itself_works() -> None:
-    assert {"sqlite3", "ostler"} <= loaded_by("import ostler; ostler.open_store")
+    assert {"sqlite3", "ostler"} <= packages_loaded_by("import ostler; ostler.open_store")
+    assert "ostler.model.events" in loaded_by("import ostler; ostler.AgentEvent")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import ostler.isolation.inside.template", "import ostler; ostler.Agent, ostler.AgentContext, ostler.WaitAnswer"],
+    ids=["template", "what an agent's module names"],
+)
+def test_the_process_of_an_agent_loads_only_what_agents_need(code: str) -> None:
+    """The first spawn in a home waits for every line of it."""
+    needless = loaded_by(code) & MANAGERS_OWN
+    assert not needless, f"`{code}` also imports {', '.join(sorted(needless))}; import it from where it stands"

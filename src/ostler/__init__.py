@@ -197,14 +197,14 @@ __all__ = [
     "view_store",
 ]
 
-#: Where a name may live, the cheapest first: each of these imports most of those before it anyway, so the
-#: search never loads more than the name itself needs.
+#: Where a name may live, the cheapest first. Model and agents load nothing but what they are asked for, and each of
+#: the others imports most of those before it anyway, so the search never loads more than the name itself needs.
 _ROOMS = (
     "ostler.errors",
     "ostler.model",
-    "ostler.policy",
-    "ostler.seams",
     "ostler.agents",
+    "ostler.seams",
+    "ostler.policy",
     "ostler.agents.files",
     "ostler.store.commands",
     "ostler.store",

@@ -16,7 +16,8 @@ import pytest
 from ostler.agents import Agent, AgentContext
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError
 from ostler.isolation import Isolation, StartPlan, Verb
-from ostler.isolation.thread import AgentLoop, ThreadIsolation
+from ostler.isolation.agentloop import AgentLoop
+from ostler.isolation.thread import ThreadIsolation
 from ostler.model import ResourceLimits
 from ostler.seams import SystemClock
 from ostler.testing import ManualClock

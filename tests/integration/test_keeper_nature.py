@@ -67,6 +67,8 @@ def test_what_it_loads_is_ours_or_of_the_standard_library() -> None:
     assert {one for one in ours if not one.startswith("keeper/")} == {"__init__.py", "version.py"}
     assert not [one for one in loaded if not one.startswith((f"{library}/", f"{SOURCE}/ostler/"))]
     assert not [one for one in said if "site-packages" in one], "nor would it look there"
+    slow = {"asyncio", "dataclasses", "hashlib", "inspect", "logging", "pathlib", "subprocess", "threading"}
+    assert not slow & {Path(one).stem for one in loaded}, "the first spawn in a home waits for it"
 
 
 def test_who_loses_his_parent_becomes_its_child(home: Home, tmp_path: Path) -> None:

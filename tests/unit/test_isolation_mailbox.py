@@ -7,7 +7,8 @@ import pytest
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.errors import AgentBusyError, AgentGoneError
 from ostler.isolation import Exit
-from ostler.isolation.mailbox import MAX_WAITING, MAX_WEIGHTY, Backlog, Mailbox
+from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY, Backlog
+from ostler.isolation.mailbox import Mailbox
 from ostler.model import AttemptOutcome
 
 pytestmark = pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import pytest
 from ostler.keeper import protocol, template
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Children, Ended
+from ostler.keeper.digest import blake2b
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
 from ostler.keeper.plainboxes import PlainBoxes
@@ -146,6 +148,11 @@ def test_a_birth_that_cannot_be_told_fails_with_a_sentence(loop: Loop, monkeypat
 
 
 # --- small ones --------------------------------------------------------------------------------------
+
+
+def test_its_hash_is_the_one_that_everybody_knows() -> None:
+    """A newer keeper must know its processes by the tags that an older one gave them."""
+    assert blake2b(b"ostler", digest_size=8).digest() == hashlib.blake2b(b"ostler", digest_size=8).digest()
 
 
 def test_a_tag_goes_on_to_all_that_come_after() -> None:

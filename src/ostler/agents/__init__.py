@@ -1,24 +1,47 @@
 """What a user writes: agents as classes or commands, and the registry that knows them."""
 
-from ostler.agents.base import Agent
-from ostler.agents.command import CommandAgent
-from ostler.agents.commandspec import CommandSpec, ExitMeaning, PromptBy
-from ostler.agents.context import AgentContext
-from ostler.agents.factory import AgentFactory
-from ostler.agents.manifest import AgentKind, AgentMaker, AgentManifest
-from ostler.agents.marks import agent
-from ostler.agents.messages import (
-    Message,
-    MetricReported,
-    Progress,
-    Signal,
-    TokensUsed,
-    Voice,
-    WaitAnswer,
-    WaitAsked,
-)
-from ostler.agents.registry import AgentRegistry, definition_id
-from ostler.agents.runner import AgentRunner
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostler.lazily import opener
+
+if TYPE_CHECKING:
+    from ostler.agents.base import Agent, AgentMaker
+    from ostler.agents.command import CommandAgent
+    from ostler.agents.commandspec import CommandSpec, ExitMeaning, PromptBy
+    from ostler.agents.context import AgentContext
+    from ostler.agents.factory import AgentFactory
+    from ostler.agents.manifest import AgentKind, AgentManifest
+    from ostler.agents.marks import agent
+    from ostler.agents.messages import (
+        Message,
+        MetricReported,
+        Progress,
+        Signal,
+        TokensUsed,
+        Voice,
+        WaitAnswer,
+        WaitAsked,
+    )
+    from ostler.agents.registry import AgentRegistry, definition_id
+    from ostler.agents.runner import AgentRunner
+else:  # a type checker would believe in any name
+    __getattr__, __dir__ = opener(
+        __name__,
+        {
+            "base": "Agent AgentMaker",
+            "command": "CommandAgent",
+            "commandspec": "CommandSpec ExitMeaning PromptBy",
+            "context": "AgentContext",
+            "factory": "AgentFactory",
+            "manifest": "AgentKind AgentManifest",
+            "marks": "agent",
+            "messages": "Message MetricReported Progress Signal TokensUsed Voice WaitAnswer WaitAsked",
+            "registry": "AgentRegistry definition_id",
+            "runner": "AgentRunner",
+        },
+    )
 
 __all__ = [
     "Agent",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
 from ostler.agents.context import AgentContext
@@ -58,3 +58,5 @@ def yielding_fault(agent: type[Agent] | Agent) -> Fault | None:
 
 
 FinalState = Mapping[str, Any]
+#: Makes one agent object. Called once per start, in the place where the agent will live.
+AgentMaker = Callable[[], Agent]

@@ -11,10 +11,9 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from annotated_types import Interval
-
 from ostler.errors import ValidationError
 from ostler.model import Fault, Record, shown
+from ostler.model.bounds import Interval
 from ostler.model.record import settle
 from ostler.model.text import unkeepable_faults
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from ostler.agents.base import Agent
 from ostler.agents.commandspec import CommandSpec
 from ostler.model import AgentSpawnOptions, Fault, IsolationLevel, Record
 from ostler.model.context import json_faults
@@ -16,9 +15,6 @@ from ostler.model.record import settle
 from ostler.model.text import name_faults, plain_text_faults
 
 MAX_DESCRIPTION = 2000
-
-#: Makes one agent object. Called once per start, in the place where the agent will live.
-AgentMaker = Callable[[], Agent]
 
 
 class AgentKind(StrEnum):

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Unpack
 from uuid import UUID, uuid5
 
-from ostler.agents.base import Agent, process_fault
+from ostler.agents.base import Agent, AgentMaker, process_fault
 from ostler.agents.command import CommandAgent
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.failures import error_text
-from ostler.agents.manifest import AgentKind, AgentMaker, AgentManifest
+from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.agents.marks import A, About, mark_of, require_known
 from ostler.errors import AgentNotFoundError, ConflictError, ValidationError
 from ostler.model import Fault, clipped, shown

@@ -12,10 +12,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from ostler.agents.base import Agent, yielding_fault
+from ostler.agents.base import Agent, AgentMaker, yielding_fault
 from ostler.agents.context import CURRENT_CALL, AgentContext, CallToken, CleanupHook
 from ostler.agents.failures import error_text, execution_error
-from ostler.agents.manifest import AgentMaker
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.model import clipped, duration_text, shown
 from ostler.model.context import json_faults

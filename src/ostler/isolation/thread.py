@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import signal
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Executor
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from ostler.agents.failures import error_text
 from ostler.errors import AgentGoneError, AgentInitializationError
+from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.loopcell import LoopCell
-from ostler.isolation.workers import Census, Cutoff, Workers
+from ostler.isolation.workers import Census, Workers
 from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
 from ostler.seams import Clock
 
-_log = logging.getLogger("ostler.isolation")
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(
     {
         "execution_timeout": Enforcement.APPROXIMATED,  # cancelling asks; blocking code hears it when it returns
@@ -65,37 +61,6 @@ class ThreadIsolation(Isolation):
             await cell.destroy()
             raise
         return cell
-
-
-class AgentLoop(asyncio.SelectorEventLoop):
-    """Whatever the agent hands to the loop's own executor goes to the workers of its cell, and so is bounded."""
-
-    def __init__(self, workers: Executor) -> None:
-        self.workers = workers
-        super().__init__()
-        self.set_exception_handler(_note)
-
-    def run_in_executor(  # type: ignore[override]  # typeshed ties the arguments to those of func
-        self, executor: Executor | None, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        return super().run_in_executor(executor or self.workers, func, *args)
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Being cut off is our doing, and no error to report."""
-        if not isinstance(context.get("exception"), Cutoff):
-            super().call_exception_handler(context)
-
-    def _check_signal(self, sig: int) -> None:
-        """Asyncio asks this by making a set of all signals, most of the work of a loop that wants to hear of one."""
-        if not isinstance(sig, int):
-            raise TypeError(f"sig must be an int, not {sig!r}")
-        if not 1 <= sig < signal.NSIG:
-            raise ValueError(f"invalid signal number {sig}")
-
-    def leave(self) -> None:
-        """It may have been cut off so hard that it still thinks it runs."""
-        self._thread_id = None
-        asyncio._set_running_loop(None)  # noqa: SLF001 - meant for those who make loops
 
 
 class ThreadCell(LoopCell):
@@ -235,12 +200,6 @@ def _drop(task: asyncio.Task[Any]) -> None:
 def _resolve(made: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not made.done():
         made.set_result(outcome)
-
-
-def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What goes wrong beside the calls, on one line and written without a trace: see `agents.failures` for why."""
-    error = context.get("exception")
-    _log.error("%s%s", context.get("message", "an error"), f" ({error_text(error)})" if error else "")
 
 
 def _nothing() -> None:

@@ -10,15 +10,14 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: How well a limit is held, as `ostler.model.Enforcement` spells it.
 ENFORCED, APPROXIMATED, ADVISORY = "enforced", "approximated", "advisory"
 _FREEZE_ALL_SECONDS = 3.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoxLimits:
+class BoxLimits(NamedTuple):
     """What one agent may use. None is no limit."""
 
     memory_bytes: int | None = None
@@ -30,8 +29,7 @@ class BoxLimits:
     weight: int = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoxUsage:
+class BoxUsage(NamedTuple):
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     #: Threads where the machine counts them, else processes.

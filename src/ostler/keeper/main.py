@@ -192,6 +192,7 @@ def _keeper(place: Mapping[str, Any], listener: socket.socket, boxes: Boxes, tok
 
 def _run(keeper: Keeper, directory: str) -> int:
     gc.freeze()
+    gc.enable()
     keeper.loop.run()
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(directory, SOCKET))  # noqa: PTH108, PTH118 - no pathlib here

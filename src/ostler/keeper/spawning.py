@@ -11,8 +11,7 @@ import signal
 import struct
 import termios
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ostler.keeper.settle import SettleError, settle_in
 
@@ -26,8 +25,7 @@ _ROWS, _COLUMNS = 40, 120
 _RESERVE = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Files:
+class Files(NamedTuple):
     """The descriptors of the child; -1 is /dev/null, and for the channel none."""
 
     stdin: int = -1

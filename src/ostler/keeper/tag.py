@@ -7,9 +7,9 @@ Linux 2.6 and nobody sets it, so its number is free to say whose a process is. `
 
 from __future__ import annotations
 
-import hashlib
 import resource
 
+from ostler.keeper.digest import blake2b
 from ostler.keeper.settle import RLIMIT_LOCKS
 
 #: So the box of a template is called; no unit is, for those begin with the hexadecimal number of an instance.
@@ -26,7 +26,7 @@ def tag_for(token: str, unit: str) -> int | None:
     half = (_bound() - _BASE) // 2
     if half <= 0:
         return None
-    digest = hashlib.blake2b(f"{token}:{unit}".encode(), digest_size=8).digest()
+    digest = blake2b(f"{token}:{unit}".encode(), digest_size=8).digest()
     return _BASE + half * unit.startswith(TEMPLATE) + int.from_bytes(digest) % half
 
 

@@ -8,8 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostler.keeper.boxes import Box
 from ostler.keeper.children import Children, Ended
@@ -55,8 +54,7 @@ class Birth:
             os.close(one)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How to start a template."""
 
     argv: Sequence[str]

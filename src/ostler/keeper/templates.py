@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from ostler.keeper.boxes import Box, BoxLimits
 from ostler.keeper.children import Children
@@ -56,7 +55,7 @@ class Templates:
         name = f"{TEMPLATE}{os.urandom(6).hex()}"
         environment = {**recipe.settle["env"], MARK: f"{self._house.token}:{name}"}
         tag = tag_for(self._house.token, name)
-        recipe = replace(recipe, settle={**recipe.settle, "env": environment, "tag": tag})
+        recipe = recipe._replace(settle={**recipe.settle, "env": environment, "tag": tag})
         box = self._boxes[name] = self._house.boxes.make(name, _LIMITS)
         try:
             return Template(self._loop, self._children, recipe, box, ready=ready, gone=self._drop)

@@ -17,9 +17,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
-from annotated_types import Interval
-
 from ostler.errors import ValidationError
+from ostler.model.bounds import interval_of
 from ostler.model.validation import Fault, duration_text, named, shown
 
 if TYPE_CHECKING:
@@ -174,18 +173,19 @@ def _range(hint: Any) -> str:
     if typing.get_origin(hint) in {typing.Union, types.UnionType}:
         return next((text for arg in typing.get_args(hint) if (text := _range(arg))), "")
     for mark in getattr(hint, "__metadata__", ()):
-        if isinstance(mark, Interval):
-            return _interval_text(mark)
+        bounds = interval_of(mark)
+        if bounds is not None:
+            return _interval_text(*bounds)
     return ""
 
 
-def _interval_text(mark: Interval) -> str:
+def _interval_text(least: Any, most: Any) -> str:
     def say(value: Any) -> str:
         return duration_text(value) if isinstance(value, timedelta) else f"{value}"
 
-    if mark.le is None:
-        return f"must be at least {say(mark.ge)}"
-    return f"must be {say(mark.ge)} to {say(mark.le)}"
+    if most is None:
+        return f"must be at least {say(least)}"
+    return f"must be {say(least)} to {say(most)}"
 
 
 def _expected(base: Any, detail: ErrorDetails) -> str:

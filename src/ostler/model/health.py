@@ -8,8 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Annotated
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.moments import Moment
 from ostler.model.record import Record
 from ostler.model.states import HealthState, ProbeType

@@ -7,8 +7,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.record import Record
 
 

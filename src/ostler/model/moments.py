@@ -6,7 +6,7 @@ import functools
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-from annotated_types import Interval
+from ostler.model.bounds import Interval
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Annotated
 from uuid import UUID
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.moments import Moment
 from ostler.model.record import Record
 from ostler.model.states import AgentState, HealthState, TaskState

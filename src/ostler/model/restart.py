@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.record import Record
 from ostler.model.states import RestartPolicyType
 from ostler.model.validation import Fault, all_are, shown

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.context import json_faults
 from ostler.model.moments import Moment
 from ostler.model.people import HOME_WORKSPACE_ID

@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.context import ContextData, context_faults
 from ostler.model.health import HealthCheckConfig
 from ostler.model.limits import Enforcement, ResourceLimits

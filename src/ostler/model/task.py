@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 from uuid import UUID
 
-from annotated_types import Interval
-
+from ostler.model.bounds import Interval
 from ostler.model.moments import Moment
 from ostler.model.record import MAX_COUNT, Record, settle
 from ostler.model.states import FINISHED_TASK_STATES, AgentPriority, TaskState, TaskStateTransitions

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from annotated_types import Interval
-
 from ostler.model import INACTIVE_STATES, AgentInstance, Record, Task
+from ostler.model.bounds import Interval
 
 _MINUTE = timedelta(minutes=1)
 _TEN_YEARS = timedelta(days=3650)

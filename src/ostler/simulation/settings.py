@@ -8,9 +8,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any
 
-from annotated_types import Interval
-
 from ostler.model import Fault, Record
+from ostler.model.bounds import Interval
 from ostler.model.context import json_faults
 from ostler.model.record import MAX_COUNT, settle
 from ostler.model.simulation import MAX_SEED

@@ -9,8 +9,6 @@ from datetime import timedelta
 from types import UnionType
 from typing import Any
 
-from annotated_types import Interval
-
 from ostler.agents.files.checking import nearest
 from ostler.agents.files.forms import FORMS, Form
 from ostler.agents.files.keys import LIFECYCLE, Key
@@ -18,6 +16,7 @@ from ostler.agents.files.project import PROJECT, Project
 from ostler.agents.manifest import AgentManifest
 from ostler.errors import ValidationError
 from ostler.model import Fault, duration_text
+from ostler.model.bounds import Interval
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -9,8 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Interval
-
 from ostler.agents.files.checking import checked, required_one
 from ostler.agents.files.forms import Form
 from ostler.agents.files.keys import ISOLATION_WORDS, LIFECYCLE, WORKTREE, Key
@@ -19,6 +17,7 @@ from ostler.agents.files.page import Page, read_text
 from ostler.agents.files.tomltext import read_toml
 from ostler.agents.files.tracing import blame_record
 from ostler.model import Record
+from ostler.model.bounds import Interval
 
 PROJECT_FILE = "ostler.toml"
 

@@ -7,14 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.base import Agent
+from ostler.agents.base import Agent, AgentMaker
 from ostler.agents.command import CommandAgent
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.failures import error_text
 from ostler.agents.files.building import DriverKind, MakerSource
 from ostler.agents.files.discovery import Discovery, discover
 from ostler.agents.files.page import FileFault
-from ostler.agents.manifest import AgentMaker
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentInitializationError, ConflictError
 

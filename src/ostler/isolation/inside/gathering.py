@@ -21,24 +21,28 @@ def gather(run: Callable[[], object], *wholly: ModuleType) -> list[object]:
 
     Returns what is to be kept: new objects would take the places of the old copies, and those are as scattered as ever.
     """
-    seen: dict[CodeType, None] = {}
+    # By where it is and not by what it holds: to compare code is to read it, and there are thousands.
+    seen: dict[int, CodeType] = {}
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            seen.setdefault(frame.f_code)
+            seen[id(frame.f_code)] = frame.f_code
 
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
-    spaces = [vars(module) for module in wholly]
-    users: dict[CodeType, list[FunctionType]] = {code: [] for code in seen}
-    for one in gc.get_objects():
-        if type(one) is FunctionType and (one.__code__ in seen or any(one.__globals__ is space for space in spaces)):
-            users.setdefault(one.__code__, []).append(one)
-    filling = fill_holes()  # or the small ones would lie in holes
-    for code, functions in users.items():
-        for function in functions:
-            function.__code__ = code.replace()
-    return [*users, *filling]
+    spaces = {id(vars(module)) for module in wholly}
+    users = [
+        one
+        for one in gc.get_objects()
+        if type(one) is FunctionType and (id(one.__code__) in seen or id(one.__globals__) in spaces)
+    ]
+    turns = {place: turn for turn, place in enumerate(seen)}
+    users.sort(key=lambda one: turns.get(id(one.__code__), len(turns)))
+    kept: list[object] = [*seen.values(), *(one.__code__ for one in users)]
+    kept += fill_holes()  # or the small ones would lie in holes
+    for function in users:
+        function.__code__ = function.__code__.replace()
+    return kept

@@ -17,12 +17,12 @@ from typing import Any
 from ostler.agents import AgentRunner, WaitAnswer
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import wire
+from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.inside.begin import context_of
 from ostler.isolation.inside.finding_source import maker_of
 from ostler.isolation.inside.parting import part_children
 from ostler.isolation.inside.speaking import CURRENT_CALL_ID, CallId, Speaker
 from ostler.isolation.inside.telling import complain, exit_code, rendered
-from ostler.isolation.thread import AgentLoop
 from ostler.isolation.workers import Census, Workers
 from ostler.model import clean_text
 

@@ -21,8 +21,8 @@ from typing import Any
 from ostler.agents import Message, MetricReported, Progress, Signal, WaitAnswer, WaitAsked
 from ostler.errors import AgentGoneError, ValidationError
 from ostler.isolation import wire
+from ostler.isolation.backlog import Backlog
 from ostler.isolation.inside.telling import complain
-from ostler.isolation.mailbox import Backlog
 from ostler.model import Fault
 from ostler.model.record import MAX_COUNT
 

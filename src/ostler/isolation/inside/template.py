@@ -58,6 +58,8 @@ def main(control: int = CONTROL) -> NoReturn:
     _use_plain_output()
     scattered = gather(partial(rehearse, 1), forking, protocol, settle, spare)
     rehearse()
+    # What is ours stays as it is from here on: to look through it again would take longer than to load a small module.
+    gc.freeze()
     template = Template(Line(socket.socket(fileno=control)), scattered)
     code = template.serve()
     flush((sys.stdout, sys.stderr))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ostler.isolation.mailbox import MAX_WAITING, MAX_WEIGHTY
+from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY
 from ostler.isolation.wire import LONG_KINDS, Joiner, Packet, Sender, WireError, encode, read, receive
 
 #: So much is read in one turn of the loop, and for so long, so that a chatterbox does not keep it from others.

@@ -20,6 +20,7 @@ import ostler
 from ostler.errors import InvalidOperationError
 from ostler.isolation import walls
 from ostler.isolation.calls import wake
+from ostler.isolation.process.interpreter import shared_options
 from ostler.isolation.process.link import SHORT, KeeperError, Link
 from ostler.keeper import protocol
 from ostler.keeper.edition import edition
@@ -31,10 +32,14 @@ _log = logging.getLogger("ostler.isolation")
 KEEPER = walls.KEEPER
 #: Where our own code is imported from; the keeper and its templates have no other way to it.
 SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
-_KEEPER = f"{HIDE}; import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
+#: Hardly anything that is made while a program is loaded is garbage; both of them say when it is time to look for it.
+_NO_GC = "import gc; gc.disable()"
+_KEEPER = (
+    f"{HIDE}; {_NO_GC}; import sys; sys.path.insert(0, sys.argv.pop(1)); from ostler.keeper.main import main; main()"
+)
 _SWEEP = "import sys; sys.path.insert(0, sys.argv[1]); from ostler.keeper.probing import sweep; sweep(sys.argv[2])"
 _TEMPLATE = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
+    f"{_NO_GC}; import sys; sys.path.insert(0, sys.argv.pop(1)); sys.path.append(sys.argv.pop(1)); "
     "from ostler.isolation.inside.template import main; main()"
 )
 #: And what it stands on, which may have been found by way of a variable that neither of them has.
@@ -55,7 +60,7 @@ def keeper_argv(directory: Path) -> list[str]:
 
 def template_argv() -> list[str]:
     # With site, unlike the keeper: packages that were installed for editing are found only through it.
-    return [*_python(), "-c", _TEMPLATE, SOURCE, _NEEDED]
+    return [*_python(*shared_options()), "-c", _TEMPLATE, SOURCE, _NEEDED]
 
 
 def connect(directory: Path) -> socket.socket | None:

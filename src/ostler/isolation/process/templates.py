@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from ostler.isolation.process.launch import template_argv
 from ostler.isolation.process.sources import import_path
 
 _KEPT = 64
-_PACKAGE = Path(ostler.__file__).parent
+_PACKAGE = str(Path(ostler.__file__).parent)
 
 
 class Templates:
@@ -23,18 +24,31 @@ class Templates:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
         #: When our own code was last written: a template of older code is no parent for agents of this manager.
-        self._written = max(one.stat().st_mtime_ns for one in _PACKAGE.rglob("*.py"))
+        self._written = _last_written(_PACKAGE)
 
     def find(self, source: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
         """Agents with the same key share a parent: the same module, found the same way, in the same surroundings."""
         place = (source["module"], source["path"], source["main"], source.get("package"))
-        circumstances = (place, tuple(sys.path), tuple(sys.argv), tuple(sorted(env.items())), cwd)
+        told = (tuple(template_argv()), tuple(sys.path), tuple(sys.argv))
+        circumstances = (place, told, tuple(sorted(env.items())), cwd)
         found = self._known.get(circumstances)
         if found is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             found = self._known[circumstances] = _described(source, env, cwd, self._written)
         return found
+
+
+def _last_written(directory: str) -> int:
+    """Of the sources in it and below. Not by pathlib, which takes four times as long: the first spawn waits for it."""
+    last = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                last = max(last, entry.stat().st_mtime_ns)
+            elif entry.name != "__pycache__" and entry.is_dir():
+                last = max(last, _last_written(entry.path))
+    return last
 
 
 def _described(source: Mapping[str, Any], env: Mapping[str, str], cwd: str, written: int) -> dict[str, Any]:
