@@ -64,7 +64,12 @@ class OstlerError(Exception):
     known: UUID | None = None
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip())
+        super().__init__(message or self.sentence())
+
+    @classmethod
+    def sentence(cls) -> str:
+        """What it says when nobody says more. Under `-OO` there are no docstrings, so that it says what it is."""
+        return (cls.__doc__ or "").strip() or _in_words(cls.__name__)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The message is built in the class, so a copy (a process pool makes one) must not build it again.
@@ -271,3 +276,7 @@ class MissingExtraError(OstlerError):
     def __init__(self, feature: str, extra: str) -> None:
         self.extra = extra
         super().__init__(f"{feature} needs an optional part; run: pip install 'ostler[{extra}]'")
+
+
+def _in_words(name: str) -> str:
+    return "".join(f" {one.lower()}" if one.isupper() else one for one in name.removesuffix("Error")).strip()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -106,3 +108,9 @@ def test_an_error_survives_a_process_pool(cls: type[OstlerError]) -> None:
         assert type(again) is cls
         assert str(again) == str(error)
         assert vars(again) == vars(error)
+
+
+def test_without_docstrings_an_error_still_says_what_it_is() -> None:
+    code = "import ostler; print(ostler.AgentGoneError(), '-', ostler.AgentGoneError('so it is'))"
+    told = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "agent gone - so it is\n"

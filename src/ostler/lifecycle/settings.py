@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
 
-from annotated_types import Interval
-
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.model import Record
+from ostler.model.bounds import Interval
 from ostler.model.record import settle
 from ostler.policy import RetentionPolicy
 

@@ -190,7 +190,7 @@ class PostgresSession(SqlSession):
                 if not _cut_off(error):
                     raise
                 lost = f"the database server did not answer at the commit ({str(error).strip()})"
-                raise OutcomeUnknownError(f"{lost}; {OutcomeUnknownError.__doc__}") from error
+                raise OutcomeUnknownError(f"{lost}; {OutcomeUnknownError.sentence()}") from error
         if done != "COMMIT":  # a transaction in which something failed ends in this way, without an error
             raise StoreError(f"the database server answered the commit with {done}; nothing was written")
         self._inside = False

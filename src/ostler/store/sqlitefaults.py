@@ -58,7 +58,7 @@ def owner_of(path: Path) -> str:
 
 
 def _told(kind: type[StoreError], error: sqlite3.Error) -> StoreError:
-    return kind(f"{(kind.__doc__ or '').strip()} ({error})")
+    return kind(f"{kind.sentence()} ({error})")
 
 
 def _shut(error: sqlite3.Error, path: Path) -> str:

@@ -74,7 +74,7 @@ class Desk:
         if isinstance(error, StoreFailedError):
             self.failure = error
         elif isinstance(error, OSError):
-            self.failure = StoreFailedError(f"{StoreFailedError.__doc__} ({error})")
+            self.failure = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
         return self.failure
 
 
