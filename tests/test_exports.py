@@ -85,6 +85,12 @@ def test_a_room_that_loads_lazily_lists_and_refuses(name: str) -> None:
     assert not loaded, "to list them is not to load them"
 
 
+@pytest.mark.parametrize("name", ["model.states", "agents.base", "isolation.base"])
+def test_a_module_of_such_a_room_is_there_as_well(name: str) -> None:
+    room, _, module = name.partition(".")
+    assert f"ostler.{name}" in loaded_by(f"import ostler.{room}; ostler.{room}.{module}")
+
+
 def test_the_front_door_lists_and_refuses() -> None:
     assert set(ostler.__all__) <= set(dir(ostler))
     with pytest.raises(AttributeError, match="no attribute 'AgentStates'"):

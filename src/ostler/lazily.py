@@ -21,6 +21,8 @@ def opener(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     def find(name: str) -> Any:
         home = home_of.get(name)
+        if home is None and name in homes:
+            return import_module(f"{package}.{name}")
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(import_module(f"{package}.{home}"), name)

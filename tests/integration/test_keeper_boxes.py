@@ -6,6 +6,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from keeper_box_ground import ENFORCING, KINDS, LOOKING, Ground, cpu_of, eventually, groups_of, said, subreaper
@@ -327,6 +328,14 @@ def test_a_box_that_cannot_be_made_leaves_nothing(ground: Ground) -> None:
         ground.box("twice.2", BoxLimits(pids=-5, memory_bytes=1 << 28))
 
     assert not [group for group in ground.groups() if (group / "twice.2").exists()]
+
+
+def test_every_kind_that_this_kernel_has_is_tested() -> None:
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    has_first = any(kind == "cgroup" and "freezer" in options.split(",") for _, _, kind, options, *_ in mounts)
+    has_second = any(kind == "cgroup2" for _, _, kind, *_ in mounts)
+    assert ("cgroup1" in KINDS, "hybrid" in KINDS, "cgroup2" in KINDS) == (has_first, has_first, has_second)
+    assert bool(ENFORCING) or not has_first
 
 
 def test_the_best_that_works_here_is_found_fast() -> None:

@@ -6,14 +6,24 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from promise_ground import PATIENCE, Fleet, opened
+from promise_ground import PATIENCE, Fleet, end_keeper, lives, opened, swept, until
 
 import ostler
-from ostler import AgentGoneError, AgentInstance, AgentSignalEvent, AgentState, IsolationLevel, Seams, SuspendDepth
+from ostler import (
+    AgentGoneError,
+    AgentInstance,
+    AgentSignalEvent,
+    AgentState,
+    IsolationLevel,
+    RestartPolicy,
+    Seams,
+    SuspendDepth,
+)
 from ostler.agents import Signal
 from ostler.lifecycle import ear
 from ostler.store import writer
@@ -209,3 +219,22 @@ async def test_large_signals_are_not_written_all_at_once() -> None:
     while waiting:
         counts.append(len(ear._next_of(waiting)))  # noqa: SLF001 - tests may look inside
     assert counts == [12, 11, 1000, 503]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["lives on", "ends"])
+async def test_what_is_said_while_no_manager_is_there_is_heard_by_the_next(
+    home: Path, tmp_path: Path, ends: bool
+) -> None:
+    when = tmp_path / "now"
+    with swept(home):
+        async with opened(home, outlive=timedelta(seconds=60)) as fleet:
+            one = await fleet.spawn(restart_policy=RestartPolicy.none())
+            await fleet.do(one, "speak_alone", when=str(when), count=60, ends=ends)
+            pid = await fleet.pid(one)
+        when.touch()
+        await until(lambda: not when.exists() and not (ends and lives(pid)))
+        async with opened(home, outlive=timedelta(seconds=60)) as fleet:
+            assert await written(fleet, one, 60) == list(range(60))
+            if ends:
+                assert (await fleet.record(one)).error_message == "exit code 3"
+        end_keeper(home)

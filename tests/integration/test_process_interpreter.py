@@ -88,13 +88,14 @@ def run(program: Path, *options: str, stays: bool = False, **variables: str) -> 
         ("-W", "error::UserWarning"),
         ("-X", "dev"),
         ("-X", "utf8"),
+        ("-X", "utf8=0"),
         ("-bb",),
         ("-X", "int_max_str_digits=5000"),
     ],
     ids=" ".join,
 )
 def test_an_agent_is_interpreted_as_its_program_is(program: Path, options: tuple[str, ...]) -> None:
-    own, agent = run(program, *options)
+    own, agent = run(program, *options, LC_ALL="C")  # in which Python would choose UTF-8 by itself
     assert agent == own
 
 

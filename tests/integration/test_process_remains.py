@@ -18,8 +18,9 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from promise_ground import Fleet, end_keeper, lacking, lives, opened, swept, until
+from promise_ground import Fleet, end_keeper, keeper_of, lacking, lives, opened, swept, until
 
+import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, RestartPolicy, TerminationOptions
 from ostler.keeper import tree
 from ostler.keeper.asking import RefusedError
@@ -29,6 +30,7 @@ from ostler.keeper.units import House
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 _AT_ONCE = TerminationOptions.immediate()
 _OUTLIVE = timedelta(seconds=60)
+_LATER = RestartPolicy(initial_delay=timedelta(seconds=60), max_delay=timedelta(seconds=60))
 
 
 class Ice:
@@ -109,23 +111,67 @@ async def test_nothing_is_called_terminated_while_something_of_it_lives_under_an
         end_keeper(home)
 
 
+@pytest.mark.torture  # each keeper tries for seconds to end what it cannot
 @pytest.mark.anyio
-async def test_one_that_is_terminated_before_its_return_does_not_return_and_ends_when_it_can(home: Path) -> None:
+async def test_so_it_is_where_agents_end_with_their_manager_and_where_a_keeper_is_killed(home: Path) -> None:
+    """Those keepers are gone, one in order and one not; the next knows by their records, and by what it still finds."""
+    with swept(home), ice() as cold:
+        async with ostler.open(home) as manager:
+            fleet = Fleet(manager, home)
+            ended = await with_unkillable_child(fleet, cold)
+            died = await with_unkillable_child(fleet, cold, _LATER)
+            ending = asyncio.create_task(fleet.manager.terminate(ended.instance_id, _AT_ONCE))
+            with pytest.raises(AgentGoneError):
+                await fleet.do(died, "leave", code=3)
+            assert not (await ending).success
+            await fleet.comes_to(died, AgentState.FAILED)
+        async with opened(home) as fleet:
+            assert (await fleet.record(ended)).state is AgentState.TERMINATING
+            lost = await with_unkillable_child(fleet, cold, RestartPolicy.none())
+            os.kill(keeper_of(home), signal.SIGKILL)
+            assert "keeper of this home was killed" in str(
+                (await fleet.comes_to(lost, AgentState.FAILED)).error_message
+            )
+            for one in (died, lost):
+                assert not (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
+                assert (await fleet.record(one)).state is AgentState.FAILED
+                assert not await fleet.manager.store.open_waits(instance_id=one.instance_id)
+            await cold.broken()
+            for one in (ended, died, lost):
+                assert (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
+
+
+@pytest.mark.anyio
+async def test_one_that_is_terminated_before_its_return_does_not_return_and_ends_when_it_can(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has failed and waits to be started again; what its first start left is still there."""
-    later = RestartPolicy(initial_delay=timedelta(seconds=60), max_delay=timedelta(seconds=60))
+    monkeypatch.setattr("ostler.lifecycle.terminate._AGAIN_SECONDS", 0.5)
     with swept(home), ice() as cold:
         async with opened(home) as fleet:
-            one = await with_unkillable_child(fleet, cold, later)
-            with pytest.raises(AgentGoneError):
-                await fleet.do(one, "leave", code=3)
-            await fleet.comes_to(one, AgentState.FAILED)
-            (wait,) = await fleet.manager.store.open_waits(instance_id=one.instance_id)
-            result = await fleet.manager.terminate(one.instance_id, _AT_ONCE)
-            assert (result.success, (await fleet.record(one)).state) == (False, AgentState.FAILED)
-            assert "left failed, and tried again" in (result.error_message or "")
-            assert list(await fleet.manager.store.open_waits(instance_id=one.instance_id)) == [], wait
+            one, back = [await with_unkillable_child(fleet, cold, _LATER) for _ in range(2)]
+            deaths = [fleet.start(each, "die", signal=signal.SIGKILL) for each in (one, back)]
+            assert [type(one) for one in await asyncio.gather(*deaths, return_exceptions=True)] == [AgentGoneError] * 2
+            for each in (one, back):
+                await fleet.comes_to(each, AgentState.FAILED)
+                result = await fleet.manager.terminate(each.instance_id, _AT_ONCE)
+                assert (result.success, (await fleet.record(each)).state) == (False, AgentState.FAILED)
+                assert "left failed, and tried again" in (result.error_message or "")
+                assert not await fleet.manager.store.open_waits(instance_id=each.instance_id)
+            await fleet.manager.restart(back.instance_id)
+            life = fleet.manager._house.lives[back.instance_id]  # noqa: SLF001 - nothing happens, which takes no time
+            assert (life.again, life.balked) == (None, False)
+            working = fleet.start(back, "ignore")
+            await fleet.comes_to(back, AgentState.PROCESSING, 2)
+            patient = TerminationOptions(graceful_timeout=timedelta(seconds=1), force_if_timeout=False)
+            result = await fleet.manager.terminate(back.instance_id, patient)
+            assert "did not end within" in (result.error_message or "")
+            assert life.again is None  # whoever may not be forced is not, whatever an earlier start has left
             await cold.broken()
             await fleet.comes_to(one, AgentState.TERMINATED)
+            assert (await fleet.manager.terminate(back.instance_id, _AT_ONCE)).success
+            with pytest.raises(AgentGoneError):
+                await working
 
 
 def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> None:
@@ -144,6 +190,8 @@ def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> No
         assert [len(house.remains(box)) for box in ("a.1", "b.1", "c.1", "d.1")] == [1, 0, 0, 0]
         with pytest.raises(RefusedError, match="not empty"):
             house.forget("a.1")
+        with pytest.raises(RefusedError, match="something of it lives"):
+            house.forget_unit("a.1")
         house.forget("b.1")
         assert house.journal.known.keys() == {"a.1", "c.1"}
     finally:

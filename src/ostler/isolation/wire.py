@@ -1,8 +1,9 @@
 """What goes between a manager and an agent in a process of its own: messages as JSON, in numbered packets.
 
 Each packet says for which start of the agent and under which manager it was sent. The socket belongs to the keeper as
-well, so it outlives a manager; the next one says hello with its own epoch, whatever was said under an older epoch and
-not read is dropped, and the agent says again what nobody confirmed. A message is one mapping with its kind under "t".
+well, so it outlives a manager; the next one says hello with its own epoch. What was said under an older epoch and not
+read is heard if it was said unasked; else it is dropped, and the agent says again what nobody confirmed. A message is
+one mapping with its kind under "t".
 
 Manager to agent: hello, begin, call, cancel, ack, told, ping, stop.
 Agent to manager: state, made, answer, say, ask, unask, pong.
@@ -121,7 +122,7 @@ class Joiner:
         """The message that this packet completes, if it does. Raises `WireError` for what is none."""
         if packet.first:
             if packet.last:
-                return _decoded(packet.body)
+                return decoded(packet.body)
             self.drop()
         elif not self._pieces:
             raise WireError("a packet that continues nothing")
@@ -133,10 +134,10 @@ class Joiner:
             return None
         body = b"".join(self._pieces)
         self.drop()
-        return _decoded(body)
+        return decoded(body)
 
 
-def _decoded(body: bytes) -> dict[str, Any]:
+def decoded(body: bytes) -> dict[str, Any]:
     try:
         message = _DECODER.decode(body.decode())
     except (ValueError, RecursionError) as error:

@@ -269,4 +269,6 @@ def sweep_group(hierarchy: str, root: str, until: float | None = None) -> set[in
 
     cgroupfs.wait_for(is_empty, _SWEEP_SECONDS if until is None else until - time.monotonic())
     cgroupfs.remove(root)
+    if hierarchy == "pids":  # it stays where somebody cannot be killed, and others are to be born in it
+        cgroupfs.try_write(f"{root}/pids.max", "max")
     return killed

@@ -14,12 +14,11 @@ from ostler.keeper.boxes import Boxes
 from ostler.keeper.burying import Undertaker
 from ostler.keeper.children import Children
 from ostler.keeper.edition import edition
-from ostler.keeper.emptying import Emptying, described
+from ostler.keeper.emptying import Emptying
 from ostler.keeper.lease import Lease
 from ostler.keeper.loop import Loop
 from ostler.keeper.protocol import VERSION
 from ostler.keeper.records import Journal
-from ostler.keeper.remains import strike
 from ostler.keeper.serving import Connection, Server
 from ostler.keeper.starting import Starter
 from ostler.keeper.stopping import Stops
@@ -166,9 +165,10 @@ class Keeper:
             box, leaf = unit.room.name, unit.leaf
         room = self.house.rooms.get(box) if box is not None else None
         if room is None or (asked.has("unit") and unit is None):
-            found = self.house.remains(box) if room is None and box is not None else set()
-            strike(found)
-            reply.ok({"graceful": not found, "left": [described(process.pid) for process in found]})
+            if box is None:
+                reply.ok({"graceful": True, "left": []})
+            else:
+                self.stops.strike_remains(box, reply.ok)
             return
 
         def stopped(report: Mapping[str, object]) -> None:

@@ -27,6 +27,7 @@ from ostler.keeper.loop import Loop
 from ostler.keeper.probing import open_boxes
 from ostler.keeper.protocol import EXITS, LOCK, LOG, SOCKET, TOKEN, connect
 from ostler.keeper.records import Journal
+from ostler.keeper.remains import records_of_swept
 from ostler.keeper.takeover import StateError, keep_private, read_state, take_over
 from ostler.keeper.upgrade import CHECK, PASSED, RESUME, Upgrade
 
@@ -173,6 +174,10 @@ def _keep(place: Mapping[str, Any], ready: int) -> int:
     if killed:
         log.note(f"ended {len(killed)} processes that an earlier keeper left")
     keeper = _keeper(place, _listen(directory), boxes, token)
+    for record in records_of_swept(killed, token):
+        if record["unit"] not in keeper.house.journal.known:
+            keeper.house.journal.add(record)
+    keeper.house.journal.flush()
     keeper.starter.nofile = nofile
     os.write(ready, _OK)
     os.close(ready)

@@ -28,6 +28,8 @@ class Journal:
         self._path = path
         self._warn = warn
         self.known: dict[str, Record] = {}
+        #: Of these, by box, those that name who outlived them. Hardly ever there is one.
+        self._haunted: dict[str, dict[str, Record]] = {}
         self._waiting: list[bytes] = []
         self._unsynced = False
         #: On the monotonic clock, while the disk takes nothing: when what waits is tried again.
@@ -55,17 +57,27 @@ class Journal:
             if "forget" in entry:
                 self._drop(entry["forget"])
             elif "forget_unit" in entry:
-                self.known.pop(str(entry["forget_unit"]), None)
+                self._drop_unit(str(entry["forget_unit"]))
             else:
                 entry["box"] = str(entry["box"])
                 if "survivors" in entry:
                     entry["survivors"] = [[int(pid), int(began)] for pid, began in entry["survivors"]]
-                self.known[str(entry["unit"])] = entry
+                self._know(entry)
         except (ValueError, KeyError, TypeError):
             return  # of a keeper that was killed while it wrote, or of a disk that was full
 
+    def outlived(self, box: str) -> Mapping[str, Record]:
+        """By unit, the ends in a box that something has outlived."""
+        return self._haunted.get(box, {})
+
+    def _know(self, record: Record) -> None:
+        unit = str(record["unit"])
+        self.known[unit] = record
+        if record.get("survivors"):
+            self._haunted.setdefault(str(record["box"]), {})[unit] = record
+
     def add(self, record: Record) -> None:
-        self.known[str(record["unit"])] = record
+        self._know(record)
         self._unsynced = True
         self._wait(record)
 
@@ -75,8 +87,15 @@ class Journal:
             self._wait({"forget": box})
 
     def forget_unit(self, unit: str) -> None:
-        if self.known.pop(unit, None) is not None:
+        if self._drop_unit(unit):
             self._wait({"forget_unit": unit})
+
+    def _drop_unit(self, unit: str) -> bool:
+        record = self.known.pop(unit, None)
+        if record is None:
+            return False
+        self._haunted.get(str(record["box"]), {}).pop(unit, None)
+        return True
 
     def _wait(self, entry: Mapping[str, Any]) -> None:
         self._waiting.append(_line(entry))
@@ -87,6 +106,7 @@ class Journal:
         gone = [name for name, record in self.known.items() if record["box"] == box]
         for name in gone:
             del self.known[name]
+        self._haunted.pop(box, None)
         return bool(gone)
 
     # --- the disk ----------------------------------------------------------------------------------
@@ -145,7 +165,7 @@ class Journal:
     def _rewrite(self) -> None:
         """Only what is still of use, under the same name; what was written before stays until this is whole."""
         for name in list(self.known)[:-MAX_RECORDS]:
-            del self.known[name]
+            self._drop_unit(name)
         body = b"".join(_line(one) for one in self.known.values())
         fresh = f"{self._path}.new"
         file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -163,6 +163,16 @@ class Stops:
                 left.add(unit.pid)  # also one that is not in its box any more
         self._finish(stop, [described(pid) for pid in sorted(left)])
 
+    def strike_remains(self, box: str, answer: Answer, until: float | None = None) -> None:
+        """In a box of an earlier keeper, of which only these are known."""
+        left = self._house.remains(box)
+        strike(left)
+        end = time.monotonic() + _SECOND_PROOF_SECONDS if until is None else until
+        if left and time.monotonic() < end:
+            self._loop.later(0.01, lambda: self.strike_remains(box, answer, end))
+        else:
+            answer({"graceful": not left, "left": [described(process.pid) for process in left]})
+
     def _remains(self, stop: _Stop) -> set[Process]:
         return self._house.remains(stop.room.name, stop.leaf)
 

@@ -156,10 +156,8 @@ class House:
 
     def remains(self, box: str, leaf: str | None = None) -> set[Process]:
         """Who lives on though the unit to which it belonged has ended, and all that it left was struck."""
-        room = self.rooms.get(box)
-        if room is None:  # of an earlier keeper
-            return remains((one for one in self.journal.known.values() if one["box"] == box), self.boot_id)
-        return remains((one.exit for one in room.units.values() if leaf in {None, one.leaf}), self.boot_id)
+        ends = self.journal.outlived(box)
+        return remains((one for unit, one in ends.items() if leaf in {None, unit.rpartition(".")[2]}), self.boot_id)
 
     def survivors(self) -> list[Unit]:
         """Those who live on though somebody in their box was killed for memory."""
@@ -217,12 +215,12 @@ class House:
 
     def forget_unit(self, name: str) -> None:
         """One run in a box where others go on."""
-        unit = self.units.get(name)
+        unit, record = self.units.get(name), self.journal.known.get(name)
+        if unit is not None and unit.state != ENDED:
+            raise RefusedError("busy", f"unit {name} has not ended")
+        if record is not None and remains([record], self.boot_id):
+            raise RefusedError("busy", f"unit {name} has ended, and something of it lives")
         if unit is not None:
-            if unit.state != ENDED:
-                raise RefusedError("busy", f"unit {name} has not ended")
-            if remains([unit.exit], self.boot_id):
-                raise RefusedError("busy", f"unit {name} has ended, and something of it lives")
             self.drop(unit)
         self.journal.forget_unit(name)
 

@@ -27,6 +27,8 @@ _MAX_SIGNALS = 10_000
 #: everybody else.
 _AT_ONCE = 1000
 _CHARACTERS_AT_ONCE = 1 << 20
+#: What anything takes beside its own length, with what stands around it.
+_PLAIN_SIZE = 8
 
 
 class Ear:
@@ -167,9 +169,7 @@ class Ear:
         try:
             await house.store.commit(ReportSignals(instance_id=instance_id, attempt=attempt, signals=signals))
         except Exception as error:  # noqa: BLE001 - whatever became of these, those after them are written
-            if (
-                isinstance(error, ValidationError) and len(said) > 1
-            ):  # one of them is unfit, which is not the others' fault
+            if isinstance(error, ValidationError) and len(said) > 1:  # one is unfit, which is not the others' fault
                 for one in said:
                     await self._write(attempt, [one])
                 return
@@ -197,12 +197,14 @@ def _size(data: Any, most: int) -> int:
     size, inside = 0, [data]
     while inside and size < most:
         one = inside.pop()
-        size += len(one) if isinstance(one, str) else 2
         if isinstance(one, Mapping):
             inside += one
             inside += one.values()
         elif isinstance(one, list | tuple):
             inside += one
+        size += _PLAIN_SIZE + (
+            len(one) if isinstance(one, str) else one.bit_length() // 3 if isinstance(one, int) else 0
+        )
     return size
 
 

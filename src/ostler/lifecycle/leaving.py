@@ -13,6 +13,8 @@ from ostler.lifecycle.life import Life
 from ostler.seams import Deadline
 
 NO_GRACE = timedelta(0)
+#: How long what it said may take to be written; a store that hangs must not keep it from its end.
+_SAYING_SECONDS = 30.0
 
 
 async def leave_cell(house: House, life: Life, why: str) -> str | None:
@@ -40,9 +42,14 @@ async def stop_cell(life: Life, grace: timedelta, cell: Cell | None = None) -> S
 async def hush(life: Life, cell: Cell, grace: timedelta) -> StopReport:
     """Stop it, and have all written that it said: a record takes no word of a start that has ended."""
     report = await cell.stop(grace)
-    if life.saying is not None:
-        await asyncio.wait([life.saying])
+    await written(life)
     return report
+
+
+async def written(life: Life) -> None:
+    """Until all that it said is."""
+    if life.saying is not None:
+        await asyncio.wait([life.saying], timeout=_SAYING_SECONDS)
 
 
 async def clear_away(life: Life) -> None:

@@ -17,7 +17,7 @@ from ostler.isolation.base import Cell, Exit, Isolation, Verb
 from ostler.lifecycle.adopt import adopt, depth_of, level_of, life_of, look_for
 from ostler.lifecycle.dying import plan_death
 from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import NO_GRACE
+from ostler.lifecycle.leaving import NO_GRACE, written
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.terminate import unended
 from ostler.lifecycle.waits import close_wait
@@ -106,6 +106,8 @@ async def _recover(house: House, attempt: Attempt, ground: _Ground) -> None:
     if level is not None:
         ground.levels[level] = None
         life, found = await look_for(house, record, attempt, level)
+        if isinstance(found, Exit):
+            await written(life)  # what it said when nobody was there
         if isinstance(found, Cell):
             if not _on_its_way_out(record, pause, found):
                 await adopt(house, life, found, pause, ground.asks.get(record.instance_id, ()))

@@ -146,6 +146,13 @@ def _beside(life: Life, wait: Wait, ended: AttemptEnd, why: str) -> Beside:
     )
 
 
+def _begin_anew(life: Life) -> None:
+    """An end that was asked for and could not be is not this start's."""
+    if life.again is not None:
+        life.again.cancel()
+    life.again, life.balked, life.last_words = None, False, None
+
+
 async def _come_back(house: House, life: Life, by: Actor, claim: tuple[UUID | None, str | None]) -> None:
     """Claim the restart by ending its wait, in one commit with the new attempt; then start."""
     wait_id, reason = claim
@@ -167,6 +174,7 @@ async def _come_back(house: House, life: Life, by: Actor, claim: tuple[UUID | No
         if wait_id is not None:
             house.timers.drop(wait_id)
         life.backoff, attempt = None, life.attempt
+        _begin_anew(life)
     house.fault("restart.spawn.after")
     house.metrics.count("lifecycle.restarts.count")
     try:

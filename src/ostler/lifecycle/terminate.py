@@ -116,17 +116,17 @@ async def _end(house: House, life: Life, options: TerminationOptions, by: Actor)
         house.fault("stop.intent.after")
         await _call_off(life)
         farewell = await _take_leave(house, life, options)
-        if life.isolation.capabilities.kills:
-            left = farewell.left_behind or await life.isolation.end_remains(life.instance_id)
-            if left is not None:
-                life.last_words = farewell.final_state
-                return unended(house, life, options, by, left)
-        if not farewell.complete and not options.force_if_timeout:
+        if not farewell.complete and not options.force_if_timeout and farewell.left_behind is None:
             limit = options.graceful_timeout.total_seconds()
             life.ending, life.balked = None, True
             return TerminationResult.failed(
                 f"it did not end within {limit:g} s and is left terminating; terminate it again to force it"
             ).evolve(final_instance=life.record)
+        if life.isolation.capabilities.kills:
+            left = farewell.left_behind or await life.isolation.end_remains(life.instance_id)
+            if left is not None:
+                life.last_words = farewell.final_state
+                return unended(house, life, options, by, left)
         return await _final(house, life, options, by, (farewell, began))
     except BaseException:
         life.ending = None
@@ -143,6 +143,8 @@ def unended(house: House, life: Life, options: TerminationOptions, by: Actor, wh
         again = partial(_end_again, house, life, (life.attempt, brief, by))
         life.again = house.clock.call_later(_AGAIN_SECONDS, again)
     why = f"it could not be ended: {what}; it is left {life.state}, and tried again every {_AGAIN_SECONDS:g} s"
+    if life.state is AgentState.FAILED:
+        why += " by this manager; it does not come back"
     return TerminationResult.failed(why).evolve(final_instance=life.record)
 
 
@@ -281,10 +283,14 @@ async def _bury(house: House, by: Actor, record: AgentInstance, options: Termina
     level = level_of(house, record)
     if left is None and level is not None:
         left = await level.end_remains(record.instance_id)
+    wait = await _open_wait(house, record)
     if left is not None:
+        if wait is not None and record.state is AgentState.FAILED:  # it does not come back any more
+            house.timers.drop(wait.wait_id)
+            house.forget_stranger(wait)
+            await close_wait(house, wait.wait_id, "terminated")
         why = f"it could not be ended: {left}; it is left {record.state}, terminate it again"
         return TerminationResult.failed(why).evolve(final_instance=record)
-    wait = await _open_wait(house, record)
     beside = Beside(end_wait=wait.wait_id, wait_outcome="terminated") if wait else None
     if wait is not None:
         house.timers.drop(wait.wait_id)

@@ -21,8 +21,8 @@ from ostler.isolation.process import hearing
 from ostler.isolation.process.asks import MAX_OPEN, Asks
 from ostler.isolation.process.calling import FAREWELL, Calls
 from ostler.isolation.process.channel import Channel
-from ostler.isolation.process.ending import LOST, KeptCell, enforcement_of
-from ostler.isolation.process.exits import exit_of
+from ostler.isolation.process.ending import KeptCell, enforcement_of
+from ostler.isolation.process.exits import LOST, exit_of
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.wire import WireError
 from ostler.model import AttemptOutcome, Fault, clipped, shown
@@ -92,6 +92,12 @@ class ProcessCell(KeptCell):
         if not self._frozen:
             await self._caught_up()
         self._quiet = self._how is not None
+
+    def hear_out(self, sock: socket.socket) -> None:
+        """It has ended, and nobody was there; what it said meanwhile lies there still."""
+        channel = Channel(sock, self._plan.attempt, self._epoch, self._heard, lambda _: None)
+        channel.drain()
+        channel.close()
 
     async def _caught_up(self) -> None:
         """For so long; one that is busy with something that never awaits may need more, and is no worse for it."""
@@ -329,8 +335,8 @@ class ProcessCell(KeptCell):
             if self._channel is not None:
                 self._channel.drain()  # all that it ever said lies there now
         finally:  # it is dead, whatever it said
-            if self._verdict is _MUTE and record.get("by") is None:
-                self._verdict = None  # it had ended by itself; what it left took the keeper long
+            if self._verdict is _MUTE and record.get("by") in {None, "lost"}:
+                self._verdict = None  # it had ended without us; what it left took the keeper long
             self._die(self._verdict or exit_of(record, self.memory_mb, self._crash))
 
     def was_lost(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY
-from ostler.isolation.wire import LONG_KINDS, Joiner, Packet, Sender, WireError, encode, read, receive
+from ostler.isolation.wire import LONG_KINDS, Joiner, Packet, Sender, WireError, decoded, encode, read, receive
 
 #: So much is read in one turn of the loop, and for so long, so that a chatterbox does not keep it from others.
 _BYTES_PER_TURN = 64 * 1024
@@ -195,7 +195,7 @@ class Channel:
         if piece.attempt != self._attempt:
             raise WireError(f"a packet of attempt {piece.attempt}")
         if piece.epoch != self._sender.epoch:
-            return None  # meant for an earlier manager
+            return self._unheard(piece)
         if not self._greeting:
             return self._joined(piece)
         try:
@@ -206,6 +206,19 @@ class Channel:
             return None
         self._greeting = False
         return message
+
+    def _unheard(self, piece: Packet) -> dict[str, Any] | None:
+        """Meant for an earlier manager, who did not read it, or it would not lie there.
+
+        What the agent wants an answer to, or gives one to, it says again to us; but the rest only once.
+        """
+        if piece.epoch > self._sender.epoch or not (piece.first and piece.last):
+            return None
+        try:
+            message = decoded(piece.body)
+        except WireError:
+            return None
+        return message if message["t"] == "say" else None
 
     def _joined(self, piece: Packet) -> dict[str, Any] | None:
         if piece.first and not piece.last and not _LONG.match(piece.body):

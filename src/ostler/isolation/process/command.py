@@ -21,8 +21,8 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.calls import wake
 from ostler.isolation.mailbox import Mailbox
-from ostler.isolation.process.ending import LOST, KeptCell, enforcement_of
-from ostler.isolation.process.exits import ending_of
+from ostler.isolation.process.ending import KeptCell, enforcement_of
+from ostler.isolation.process.exits import LOST, ending_of, was_lost
 from ostler.isolation.process.home import KeeperHome, Tenant
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.link import KeeperError
@@ -49,6 +49,9 @@ class Run(Tenant):
         self.stuck = False
 
     def has_ended(self, record: Mapping[str, Any]) -> None:
+        if was_lost(record):
+            self.was_lost()
+            return
         self.record = record
         self.finish()
 

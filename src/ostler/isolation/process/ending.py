@@ -17,14 +17,10 @@ from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, St
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import KeeperError
-from ostler.model import AttemptOutcome, Enforcement
+from ostler.model import Enforcement
 from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
-LOST = Exit(
-    outcome=AttemptOutcome.LOST,
-    detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
-)
 #: The keeper's words for limits, and the fields of `ResourceLimits` that they hold. How many processes and threads a
 #: box has room for is nobody's to choose, so that has no field; how well it is held is recorded all the same.
 _HELD_BY: Mapping[str, str] = MappingProxyType(

@@ -11,6 +11,10 @@ from ostler.agents.child import Ending
 from ostler.isolation.base import Exit
 from ostler.model import AttemptOutcome
 
+LOST = Exit(
+    outcome=AttemptOutcome.LOST,
+    detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
+)
 #: What ended by our own hand, by the keeper's word for it.
 _OURS: Mapping[str, str] = MappingProxyType(
     {"stop": "it was stopped", "lease": "it was stopped because no manager came back for it in time"}
@@ -26,6 +30,8 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
         return Exit(outcome=AttemptOutcome.OOM, detail=f"it used more memory than its limit of {memory_mb} MB")
     if crash is not None:
         return crash
+    if was_lost(record):
+        return LOST
     if by in _OURS:
         return Exit(outcome=AttemptOutcome.STOPPED, detail=f"{_OURS[by]}{_last_word(record)}")
     if by == "pids":
@@ -38,6 +44,11 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
     if code == 0:
         return Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself")
     return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {code}")
+
+
+def was_lost(record: Mapping[str, Any]) -> bool:
+    """Whether a later keeper wrote it, who found only what outlived it."""
+    return record.get("by") == "lost"
 
 
 def _last_word(record: Mapping[str, Any]) -> str:

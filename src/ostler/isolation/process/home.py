@@ -64,6 +64,7 @@ class KeeperHome:
         self.found: dict[str, dict[str, Any]] = {}
         self._by_box: dict[str, set[str]] | None = None
         self.remains = Remains()
+        self._has_read = False
         #: What the keeper said of itself: token, boxes, enforcement.
         self.about: Mapping[str, Any] = {}
 
@@ -213,9 +214,25 @@ class KeeperHome:
             with launch.vacant(directory) as is_vacant:
                 if is_vacant:
                     await launch.sweep(launch.token_of_dead(directory))
-                    return launch.exits_of_dead(directory)
+                    return self._read_exits(directory)
             await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
         raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
+
+    def read_remains(self) -> None:
+        """Of a keeper that is gone; one that lives says them when it is greeted."""
+        if self._site.directory is None or self._has_read or self.is_linked:
+            return
+        directory = self._site.directory / launch.KEEPER
+        with launch.vacant(directory) as is_vacant:
+            if is_vacant:
+                self._read_exits(directory)
+
+    def _read_exits(self, directory: Path) -> Mapping[str, Mapping[str, Any]]:
+        exits = launch.exits_of_dead(directory)
+        self._has_read = True
+        for record in exits.values():
+            self.remains.read({"box": record["box"], "exit": record})
+        return exits
 
     async def settled(self) -> None:
         """Until a keeper that was lost is buried, if one was."""

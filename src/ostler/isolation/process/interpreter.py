@@ -28,8 +28,7 @@ def _extras() -> list[str]:
     extras = []
     if flags.dev_mode:
         extras.append("dev")
-    if flags.utf8_mode:  # off needs no word: then it goes by the language, as everywhere
-        extras.append("utf8")
+    extras.append("utf8" if flags.utf8_mode else "utf8=0")  # also off: else it would go by the language again
     if flags.warn_default_encoding:
         extras.append("warn_default_encoding")
     if flags.int_max_str_digits not in {-1, sys.int_info.default_max_str_digits}:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from ostler.agents import AgentKind, CommandSpec
-from ostler.errors import AgentInitializationError, InvalidOperationError
+from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.command import CommandCell
@@ -168,7 +168,8 @@ class ProcessIsolation(Isolation):
                 return _UNKNOWN
             raise InvalidOperationError(f"the keeper of this home does not say what became of it: {error}") from error
         if status.get("exit"):
-            _close_all(fds)
+            for one in fds:
+                cell.hear_out(socket.socket(fileno=one))
             return exit_of(status["exit"], cell.memory_mb)
         await cell.adopt(socket.socket(fileno=fds[0]), status)
         # One that has only said that it is about to end is still to be seen to its end.
@@ -208,14 +209,14 @@ class ProcessIsolation(Isolation):
 
     async def end_remains(self, instance_id: UUID) -> str | None:
         left: list[str] = []
-        for box in self._home.remains.of(instance_id):
-            await self._open(start=False)  # should the keeper have died, the next one has swept before it answers
-            try:
+        try:
+            if not await self._open(start=False):
+                self._home.read_remains()
+            for box in self._home.remains.of(instance_id):
+                await self._open()  # a keeper that was killed is followed by one that knows what outlived it
                 left += await self._home.strike(box)
-                await self._home.request("forget", box=box)
-            except KeeperError as error:
-                if error.kind != "busy":
-                    left.append(f"{error}, and nobody knows what lives of it")
+        except (OstlerError, KeeperError) as error:
+            left.append(f"{error}, and nobody knows what lives of it")
         return "; ".join(left) or None
 
     async def close(self) -> None:
