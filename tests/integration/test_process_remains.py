@@ -108,6 +108,7 @@ async def test_nothing_is_called_terminated_while_something_of_it_lives_under_an
                 assert (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
                 assert (await fleet.record(one)).state is AgentState.TERMINATED
                 assert fleet.tree(one) == set()
+        await until(lambda: not keeper_of(home), "the keeper stays for those of whom nothing is left")
         end_keeper(home)
 
 

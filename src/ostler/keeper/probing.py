@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ _TRIALS = {
     "cpu": ("cpu.cfs_quota_us", "10000"),
 }
 _GONE_SECONDS = 2.0
+_SWEEP_SECONDS = 5.0
 _IN = "inside"
 
 
@@ -61,11 +63,12 @@ def sweep(token: str) -> list[int]:
     """Kill and remove what a dead keeper of this home left, whichever boxes it had. Forks nothing."""
     own = _own()
     killed: set[int] = set()
+    until = time.monotonic() + _SWEEP_SECONDS  # for all of them together: who cannot be killed is in each
     if cgroupfs.UNIFIED in own:
         killed.update(Cgroup2Boxes(base_of(own[cgroupfs.UNIFIED]), token).sweep_groups())
     for hierarchy in HIERARCHIES:
         if hierarchy in own:
-            killed.update(sweep_group(hierarchy, f"{own[hierarchy]}/ostler-{token}"))
+            killed.update(sweep_group(hierarchy, f"{own[hierarchy]}/ostler-{token}", until))
     return sorted(killed.union(PlainBoxes(token).sweep()))
 
 

@@ -5,6 +5,7 @@ The record of an end names them, so that whoever asks later, of whichever keeper
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -53,13 +54,12 @@ def records_of_swept(killed: Iterable[int], token: str) -> Iterator[dict[str, An
 
 def _unit_of(pid: int, token: str) -> str:
     """By its mark; the forks of a template keep that of the template, and are known by their groups."""
-    box = ""
-    try:
+    grouped = ""
+    with contextlib.suppress(OSError):
         for line in cgroupfs.read(f"/proc/{pid}/cgroup").splitlines():
-            box = box or line.partition(f"/ostler-{token}/")[2].partition("/")[0]
-    except OSError:
-        box = ""
+            found = ".".join(line.partition(f"/ostler-{token}/")[2].split("/")[:2])
+            grouped = max(grouped, found, key=len)  # not every hierarchy has the rooms of a box
     home, _, unit = (tree.mark_of(pid) or "").partition(":")
-    if home == token and (not box or f"{unit}.".startswith(f"{box}.")):
+    if home == token and (not grouped or f"{unit}.".startswith(f"{grouped}.")):
         return unit
-    return box
+    return grouped

@@ -72,7 +72,10 @@ async def adopt(house: House, life: Life, cell: Cell, pause: Wait | None, asks: 
     life.pulse.health, life.pulse.cpu_seconds = record.health, None
     if (last := record.metrics) is not None:
         life.tally = Tally(
-            completed=last.completed_tasks, failed=last.failed_tasks, tokens=last.tokens_used, last_metrics=last
+            completed=last.completed_tasks,
+            failed=last.failed_tasks,
+            tokens=last.tokens_used + life.tally.tokens,
+            last_metrics=last,
         )
     if pause is not None:
         life.suspension, life.depth = pause.wait_id, depth_of(pause)

@@ -15,7 +15,16 @@ from ostler.isolation.base import LAST_CALL, Cell, Exit, Verb
 from ostler.lifecycle.adopt import level_of, look_for
 from ostler.lifecycle.doors import Asker, reach, require_kind
 from ostler.lifecycle.house import House, Parting
-from ostler.lifecycle.leaving import NO_GRACE, calls_ended, cancel_calls, clear_away, stop_cell, sweep_up, turn_away
+from ostler.lifecycle.leaving import (
+    NO_GRACE,
+    calls_ended,
+    cancel_calls,
+    clear_away,
+    stop_cell,
+    sweep_up,
+    turn_away,
+    written,
+)
 from ostler.lifecycle.life import Life
 from ostler.lifecycle.waits import close_wait
 from ostler.model import (
@@ -280,6 +289,8 @@ async def _hold_back(house: House, life: Life, options: TerminationOptions, by: 
 async def _bury(house: House, by: Actor, record: AgentInstance, options: TerminationOptions) -> TerminationResult:
     """One without a life here: failed for good, or parked by an earlier manager, or one that nobody could find."""
     ended, left = await _put_out(house, record)
+    if ended is not None:
+        record = await _as_it_is(house, record)
     level = level_of(house, record)
     if left is None and level is not None:
         left = await level.end_remains(record.instance_id)
@@ -316,7 +327,8 @@ async def _put_out(house: House, record: AgentInstance) -> tuple[AttemptEnd | No
     starts = await house.store.list_attempts(record.instance_id, 1, after=record.attempt - 1)
     if not starts or starts[0].outcome is not None:
         return None, None
-    _, found = await look_for(house, record, starts[0], level)
+    life, found = await look_for(house, record, starts[0], level)
+    await written(life)
     if isinstance(found, Exit):
         return AttemptEnd(outcome=found.outcome, detail=found.detail), None
     report = await found.stop(NO_GRACE)
@@ -328,6 +340,13 @@ def _tell(house: House, record: AgentInstance, *, graceful: bool) -> None:
     house.metrics.count("lifecycle.terminate.count")
     uptime = record.uptime(house.clock.wall())
     house.log.emit("terminated", instance_id=record.instance_id, was_graceful=graceful, uptime=uptime)
+
+
+async def _as_it_is(house: House, record: AgentInstance) -> AgentInstance:
+    """What it had said meanwhile is written, which makes it another version but not another one."""
+    now = await house.store.get_instance(record.instance_id)
+    same = now is not None and (now.attempt, now.state) == (record.attempt, record.state)
+    return now if now is not None and same else record
 
 
 async def _open_wait(house: House, record: AgentInstance) -> Wait | None:

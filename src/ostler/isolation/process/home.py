@@ -218,14 +218,23 @@ class KeeperHome:
             await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
         raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
 
-    def read_remains(self) -> None:
-        """Of a keeper that is gone; one that lives says them when it is greeted."""
+    def was_killed(self) -> bool:
+        """Whether the last keeper did not end in order, and nobody has followed it."""
+        directory = self._site.directory
+        return directory is not None and not self.is_linked and bool(launch.token_of_dead(directory / launch.KEEPER))
+
+    async def read_remains(self) -> None:
+        """Of a keeper that is gone; one that lives says them when it is greeted. Raises as `read_last_will`."""
         if self._site.directory is None or self._has_read or self.is_linked:
             return
         directory = self._site.directory / launch.KEEPER
-        with launch.vacant(directory) as is_vacant:
-            if is_vacant:
-                self._read_exits(directory)
+        for _ in range(_DYING_LOOKS):
+            with launch.vacant(directory) as is_vacant:
+                if is_vacant:
+                    self._read_exits(directory)
+                    return
+            await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
+        raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
 
     def _read_exits(self, directory: Path) -> Mapping[str, Mapping[str, Any]]:
         exits = launch.exits_of_dead(directory)

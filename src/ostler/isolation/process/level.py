@@ -9,6 +9,7 @@ import os
 import socket
 import weakref
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
@@ -36,6 +37,7 @@ C = TypeVar("C", bound=KeptCell)
 _UNKNOWN = Exit(outcome=AttemptOutcome.LOST, detail="no keeper knows of it; it ended, and nobody saw how")
 _ENDED_WITH_IT = Exit(outcome=AttemptOutcome.LOST, detail="it ended with the program of its manager")
 _AT_ONCE = 64
+_FORGET_SECONDS = 5.0
 
 
 class ProcessIsolation(Isolation):
@@ -51,6 +53,8 @@ class ProcessIsolation(Isolation):
         #: How the units of a keeper that is gone ended; None until somebody asks.
         self._last_will: Mapping[str, Mapping[str, Any]] | None = None
         self._reading = asyncio.Lock()
+        #: Boxes in which nothing lives any more, that the keeper is to forget when their ends are written down.
+        self._emptied: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -179,7 +183,11 @@ class ProcessIsolation(Isolation):
         """Between two runs there is nothing that could have died, so there is always a cell."""
         cell = self._command(plan, listener)
         statuses = []
-        for unit in self._home.units_in(box_of(plan)):
+        units = self._home.units_in(box_of(plan))
+        if box_of(plan) in units:  # a run of which only so much is known that something outlived it
+            units.discard(box_of(plan))
+            cell.lose()
+        for unit in units:
             with contextlib.suppress(KeeperError):
                 status, fds = await self._home.ask("attach", unit=unit)
                 _close_all(fds)
@@ -210,16 +218,31 @@ class ProcessIsolation(Isolation):
     async def end_remains(self, instance_id: UUID) -> str | None:
         left: list[str] = []
         try:
-            if not await self._open(start=False):
-                self._home.read_remains()
+            if not await self._open(start=self._home.was_killed()):  # who follows it finds what outlived it
+                await self._home.read_remains()
             for box in self._home.remains.of(instance_id):
-                await self._open()  # a keeper that was killed is followed by one that knows what outlived it
-                left += await self._home.strike(box)
-        except (OstlerError, KeeperError) as error:
+                await self._open()
+                still = await self._home.strike(box)
+                left += still
+                if not still:
+                    self._emptied.add(box)
+                    self._clock.call_later(_FORGET_SECONDS, partial(self._forget_later, box))
+        except (OstlerError, KeeperError, OSError) as error:
             left.append(f"{error}, and nobody knows what lives of it")
         return "; ".join(left) or None
 
+    def _forget_later(self, box: str) -> None:
+        """Not at once: how it ended may not be written down yet, and then the next manager has to ask."""
+        self._home.run(self._forget(box))
+
+    async def _forget(self, box: str) -> None:
+        self._emptied.discard(box)
+        with contextlib.suppress(KeeperError):
+            await self._home.request("forget", box=box)
+
     async def close(self) -> None:
+        for box in tuple(self._emptied):
+            await self._forget(box)
         for cell in list(self._cells):
             cell.let_go()
         await self._home.close()
