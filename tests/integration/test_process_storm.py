@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import statistics
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -78,13 +79,19 @@ def logged(fleet: Fleet, one: AgentInstance) -> list[Path]:
     return sorted((fleet.home / "logs" / str(one.instance_id)).iterdir())
 
 
+def assert_not_slowed(took: list[float]) -> None:
+    """The middle tells whether somebody is in the way; the slowest also how busy the machine is with other tests."""
+    assert statistics.median(took) < 0.05
+    assert p95(took) < 0.25
+
+
 async def test_a_flood_of_output_fills_no_disk_and_slows_no_neighbour(fleet: Fleet) -> None:
     loud, neighbour = await fleet.several(2)
     flood = fleet.start(loud, "flood", most=FLOOD, seconds=10)
     took = await slowness(fleet, neighbour, flood)
     written = await flood
     assert written > 20 * LOG_BYTES, "it was no flood"
-    assert p95(took) < 0.1
+    assert_not_slowed(took)
     await fleet.manager.terminate(loud.instance_id)
     files = logged(fleet, loud)
     assert sum(file.stat().st_size for file in files) <= 2 * LOG_BYTES + 4096
@@ -102,7 +109,7 @@ async def test_a_command_that_floods_is_answered_with_what_was_dropped(fleet: Fl
     assert answer["exit_code"] == 0
     assert len(answer["output"]) < 2 * 65536
     assert FLOOD - 2 * 65536 < answer["dropped_bytes"] <= FLOOD + 4096
-    assert p95(took) < 0.1
+    assert_not_slowed(took)
     assert sum(file.stat().st_size for file in logged(fleet, loud)) <= 2 * LOG_BYTES + 4096
 
 
