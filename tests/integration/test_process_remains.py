@@ -24,7 +24,9 @@ import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, RestartPolicy, TerminationOptions
 from ostler.keeper import tree
 from ostler.keeper.asking import RefusedError
+from ostler.keeper.protocol import MARK
 from ostler.keeper.records import Journal
+from ostler.keeper.remains import records_of_swept
 from ostler.keeper.units import House
 
 _FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -201,6 +203,23 @@ def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> No
     assert house.remains("a.1") == set()
     house.forget("a.1")
     assert house.journal.known.keys() == {"c.1"}
+
+
+def test_who_outlived_a_killed_keeper_is_known_by_its_mark(tmp_path: Path) -> None:
+    """A run of a command is one of many in its box; what carries no mark and is in no group is nobody's."""
+    marked = subprocess.Popen(["sleep", "60"], env={MARK: "token:a.1.run", "PATH": os.environ["PATH"]})
+    bare = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
+    try:
+        (record,) = records_of_swept([marked.pid, bare.pid], "token")
+        assert (record["unit"], record["box"], record["by"]) == ("a.1.run", "a.1", "lost")
+        journal = _journal(tmp_path)
+        journal.add(record)
+        assert list(journal.outlived("a.1")) == ["a.1.run"]
+    finally:
+        for one in (marked, bare):
+            one.kill()
+            one.wait()
+    assert list(records_of_swept([marked.pid, bare.pid], "token")) == []
 
 
 def _journal(directory: Path) -> Journal:
