@@ -15,7 +15,7 @@
     ├── AgentExecutionError         the agent raised while it processed a request
     ├── AgentGoneError              the agent ended while, or before, it was asked
     ├── AgentBusyError              as many requests wait as may wait; come back later
-    ├── ConflictError               somebody else was first
+    ├── ConflictError               another writer was first
     │   ├── VersionConflictError    the record changed since it was read
     │   ├── IdempotencyConflictError  the same key came with another body
     │   ├── LeaseHeldError          another owner holds the lease
@@ -45,7 +45,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
-from uuid import UUID
 
 
 class FaultLike(Protocol):
@@ -58,17 +57,15 @@ class FaultLike(Protocol):
 class OstlerError(Exception):
     """Ostler could not do what was asked."""
 
-    #: Whether the audit tells of it already.
-    noted: bool = False
-    #: The instance whose start had failed before, where a spawn is asked for again with its key; None: this is news.
-    known: UUID | None = None
+    #: Whether the audit tells of this refusal already.
+    audited: bool = False
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or self.sentence())
 
     @classmethod
     def sentence(cls) -> str:
-        """What it says when nobody says more. Under `-OO` there are no docstrings, so that it says what it is."""
+        """The default message. Under `-OO` there are no docstrings, so it is made from the name."""
         return (cls.__doc__ or "").strip() or _in_words(cls.__name__)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,7 +149,7 @@ class AgentInitializationError(OstlerError):
         exception_type: str | None = None,
         stack_trace: str | None = None,
     ) -> None:
-        #: Where its place ended before it was ready: how, in the words of `AttemptOutcome`.
+        #: How the start ended, in the words of `AttemptOutcome`, where that is known.
         self.outcome = outcome
         self.exception_type = exception_type
         self.stack_trace = stack_trace
@@ -179,7 +176,7 @@ class AgentBusyError(OstlerError):
 
 
 class ConflictError(OstlerError):
-    """Somebody else was first; read the record again and decide anew."""
+    """Another writer was first; read the record again and decide anew."""
 
 
 class VersionConflictError(ConflictError):

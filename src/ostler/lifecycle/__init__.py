@@ -1,9 +1,5 @@
-"""One life: a file per verb. `open_manager` is the way in."""
+"""One instance: the manager, and one task that owns each live instance.
 
-from ostler.lifecycle.doors import OWNER
-from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.observe import Observation
-from ostler.lifecycle.opening import open_manager
-from ostler.lifecycle.settings import LifecycleSettings
-
-__all__ = ["OWNER", "AgentLifecycleManager", "LifecycleSettings", "Observation", "open_manager"]
+Reading order: `manager` (the verbs), `instance` (the task), `table` (what every message does in every phase), then the
+file of a verb: `start`, `calls`, `waits`, `pause`, `leave`, `recover`.
+"""

@@ -1,110 +1,176 @@
-"""One that has outlived its manager: looked for, and taken up where it stands. Nothing is done to it twice."""
+"""An agent that an earlier manager started: its calls are rejoined, its waits go on, nothing is done twice."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from uuid import UUID
 
-from ostler.agents import AgentKind, AgentManifest, CommandSpec
-from ostler.errors import AgentNotFoundError, OstlerError
-from ostler.isolation.base import Cell, Exit, Isolation
-from ostler.lifecycle.admit import make_life
-from ostler.lifecycle.ear import Ear
-from ostler.lifecycle.house import House
-from ostler.lifecycle.life import Life, Tally
-from ostler.lifecycle.settle import settle
-from ostler.lifecycle.start import plan_of, pulse_of
-from ostler.lifecycle.waits import expect
-from ostler.lifecycle.working import rejoin
-from ostler.model import AgentInstance, AgentSpawnOptions, AgentState, Attempt, SuspendDepth, Wait
+from ostler.errors import StaleWriterError
+from ostler.isolation.base import Cell, Exit, Verb
+from ostler.lifecycle import calls, pause, waits
+from ostler.lifecycle.instance import RETRY_SECONDS, Instance
+from ostler.lifecycle.messages import Call, Registered, Reported, WriteFailed
+from ostler.lifecycle.operations import begin_leave
+from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Phase, Serving, Suspended
+from ostler.lifecycle.work import follow
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import AttemptOutcome, RequestState, Wait
+from ostler.model.states import AgentState, SuspendDepth
+from ostler.store import reports as commands
+from ostler.store.reports import CallEnd
+from ostler.store.requests import list_requests
 
-
-def level_of(house: House, record: AgentInstance) -> Isolation | None:
-    """Where it lived; None where that level is not installed any more."""
-    try:
-        return house.levels.get((record.spawn_options or AgentSpawnOptions()).isolation_level)
-    except OstlerError:
-        return None
+_LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+_CUT_OFF = "its manager ended while it was being {}"
 
 
-async def look_for(house: House, record: AgentInstance, attempt: Attempt, level: Isolation) -> tuple[Life, Cell | Exit]:
-    """The life that it would have here, and what was found: the agent itself, or how it ended."""
-    life = await life_of(house, record, level)
-
-    def maker() -> Any:  # it exists, so this is for its next start, if ever
-        return house.registry.maker(record.definition_id)()
-
-    life.plan = plan_of(house, life, maker)
-    return life, await level.recover(attempt.identity, life.plan, Ear(house, life))
-
-
-async def life_of(house: House, record: AgentInstance, level: Isolation) -> Life:
-    """The life that it would have here."""
-    try:
-        manifest, stranger = await house.registry.get_manifest(record.definition_id), False
-    except AgentNotFoundError:
-        manifest, stranger = await _remembered(house, record), True
-    life = make_life(house, record, manifest, level)
-    life.stranger, life.adopted = stranger, asyncio.Event()
-    return life
-
-
-async def _remembered(house: House, record: AgentInstance) -> AgentManifest:
-    """What the store knows of a definition that is not registered here: enough to find its agents, not to start any."""
-    known = await house.store.get_definition(record.definition_id)
-    return AgentManifest(
-        id=record.definition_id,
-        name=known.name if known else str(record.definition_id),
-        kind=AgentKind(known.kind) if known else AgentKind.PYTHON,
-        source=known.source if known else None,
-        command=CommandSpec(argv=(known.name,)) if known and known.kind == AgentKind.COMMAND else None,
-    )
+def first_phase(record: AgentInstance, found: Cell | Exit | None, pause_wait: Wait | None, backoff: Wait | None) -> Phase:
+    """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted."""
+    how = found if isinstance(found, Exit) else None
+    match record.state:
+        case AgentState.FAILED:
+            return Backoff(wait=backoff)
+        case AgentState.TERMINATING:
+            return Leaving(goal=Goal.TERMINATE, exit=how, reason=_CUT_OFF.format("terminated"), forced=found is not how)
+        case AgentState.INITIALIZING:
+            ended = how or Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("started"))
+            return Leaving(goal=Goal.FAIL, exit=ended, final=record.attempt == 1)
+        case AgentState.SUSPENDED:
+            return _first_suspended(found, pause_wait, how)
+    if isinstance(found, Cell):
+        if _LEAVING_VERBS.isdisjoint(found.in_flight.values()):
+            return Adopting()
+        stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
+        return Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail)
+    return Leaving(goal=Goal.FAIL, exit=how or Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended"))
 
 
-async def adopt(house: House, life: Life, cell: Cell, pause: Wait | None, asks: Sequence[Wait]) -> None:
-    """It lives on here as it is. The record is moved only where it says what is not so."""
-    record = life.record
-    life.cell = cell
-    life.pulse = pulse_of(house, life)
-    life.pulse.health, life.pulse.cpu_seconds = record.health, None
-    if (last := record.metrics) is not None:
-        life.tally = Tally(
-            completed=last.completed_tasks,
-            failed=last.failed_tasks,
-            tokens=last.tokens_used + life.tally.tokens,
-            last_metrics=last,
+def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
+    depth = depth_of(wait)
+    if isinstance(found, Cell):
+        if depth is SuspendDepth.PARK:
+            return Leaving(goal=Goal.PARK, exit=Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("parked")))
+        return Suspended(depth=depth, wait=wait, adopted=True)
+    if how is None:
+        return Suspended(depth=SuspendDepth.PARK, wait=wait)
+    was_working = depth is SuspendDepth.FREEZE and (wait is None or _previous(wait) == AgentState.PROCESSING)
+    if how.outcome in {AttemptOutcome.LOST, AttemptOutcome.STOPPED} and not was_working:
+        # It stood still, so nothing was cut off: it is parked now, and resuming starts it fresh.
+        return Leaving(goal=Goal.PARK, exit=how)
+    return Leaving(goal=Goal.FAIL, exit=how)
+
+
+def _previous(wait: Wait) -> str:
+    return str((wait.detail or {}).get("previous_state", ""))
+
+
+def depth_of(wait: Wait | None) -> SuspendDepth:
+    return SuspendDepth((wait.detail or {}).get("depth", SuspendDepth.PARK)) if wait is not None else SuspendDepth.PARK
+
+
+def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_waits: list[Wait]) -> None:
+    """Enter the first phase of an instance that was found."""
+    instance.cell = cell
+    instance.signs.health = instance.record.health
+    instance.tally.take_over(instance.record.metrics)
+    for wait in open_waits:
+        waiting = instance.waits[wait.wait_id] = OpenWait(wait=wait)
+        waits.arm_wait(instance, waiting)
+    if isinstance(phase, Leaving):
+        begin_leave(instance, phase)
+        return
+    instance.enter(phase)
+    runtime = instance.runtime
+    if isinstance(phase, Suspended | Backoff) and phase.wait is not None and phase.wait.due_at is not None:
+        # By the wall clock, but never longer than it was meant to be in all.
+        due, made = phase.wait.due_at, phase.wait.created_at
+        instance.arm(min((due - runtime.clock.wall()).total_seconds(), (due - made).total_seconds()))
+    if cell is None:
+        return
+    frozen = isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE
+    if instance.level.capabilities.freezes and not frozen:
+        # Its manager may have died between the freeze and the word of it.
+        instance.operate("thaw", cell.thaw())
+    cell.on_reported(partial(instance.post, Reported(attempt=instance.attempt)))
+
+
+async def reported(instance: Instance, message: Reported) -> None:
+    """What it works on is known: rejoin its calls, end the waits that it has dropped, serve."""
+    cell = instance.cell
+    if message.attempt != instance.attempt or cell is None:
+        return
+    rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
+    named = {calls.call_id_for(instance, row.request_id, row.tries): row for row in rows}
+    waiting = _waits_by_call(instance)
+    if isinstance(instance.phase, Adopting):
+        instance.enter(Serving())
+    for call_id, verb in list(cell.in_flight.items()):
+        if verb is not Verb.PROCESS or call_id in instance.calls:
+            continue
+        row = named.get(call_id)
+        call = Call(
+            call_id=call_id,
+            request_id=None if row is None else row.request_id,
+            digest="" if row is None else row.input_digest,
+            tries=1 if row is None else row.tries,
+            # It has its whole time again: how much of it is gone is not known.
+            left=instance.limits.execution_timeout.total_seconds(),
+            waits=waiting.get(call_id, set()),
+            adopted=True,
         )
-    if pause is not None:
-        life.suspension, life.depth = pause.wait_id, depth_of(pause)
-    house.lives[life.instance_id] = life
-    frozen = record.state is AgentState.SUSPENDED and life.depth is SuspendDepth.FREEZE
-    if life.isolation.capabilities.freezes and not frozen:
-        with contextlib.suppress(OstlerError):  # if it has ended just now, that will be told
-            await cell.thaw()  # its manager may have died between the freezing and the word of it
-    cell.when_found(partial(_found_late, house, life, cell))
-    rejoin(house, life)
-    expect(house, life, asks)
-    if life.adopted is not None:
-        life.adopted.set()
-    await settle(house, life)
-    house.log.emit("recovered", instance_id=life.instance_id, outcome="adopted")
+        for wait_id in call.waits:
+            instance.waits[wait_id].call = call
+        calls.begin(instance, call, rejoin=True)
+    waits.end_unasked_waits(instance, cell.open_asks)
+    follow(instance)
+    calls.next_calls(instance)
+    pause.pause_if_quiet(instance)
 
 
-def _found_late(house: House, life: Life, cell: Cell) -> None:
-    """It was busy with something that never awaits, and tells only now what it works on."""
-    house.run(_take_up(house, life, cell), "ostler-found-late")
+def _waits_by_call(instance: Instance) -> dict[UUID, set[UUID]]:
+    found: dict[UUID, set[UUID]] = {}
+    for wait_id, waiting in instance.waits.items():
+        call_id = (waiting.wait.detail or {}).get("call_id")
+        if call_id is not None:
+            found.setdefault(UUID(call_id), set()).add(wait_id)
+    return found
 
 
-async def _take_up(house: House, life: Life, cell: Cell) -> None:
-    async with life.lock:  # not in the midst of a pause, or of its end
-        if life.cell is not cell or life.left or not life.record.is_active:
-            return
-        rejoin(house, life)
-    await settle(house, life)
+def reported_suspended(instance: Instance, message: Reported) -> None:
+    if isinstance(instance.phase, Suspended):
+        instance.phase.reported = message
 
 
-def depth_of(pause: Wait) -> SuspendDepth:
-    return SuspendDepth((pause.detail or {}).get("depth", SuspendDepth.PARK))
+async def registered_suspended(instance: Instance, message: Registered) -> None:
+    """A parked instance whose resumption is due may have waited for its definition."""
+    del message
+    phase = instance.phase
+    if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK and phase.wait is not None:
+        due = phase.wait.due_at
+        if due is not None and due <= instance.runtime.clock.wall():
+            await pause.unpark(instance, [])
+
+
+# --- facts that could not be written -----------------------------------------------------------------
+
+
+def write_failed(instance: Instance, message: WriteFailed) -> None:
+    """A fact stays true: it is written again, as it is by then, over the steps that the row has missed."""
+    if isinstance(message.error, StaleWriterError):
+        instance.lose(message.error)
+        return
+    if not instance.behind:
+        instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(message.error))
+    instance.behind = True
+    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_write_again, instance))
+
+
+def _write_again(instance: Instance) -> None:
+    if instance.is_over or not isinstance(instance.phase, Serving | Adopting) or not instance.behind:
+        return
+    owed, instance.unwritten = instance.unwritten, []
+    instance.behind = False
+    if instance.state is not instance.record.state:
+        instance.write_state()
+    for end in owed:
+        instance.write(commands.end_call, None, CallEnd(request=end))

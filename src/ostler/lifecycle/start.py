@@ -1,180 +1,185 @@
-"""How an instance comes to life: isolate, initialise, ready. For a spawn, a restart and a return from parking."""
+"""The end of a start: ready, or failed with nothing left of it."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import fields, replace
 
-from ostler.agents import AgentMaker
-from ostler.errors import (
-    AgentExecutionError,
-    AgentGoneError,
-    AgentInitializationError,
-    InitializationTimeoutError,
-    InvalidOperationError,
-    OstlerError,
-)
-from ostler.isolation.base import Cell, StartPlan, Verb
-from ostler.lifecycle.ear import Ear
-from ostler.lifecycle.house import House
-from ostler.lifecycle.leaving import NO_GRACE, hush
-from ostler.lifecycle.life import Life, Pulse, Tally
-from ostler.model import AgentState, Enforcement, ResourceLimits
-from ostler.seams import Deadline
-from ostler.store import SYSTEM, Actor
-from ostler.store.commands import Beside
+from ostler.errors import AgentGoneError, AgentInitializationError, OstlerError, StaleWriterError, StoreError
+from ostler.errors import InitializationTimeoutError
+from ostler.isolation.base import Exit
+from ostler.lifecycle import calls
+from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.messages import Close, Join, OperationDone, Terminate, Verb
+from ostler.lifecycle.operations import begin_leave, enforcement_of
+from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.spawn import TerminationOptions
+from ostler.model.states import AgentState
+from ostler.store import instances, moves
+from ostler.store.moves import Move
 
-LIMITS = tuple(field.name for field in fields(ResourceLimits))
-#: So long others wait for a start that takes its time.
-_LONGEST_TURN_SECONDS = 0.25
+TERMINATED_STARTING = "it was terminated while it was starting"
+_CALLED_OFF = "its spawn was called off"
 
 
-async def start(house: House, life: Life, *, by: Actor = SYSTEM, beside: Beside | None = None) -> None:
-    """Bring it to ready. Raises a typed error after leaving nothing behind; the record is then still as it was."""
-    house.require_open()
-    life.starting = house.run(_start(house, life, by, beside or Beside()), "ostler-start")
-    try:
-        await asyncio.shield(life.starting)
-    except asyncio.CancelledError:
-        if life.starting.cancelled():
-            raise AgentInitializationError("it was terminated while it was starting") from None
-        await house.firm(_called_off(life, life.starting))
-        raise
-    except InvalidOperationError as error:
-        if life.state is not AgentState.TERMINATING:
-            raise
-        raise AgentInitializationError("it was terminated while it was starting") from error
-    finally:
-        life.starting = None
+def join(instance: Instance, message: Join) -> None:
+    """Another caller with the same idempotency key shares the start."""
+    if isinstance(instance.phase, Starting):
+        instance.phase.callers.append(message)
 
 
-async def _called_off(life: Life, starting: asyncio.Task[None]) -> None:
-    """Whoever asked has gone. One that became ready in that very moment ends too, for nobody knows of it."""
-    starting.cancel()
-    await asyncio.wait([starting])
-    if not starting.cancelled() and starting.exception() is None and life.plan is not None:
-        await _undo(life, life.plan, life.cell)
+def joined(instance: Instance, message: Join) -> None:
+    """Answered with one that became ready, whatever became of it since; else with why it did not."""
+    if instance.record.enforcement is not None or instance.record.is_active:
+        message.answer(instance.record)
+    else:
+        message.refuse(AgentInitializationError(instance.record.error_message or TERMINATED_STARTING))
 
 
-async def _start(house: House, life: Life, by: Actor, beside: Beside) -> None:
-    plan = life.plan = plan_of(house, life, house.registry.maker(life.record.definition_id))
-    life.pulse = pulse_of(house, life)
-    life.tally = Tally()
-    cell: Cell | None = None
-    try:
-        async with _in_turn(house, life) as begun, _in_time(house, life):
-            cell = life.cell = await _isolated(house, life, plan)
-            begun()
-            await _initialized(cell)
-        house.fault("spawn.ready.before")
-        enforcement = enforced(life)
-        said = {"enforcement": enforcement, "reason": "it is initialised"}
-        # What was started is written down with the first good news of it, in one commit. One that is cut off before
-        # is found again by its instance and attempt, which the intent names.
-        known = replace(beside, identity=cell.handle)
-        async with life.lock:
-            await house.move(life, AgentState.READY, by=by, beside=known, **said)
-            life.suspension = life.depth = None
-        house.fault("spawn.ready.after")
-    except BaseException:
-        await asyncio.shield(house.run(_undo(life, plan, cell), "ostler-undo-start"))
-        raise
+def join_leaving(instance: Instance, message: Join) -> None:
+    """A start that has just failed: its caller is told the same."""
+    phase = instance.phase
+    if isinstance(phase, Leaving) and phase.told is not None:
+        phase.callers.append(message)
+    else:
+        joined(instance, message)
 
 
-async def _isolated(house: House, life: Life, plan: StartPlan) -> Cell:
-    house.fault("spawn.start.before")
-    try:
-        await life.isolation.prepare(plan)
-        cell = await life.isolation.start(plan, Ear(house, life))
-    except AgentExecutionError as error:
-        raise AgentInitializationError(f"it could not be made: {error}") from error
-    except OstlerError:
-        raise
-    except Exception as error:
-        raise AgentInitializationError(f"it could not be started: {type(error).__name__}: {error}") from error
-    house.fault("spawn.start.after")
-    return cell
-
-
-@asynccontextmanager
-async def _in_turn(house: House, life: Life) -> AsyncIterator[Callable[[], object]]:
-    """Where many processes are to be started, the urgent ones come first. Its wait is not part of its time.
-
-    What the agent does then takes no turn from others, nor does a module that takes long to import.
-    """
-    if not life.isolation.capabilities.kills:  # inside this program there is nothing to wait for
-        yield bool
+async def started(instance: Instance, message: OperationDone) -> None:
+    phase = instance.phase
+    if not isinstance(phase, Starting) or message.operation is not phase.operation:
         return
-    async with house.starting.turn(life.options.priority, _LONGEST_TURN_SECONDS) as begun:
-        yield begun
+    if message.error is None and phase.cancelled_because is None:
+        await _ready(instance, phase, message)
+        return
+    # It may have become ready in the very moment in which it was called off.
+    instance.cell = message.result
+    _failed(instance, phase, message.error)
 
 
-@asynccontextmanager
-async def _in_time(house: House, life: Life) -> AsyncIterator[None]:
-    """All of a start has one limit: what makes the agent object may hang as well as what initialises it."""
-    limit = life.options.initialization_timeout
+async def _ready(instance: Instance, phase: Starting, message: OperationDone) -> None:
+    runtime = instance.runtime
+    cell = instance.cell = message.result
+    runtime.fault("spawn.ready.before")
+    enforcement = enforcement_of(instance, cell)
     try:
-        async with Deadline(house.clock, limit):
-            yield
-    except TimeoutError as error:
-        raise InitializationTimeoutError(
-            f"it was not ready within {limit.total_seconds():g} s; raise initialization_timeout if it needs longer"
-        ) from error
+        await instance.commit(instances.ready_instance, cell.handle, enforcement, by=phase.by)
+    except StaleWriterError:
+        raise
+    except StoreError as error:
+        how = Exit(outcome=AttemptOutcome.STOPPED, detail=str(error))
+        final = instance.attempt == 1
+        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how, callers=phase.callers, told=error, final=final))
+        return
+    runtime.fault("spawn.ready.after")
+    spawned = [caller for caller in phase.callers if isinstance(caller, Join)]
+    instance.enter(Serving(spawned_by=spawned))
+    for caller in phase.callers:
+        caller.answer(instance.record)
+    for call in instance.backlog:
+        calls.arm_waiting(instance, call)
+    calls.next_calls(instance)
 
 
-async def _initialized(cell: Cell) -> None:
-    try:
-        await cell.call(Verb.INITIALIZE)
-    except AgentExecutionError as error:
-        raise AgentInitializationError(f"its initialisation failed: {error}") from error
-    except AgentGoneError as error:
-        when = "it ended while it was initialising"
-        if cell.ended is not None:
-            raise cell.ended.before_ready(when) from error
-        raise AgentInitializationError(f"{when}: {error}") from error
-
-
-async def _undo(life: Life, plan: StartPlan, cell: Cell | None) -> None:
-    """Leave no process, socket or directory of this start, and touch no other."""
-    if cell is not None:
-        await hush(life, cell, NO_GRACE)
-        await cell.destroy()
-        if life.cell is cell:
-            life.cell = None
-    await life.isolation.discard(plan)
-    if plan.attempt == 1 and plan.workspace is not None:
-        shutil.rmtree(plan.workspace, ignore_errors=True)  # it was never asked for anything, so nothing in it is work
-
-
-def plan_of(house: House, life: Life, maker: AgentMaker) -> StartPlan:
-    record = life.record
-    return StartPlan(
-        instance_id=record.instance_id,
-        attempt=record.attempt,
-        name=record.name or str(record.instance_id),
-        manifest=life.manifest,
-        maker=maker,
-        limits=life.limits,
-        context=record.context or {},
-        workspace=house.workroom / str(record.instance_id) if house.workroom else None,
-        priority=life.options.priority,
+def _failed(instance: Instance, phase: Starting, error: BaseException | None) -> None:
+    """Its callers are told when the record says failed. A first start that failed is final: its caller was told."""
+    if instance.state is AgentState.TERMINATING:
+        told: BaseException = AgentInitializationError(TERMINATED_STARTING)
+        goal = Goal.TERMINATE
+    else:
+        why = phase.cancelled_because
+        told = error if isinstance(error, OstlerError) else AgentInitializationError(why or str(error))
+        goal = Goal.FAIL
+    how = start_exit(error, phase.cancelled_because)
+    if goal is Goal.FAIL and not isinstance(error, asyncio.CancelledError):
+        instance.runtime.log.emit("initialization_failed", instance_id=instance.instance_id, error=str(told))
+    options = _least_patient(phase.terminations)
+    begin_leave(
+        instance,
+        Leaving(
+            goal=goal,
+            exit=how,
+            grace=options.graceful_timeout,
+            reason=options.reason,
+            terminations=phase.terminations,
+            callers=phase.callers,
+            told=told,
+            final=instance.attempt == 1 or phase.cancelled_because is not None,
+            by=phase.terminations[0].by if phase.terminations else phase.by,
+        ),
     )
 
 
-def pulse_of(house: House, life: Life) -> Pulse:
-    now = house.clock.mono()
-    interval = life.check.interval.total_seconds()
-    # Spread over the interval, so that agents started together are not all looked at together.
-    first = now + interval * house.chance.random()
-    return Pulse(started=now, heartbeat=now, output=now, cpu_change=now, sampled=now, next_probe=first)
+def _least_patient(terminations: list[Terminate]) -> TerminationOptions:
+    if not terminations:
+        return TerminationOptions.immediate().evolve(reason=None)
+    return min((one.options for one in terminations), key=lambda options: options.graceful_timeout)
 
 
-def enforced(life: Life) -> Mapping[str, Enforcement]:
-    """How well each limit of this life is held, as it is recorded."""
-    if life.cell is not None and life.cell.enforcement is not None:
-        return {**dict.fromkeys(LIMITS, Enforcement.ADVISORY), **life.cell.enforcement}
-    capabilities = life.isolation.capabilities
-    return {name: capabilities.holds(name) for name in LIMITS}
+def start_exit(error: BaseException | None, cancelled_because: str | None) -> Exit:
+    """How a start that failed is recorded."""
+    if cancelled_because is not None or error is None or isinstance(error, asyncio.CancelledError):
+        return Exit(outcome=AttemptOutcome.STOPPED, detail=cancelled_because or "its start was called off")
+    outcome = AttemptOutcome.UNKNOWN
+    if isinstance(error, InitializationTimeoutError):
+        outcome = AttemptOutcome.TIMEOUT
+    elif isinstance(error, StoreError):
+        outcome = AttemptOutcome.STOPPED
+    elif isinstance(error, AgentInitializationError | AgentGoneError):
+        known = getattr(error, "outcome", None)
+        outcome = next((one for one in AttemptOutcome if one == known), AttemptOutcome.ERROR)
+    return Exit(
+        outcome=outcome,
+        detail=str(error),
+        exception_type=getattr(error, "exception_type", None),
+        stack_trace=getattr(error, "stack_trace", None),
+    )
+
+
+async def terminate_starting(instance: Instance, message: Terminate) -> None:
+    """Write the intent, call the start off; its own undo leaves nothing."""
+    phase = instance.phase
+    if not isinstance(phase, Starting):
+        return
+    if instance.state is not AgentState.TERMINATING:
+        move = Move(
+            to=AgentState.TERMINATING, by=message.by, reason=message.options.reason, act="terminate", catch_up=True
+        )
+        try:
+            await instance.commit(moves.move_instance, move)
+        except StaleWriterError:
+            raise
+        except StoreError:  # ending never needs the disk
+            instance.moved_to(AgentState.TERMINATING)
+            instance.behind = True
+    phase.terminations.append(message)
+    call_off(phase, TERMINATED_STARTING)
+
+
+async def close_starting(instance: Instance, message: Close) -> None:
+    options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
+    await terminate_starting(instance, Terminate(by=message.by, options=options, reply=message.reply))
+
+
+def withdraw_join(instance: Instance, caller: Join) -> Verb | None:
+    """The only caller of a spawn has gone: leave nothing but the record. Answers what the caller waits for."""
+    phase = instance.phase
+    if isinstance(phase, Starting) and caller in phase.callers and len(phase.callers) == 1:
+        call_off(phase, _CALLED_OFF)
+        return caller
+    if isinstance(phase, Starting) and caller in phase.callers:
+        phase.callers.remove(caller)
+    if isinstance(phase, Serving) and caller in phase.spawned_by:
+        # The reply was on its way: the caller does not know the id of what it has started.
+        phase.spawned_by.remove(caller)
+        if not phase.spawned_by:
+            ending = Terminate(options=TerminationOptions(reason=_CALLED_OFF))
+            instance.post(ending)
+            return ending
+    return None
+
+
+def call_off(phase: Starting, why: str) -> None:
+    phase.cancelled_because = phase.cancelled_because or why
+    if phase.operation is not None:
+        phase.operation.cancel()

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ostler.model.faults import Fault, named, shown
 from ostler.model.text import unkeepable_faults
-from ostler.model.validation import Fault, named, shown
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -36,8 +36,8 @@ def json_faults(field: str, data: Any, limit: int = MAX_BYTES) -> Iterator[Fault
     found: dict[str, Fault] = {}
     too_large = _too_large(limit)
     for count, (path, item) in enumerate(_walk((field,), dict(data))):
-        # Every value costs a byte or more, so this bounds the walk even where lists share their parts and
-        # are short to hold but endless to write.
+        # Every value costs a byte or more. This bounds the walk over lists that share their parts, which are
+        # short in memory and endless as JSON.
         if count > limit:
             found.setdefault(too_large, Fault(field=field, bound=too_large))
         for fault in _item_faults(path, item):
@@ -48,7 +48,7 @@ def json_faults(field: str, data: Any, limit: int = MAX_BYTES) -> Iterator[Fault
 
 
 def _walk(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
-    """Every value and where it stands; without recursion, for the depth is chosen by the caller."""
+    """Every value and its path; without recursion, because the caller chooses the depth."""
     stack = [(path, value)]
     while stack:
         path, item = stack.pop()

@@ -1,75 +1,81 @@
-"""Numbered facts. The log of them is the history; records can be folded from it."""
+"""Numbered facts. The log of them is the history."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
-from ostler.errors import ValidationError
-from ostler.model.health import AgentMetrics
-from ostler.model.moments import Moment
-from ostler.model.record import Record
+from ostler.model.instance import AgentMetrics
+from ostler.model.ledger import WaitKind
+from ostler.model.record import Record, adapter, record
 from ostler.model.spawn import AgentSpawnOptions
-from ostler.model.states import AgentState, HealthState, TaskState
-from ostler.model.validation import Fault
+from ostler.model.states import AgentState, HealthState
+from ostler.model.types import Moment
+
+#: Columns of their own in the log, so they are left out of the body.
+_COLUMNS = {"sequence", "occurred_at", "correlation_id", "workspace_id"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Event(Record):
-    """What every event carries. The store gives the number, the id and the workspace when it commits."""
+    """The transaction that commits an event fills in the number, the time and the correlation id."""
 
     event_type: ClassVar[str] = ""
 
-    occurred_at: Moment
-    correlation_id: str | None = None
-    #: Position in the log: rising by one, in commit order. 0 until committed.
+    #: Position in the log: rising by one, in commit order. 0: published live, not kept.
     sequence: int = 0
-    event_id: UUID | None = None
+    occurred_at: Moment | None = None
+    correlation_id: str | None = None
     workspace_id: UUID | None = None
     #: The version of the record after this event.
     version: int = 0
 
+    def stamp(self, sequence: int, occurred_at: datetime, correlation_id: str | None) -> Self:
+        """Fill in what the commit decides. Only for an event that no other code holds yet."""
+        object.__setattr__(self, "sequence", sequence)
+        object.__setattr__(self, "occurred_at", occurred_at)
+        object.__setattr__(self, "correlation_id", correlation_id)
+        return self
 
-@dataclass(frozen=True, kw_only=True)
+    def body(self) -> str:
+        """The JSON of everything that has no column of its own."""
+        return adapter(type(self)).dump_json(self, exclude=_COLUMNS, exclude_defaults=True).decode()
+
+
+@record
 class AgentEvent(Event):
     instance_id: UUID
     attempt: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentSpawnedEvent(AgentEvent):
+    """It became ready for the first time."""
+
     event_type: ClassVar[str] = "agent_spawned"
 
     definition_id: UUID
-    #: Whose it is: the principal that asked. None when nobody is known, as for what the system itself starts.
+    #: The principal that asked; None for what the system itself starts.
     user_id: UUID | None
     options: AgentSpawnOptions | None = None
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentStateChangedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_state_changed"
 
     previous_state: AgentState
     new_state: AgentState
     reason: str | None = None
-    #: Nothing follows but a restart by hand, or nothing at all.
+    #: Nothing follows but, perhaps, a restart by hand.
     is_final: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentAttemptStartedEvent(AgentEvent):
-    """A parked instance comes back; `attempt` is the new one."""
-
-    event_type: ClassVar[str] = "agent_attempt_started"
-
-
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentHealthChangedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_health_changed"
 
@@ -78,7 +84,7 @@ class AgentHealthChangedEvent(AgentEvent):
     details: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentErrorEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_error"
 
@@ -88,7 +94,7 @@ class AgentErrorEvent(AgentEvent):
     is_recoverable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentRestartingEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_restarting"
 
@@ -98,16 +104,18 @@ class AgentRestartingEvent(AgentEvent):
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentMetricsUpdatedEvent(AgentEvent):
+    """Published live at every metrics interval; it has no number and is not kept."""
+
     event_type: ClassVar[str] = "agent_metrics_updated"
 
     metrics: AgentMetrics
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentProgressEvent(AgentEvent):
-    """How far the agent says it is: a claim, like all that an agent says."""
+    """How far the agent says it is: a claim, like everything an agent says."""
 
     event_type: ClassVar[str] = "agent_progress"
 
@@ -117,9 +125,9 @@ class AgentProgressEvent(AgentEvent):
     details: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentSignalEvent(AgentEvent):
-    """A named word of the agent to whoever listens."""
+    """A named message of the agent to its supervisor."""
 
     event_type: ClassVar[str] = "agent_signal"
 
@@ -127,7 +135,27 @@ class AgentSignalEvent(AgentEvent):
     payload: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
+class AgentWaitOpenedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_wait_opened"
+
+    wait_id: UUID
+    kind: WaitKind
+    reason: str | None = None
+    due_at: Moment | None = None
+    detail: Mapping[str, Any] | None = None
+
+
+@record
+class AgentWaitEndedEvent(AgentEvent):
+    event_type: ClassVar[str] = "agent_wait_ended"
+
+    wait_id: UUID
+    kind: WaitKind
+    outcome: str
+
+
+@record
 class AgentTerminatedEvent(AgentEvent):
     event_type: ClassVar[str] = "agent_terminated"
 
@@ -137,65 +165,35 @@ class AgentTerminatedEvent(AgentEvent):
     uptime: timedelta
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskEvent(Event):
-    task_id: UUID
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskCreatedEvent(TaskEvent):
-    event_type: ClassVar[str] = "task_created"
-
-    task: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskStateChangedEvent(TaskEvent):
-    event_type: ClassVar[str] = "task_state_changed"
-
-    previous_state: TaskState
-    new_state: TaskState
-    reason: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskUpdatedEvent(TaskEvent):
-    """Something other than the state changed: a summary, the changed files, a count."""
-
-    event_type: ClassVar[str] = "task_updated"
-
-    changed: tuple[str, ...]
-
-
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
         for cls in (
             AgentSpawnedEvent,
             AgentStateChangedEvent,
-            AgentAttemptStartedEvent,
             AgentHealthChangedEvent,
             AgentErrorEvent,
             AgentRestartingEvent,
             AgentMetricsUpdatedEvent,
             AgentProgressEvent,
             AgentSignalEvent,
+            AgentWaitOpenedEvent,
+            AgentWaitEndedEvent,
             AgentTerminatedEvent,
-            TaskCreatedEvent,
-            TaskStateChangedEvent,
-            TaskUpdatedEvent,
         )
     }
 )
 
 
-def event_class(event_type: str) -> type[Event]:
-    cls = EVENT_CLASSES.get(event_type)
-    if cls is None:
-        known = ", ".join(sorted(EVENT_CLASSES))
-        raise ValidationError([Fault(field="event_type", bound=f"must be one of {known}", value=repr(event_type))])
-    return cls
+@record
+class EventsMissed(Record):
+    """The observer was too slow: `count` events were dropped. Read them again with `after=resume_after`."""
 
+    instance_id: UUID | None
+    count: int
+    #: The number of the first event that was dropped.
+    first_sequence: int
 
-def event_from_json(event_type: str, text: str | bytes) -> Event:
-    return event_class(event_type).from_json(text)
+    @property
+    def resume_after(self) -> int:
+        return self.first_sequence - 1

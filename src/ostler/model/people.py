@@ -1,30 +1,28 @@
-"""Who asks, in which workspace, and how much they may have."""
+"""Workspaces, principals and tokens; and definitions, which belong to a workspace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.bounds import Interval
 from ostler.model.context import json_faults
-from ostler.model.moments import Moment
-from ostler.model.record import MAX_COUNT, Record, settle
+from ostler.model.faults import Fault
+from ostler.model.record import Record, record
 from ostler.model.states import Tier
 from ostler.model.text import name_faults, plain_text_faults
-from ostler.model.validation import Fault
+from ostler.model.types import MAX_COUNT, Interval, Moment, from_micros
 
 #: The workspace of a home of one's own; every store has it from the start.
 HOME_WORKSPACE_ID = UUID("00000000-0000-7000-8000-000000000001")
-
-
 MAX_SOURCE = 4096
 
 
 class Permission(StrEnum):
+    AGENTS_LIFECYCLE = "agents.lifecycle"  #: every permission that begins with agents.
     AGENTS_READ = "agents.read"
+    AGENTS_READ_ALL = "agents.read_all"  #: list by another owner
     AGENTS_SPAWN = "agents.spawn"
     AGENTS_PROCESS = "agents.process"
     AGENTS_SUSPEND = "agents.suspend"
@@ -34,7 +32,7 @@ class Permission(StrEnum):
     TASKS_REVIEW = "tasks.review"
     AUDIT_READ = "audit.read"
     WORKSPACE_ADMIN = "workspace.admin"
-    WORKSPACES_CROSS = "workspaces.cross"  #: look into other workspaces; enterprise only
+    WORKSPACES_CROSS = "workspaces.cross"  #: read in other workspaces; enterprise only
 
 
 class Role(StrEnum):
@@ -42,10 +40,10 @@ class Role(StrEnum):
     OPERATOR = "operator"
     REVIEWER = "reviewer"
     ADMIN = "admin"
-    AGENT = "agent"  #: what an agent itself may do through its own token
+    AGENT = "agent"  #: what an agent may do through its own token
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Principal(Record):
     principal_id: UUID
     name: str
@@ -56,14 +54,34 @@ class Principal(Record):
     created_at: Moment
     disabled_at: Moment | None = None
 
-    def __post_init__(self) -> None:
-        settle(self, "roles", "permissions")
-
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+#: The principal of a home of one's own.
+OWNER = Principal(
+    principal_id=UUID("00000000-0000-7000-8000-000000000002"),
+    name="owner",
+    workspace_id=HOME_WORKSPACE_ID,
+    roles=(Role.ADMIN,),
+    created_at=from_micros(0),
+)
+
+
+@record
+class Actor(Record):
+    """The name that the audit gives to the author of a command, and the trace that it belongs to."""
+
+    name: str
+    principal_id: UUID | None = None
+    correlation_id: str | None = None
+
+
+#: Ostler itself: restarts by policy, timers, recovery.
+SYSTEM = Actor(name="system")
+
+
+@record
 class Token(Record):
     """A key that speaks for a principal. Only its SHA-256 is kept."""
 
@@ -77,27 +95,31 @@ class Token(Record):
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
-        yield from name_faults("token_hash", self.token_hash)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Workspace(Record):
-    """A tenant: its plan, and room for its records."""
+    """A tenant: its plan, its feature flags, its share of tokens."""
 
     workspace_id: UUID
     name: str
     tier: Tier
     created_at: Moment
+    #: Flags that are off, such as "agents.lifecycle.spawn".
+    disabled_features: tuple[str, ...] = ()
+    #: For agents without a token limit of their own; 0 means unlimited.
+    max_tokens_per_minute: Annotated[int, Interval(ge=0)] = 0
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Definition(Record):
-    """What an agent is: a name, where it comes from, and its manifest."""
+    """What an agent is: a name, where it comes from, and its whole manifest."""
 
     definition_id: UUID
+    workspace_id: UUID = HOME_WORKSPACE_ID
     name: str
     kind: str
     manifest: Mapping[str, Any]
@@ -106,11 +128,7 @@ class Definition(Record):
     updated_at: Moment
     version: Annotated[int, Interval(ge=1, le=MAX_COUNT)] = 1
 
-    def __post_init__(self) -> None:
-        settle(self, "manifest")
-
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
-        yield from name_faults("kind", self.kind)
         yield from plain_text_faults("source", self.source, MAX_SOURCE)
         yield from json_faults("manifest", self.manifest)

@@ -1,86 +1,156 @@
-"""The base of every record: frozen, keyword-only, to JSON and back, checked on request."""
+"""The base of every record: frozen, keyword-only, to JSON and back, validated on request."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from datetime import datetime
-from typing import Any, ClassVar, Self
-from uuid import UUID
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from ostler.model import codec
-from ostler.model.states import AgentState
-from ostler.model.validation import Fault, ValidationResult
+from ostler.errors import ValidationError
+from ostler.model.faults import Fault, ValidationResult, fault, faults_of
 
-#: Types that `__post_init__` leaves as they are.
-_SETTLED = frozenset({str, int, bool, type(None), datetime, UUID, tuple, dict, AgentState})
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
-#: What a count may reach; far beyond any use, and every database can hold it.
-MAX_COUNT = 2**31 - 1
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make a subclass of `Record` a frozen dataclass whose fields are given by name."""
+    return dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+def adapter(cls: Any) -> TypeAdapter[Any]:
+    """Pydantic's validator and serialiser of a type. The first call imports pydantic (60 ms)."""
+    return _new_adapter(cls)
+
+
+@cache
+def _new_adapter(cls: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - a program that only names a state does not pay for it
+
+    return TypeAdapter(cls)
 
 
 class Record:
-    """Constructing one never raises; `validate()` lists what is wrong with it, all at once."""
+    """Constructing a record never raises; `validate()` lists every fault and `checked()` raises with all of them.
 
+    A record that came from outside may hold "30s" where a duration is meant. Only the copy from `checked()` is safe
+    to use, so every public entry point calls it.
+    """
+
+    __slots__ = ()
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {
         "revalidate_instances": "always",
         "extra": "forbid",
-        # JSON has no word for them: they would come back as null.
-        "allow_inf_nan": False,
+        "allow_inf_nan": False,  # JSON has no word for them: they would come back as null
+        "ser_json_timedelta": "float",
     }
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with some fields changed: what `dataclasses.replace` does, at a small part of its price.
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
 
-        Every change of every agent makes one. Writing past the guard that keeps records frozen is right for a
-        copy that nobody has seen yet.
-        """
-        cls: Any = type(self)
-        values = self.__dict__ | changes
-        if len(values) != len(self.__dict__):
-            unknown = ", ".join(sorted(changes.keys() - cls.__dataclass_fields__.keys()))
-            raise TypeError(f"{cls.__name__} has no field {unknown}")
-        copy: Self = object.__new__(cls)
-        object.__setattr__(copy, "__dict__", values)
-        for value in changes.values():
-            if type(value) not in _SETTLED and hasattr(cls, "__post_init__"):
-                cls.__post_init__(copy)
-                break
-        return copy
+    def rules(self) -> Iterator[Fault]:
+        """Relations between fields that annotations cannot express. Called when every field has its type."""
+        return iter(())
+
+    def validate(self) -> ValidationResult[Self]:
+        return _validated(type(self), self)
+
+    def checked(self) -> Self:
+        """The coerced copy, or `ValidationError` with every fault."""
+        return _required(self.validate())
 
     def to_json(self) -> str:
-        return codec.dump(self)
+        return adapter(type(self)).dump_json(self).decode()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values: dict[str, Any] = adapter(type(self)).dump_python(self, mode="json")
+        return values
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Decode; raises one `ValidationError` with every fault."""
-        return codec.load(cls, text)
+        return _required(_validated(cls, _parsed(cls, text)))
 
-    def validate(self) -> ValidationResult:
-        typed = tuple(codec.check(self))
-        wrong = {fault.field for fault in typed}
-        ruled = tuple(fault for fault in _all_rules(self, "") if fault.field not in wrong)
-        return ValidationResult(faults=typed + ruled)
-
-    def rules(self) -> Iterator[Fault]:
-        """What annotations cannot say; must bear fields of a wrong type, which are reported already."""
-        return iter(())
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """From values as a file or a caller gives them; unknown names are faults."""
+        return _required(_validated(cls, dict(values)))
 
 
-def settle(record: Record, *names: str) -> None:
-    """For `__post_init__`: a list becomes a tuple, as frozen records hold, a foreign mapping a plain one."""
-    for name in names:
-        value = getattr(record, name)
-        if isinstance(value, list):
-            object.__setattr__(record, name, tuple(value))
-        elif isinstance(value, Mapping) and not isinstance(value, dict):
-            object.__setattr__(record, name, dict(value))
+class PartialRecord(Record):
+    """A record that remembers which fields were named when it was made, so that it can be laid over another one."""
+
+    __slots__ = ("given",)
+    given: frozenset[str]
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        self = object.__new__(cls)
+        object.__setattr__(self, "given", frozenset(named))
+        return self
+
+    def evolve(self, **changes: Any) -> Self:
+        copy = dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
+        object.__setattr__(copy, "given", self.given | changes.keys())
+        return copy
+
+    def over(self, base: Self) -> Self:
+        """`base` with the fields that were named here; a partial record inside is laid over its counterpart."""
+        changes: dict[str, Any] = {}
+        for name in self.given:
+            mine, theirs = getattr(self, name), getattr(base, name)
+            both = isinstance(mine, PartialRecord) and isinstance(theirs, PartialRecord)
+            changes[name] = mine.over(theirs) if both else mine
+        return base.evolve(**changes)
 
 
-def _all_rules(record: Record, prefix: str) -> Iterator[Fault]:
-    for fault in record.rules():
-        yield fault.under(prefix) if prefix else fault
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # every record is a dataclass, this base is not
-        value = getattr(record, field.name)
-        if isinstance(value, Record):
-            yield from _all_rules(value, f"{prefix}.{field.name}" if prefix else field.name)
+def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
+    from pydantic import ValidationError as PydanticError  # noqa: PLC0415 - see `adapter`
+
+    try:
+        value = adapter(cls).validate_python(source)
+    except PydanticError as error:
+        return ValidationResult(faults=tuple(faults_of(cls, error.errors())))
+    _carry_given(source, value)
+    faults = tuple(_all_rules(value, ""))
+    return ValidationResult(faults=faults, value=None if faults else value)
+
+
+def _parsed(cls: type[Any], text: str | bytes) -> Any:
+    from pydantic_core import from_json  # noqa: PLC0415 - see `adapter`
+
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise fault(cls.__name__, f"must be valid JSON ({error})") from None
+
+
+def _required(result: ValidationResult[T]) -> T:
+    if result.value is None:
+        raise ValidationError(result.faults)
+    return result.value
+
+
+def _all_rules(value: Any, prefix: str) -> Iterator[Fault]:
+    for broken in value.rules():
+        yield broken.under(prefix) if prefix else broken
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if isinstance(inner, Record):
+            yield from _all_rules(inner, f"{prefix}.{field.name}" if prefix else field.name)
+
+
+def _carry_given(source: Any, value: Any) -> None:
+    """Pydantic makes its copies without naming fields, so the names are taken from the source."""
+    if not isinstance(value, Record):
+        return
+    named = source.keys() if isinstance(source, Mapping) else getattr(source, "given", None)
+    if isinstance(value, PartialRecord) and named is not None:
+        object.__setattr__(value, "given", frozenset(named))
+    for field in dataclasses.fields(value):
+        inner = source.get(field.name) if isinstance(source, Mapping) else getattr(source, field.name, None)
+        _carry_given(inner, getattr(value, field.name))

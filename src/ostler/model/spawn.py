@@ -1,37 +1,144 @@
-"""What a caller asks for when a new agent is wanted."""
+"""What a caller asks for when an agent is to be spawned or terminated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.bounds import Interval
 from ostler.model.context import ContextData, context_faults
-from ostler.model.health import HealthCheckConfig
-from ostler.model.limits import Enforcement, ResourceLimits
-from ostler.model.record import Record, settle
-from ostler.model.restart import RestartPolicy
-from ostler.model.states import AgentPriority, IsolationLevel
-from ostler.model.text import name_faults, tag_faults
-from ostler.model.validation import Fault
+from ostler.model.faults import Fault, shown
+from ostler.model.record import PartialRecord, Record, record
+from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
+from ostler.model.targets import command_target, http_target, tcp_target
+from ostler.model.text import MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
+from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Parsed
 
 NIL = UUID(int=0)
+MAX_TARGET = 2000
+_SECOND = timedelta(seconds=1)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentSpawnOptions(Record):
-    #: One that does not heed its cancelling has 5 s more before it is ended.
-    initialization_timeout: Annotated[timedelta, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
+@record
+class ResourceLimits(PartialRecord):
+    #: "256M" or a number of megabytes. Admission also compares it with the machine's memory.
+    max_memory_mb: Annotated[Megabytes, Interval(ge=64, le=16 * 1024 * 1024)] = 512
+    #: 100 is one core; 0 means unlimited. Admission also compares it with the machine's cores.
+    max_cpu_percent: Annotated[int, Interval(ge=0, le=102_400)] = 0
+    #: A call that ignores its cancellation has 5 s more before the agent is ended.
+    execution_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=7))] = timedelta(minutes=5)
+    max_worker_threads: Annotated[int, Interval(ge=1, le=32)] = 4
+    max_concurrent_tasks: Annotated[int, Interval(ge=1, le=100)] = 10
+    #: 0 means the default of the workspace.
+    max_tokens_per_minute: Annotated[int, Interval(ge=0)] = 0
+
+
+@record
+class RestartPolicy(Record):
+    """Four brakes: retries since it was last healthy, a circuit breaker, a burst window, a budget for life."""
+
+    type: RestartPolicyType = RestartPolicyType.EXPONENTIAL
+    max_retries: Annotated[int, Interval(ge=0, le=10)] = 3
+    initial_delay: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=5))] = _SECOND
+    max_delay: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=10))] = timedelta(minutes=1)
+    backoff_multiplier: Annotated[float, Interval(ge=1.1, le=5.0)] = 2.0
+    use_jitter: bool = True
+    #: Failing continuously for this long ends the restarts.
+    circuit_breaker_timeout: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=1))] = timedelta(minutes=5)
+    #: At most this many starts within `burst_window`; a later restart waits. Linear and exponential only.
+    burst_limit: Annotated[int, Interval(ge=1, le=100)] = 5
+    burst_window: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(hours=1))] = timedelta(seconds=60)
+    #: At most this many restarts in the whole life of the instance.
+    lifetime_limit: Annotated[int, Interval(ge=0, le=10_000)] = 100
+
+    @classmethod
+    def default(cls) -> RestartPolicy:
+        return cls()
+
+    @classmethod
+    def none(cls) -> RestartPolicy:
+        return cls(type=RestartPolicyType.NONE, max_retries=0)
+
+    @classmethod
+    def immediate(cls) -> RestartPolicy:
+        return cls(type=RestartPolicyType.IMMEDIATE, max_retries=3, initial_delay=timedelta(0))
+
+    def rules(self) -> Iterator[Fault]:
+        if self.max_delay < self.initial_delay:
+            bound = f"must be at least initial_delay ({shown(self.initial_delay)})"
+            yield Fault(field="max_delay", bound=bound, value=shown(self.max_delay))
+
+
+def parse_restart(value: Any) -> Any:
+    """Read "exponential", "immediate", "no" or "on-failure:3"; return anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    word, _, number = value.strip().lower().partition(":")
+    word = {"no": "none", "never": "none", "on-failure": "exponential"}.get(word, word)
+    if word not in {*RestartPolicyType} or (number and not number.isdecimal()):
+        known = ", ".join(RestartPolicyType)
+        raise ValueError(f"must be a restart policy, or one of {known}, on-failure:N")
+    policy = {"none": RestartPolicy.none, "immediate": RestartPolicy.immediate}.get(word, RestartPolicy)()
+    return policy.evolve(
+        type=RestartPolicyType(word), **({"max_retries": int(number)} if number and word != "none" else {})
+    )
+
+
+_TARGETS: Mapping[ProbeType, Callable[[str], object]] = MappingProxyType(
+    {ProbeType.HTTP: http_target, ProbeType.TCP: tcp_target, ProbeType.COMMAND: command_target}
+)
+
+
+@record
+class HealthCheckConfig(Record):
+    probe: ProbeType = ProbeType.HEARTBEAT
+    #: A URL for http, host:port for tcp, a command line for command.
+    target: str | None = None
+    interval: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(minutes=10))] = timedelta(seconds=5)
+    timeout: Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(minutes=5))] = timedelta(
+        seconds=3
+    )
+    failure_threshold: Annotated[int, Interval(ge=1, le=100)] = 3
+    success_threshold: Annotated[int, Interval(ge=1, le=100)] = 2
+    #: Failures so soon after a start do not count.
+    start_period: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(hours=1))] = timedelta(0)
+
+    @property
+    def is_custom(self) -> bool:
+        return self.probe is not ProbeType.HEARTBEAT
+
+    def rules(self) -> Iterator[Fault]:
+        yield from plain_text_faults("target", self.target, MAX_TARGET)
+        parse = _TARGETS.get(self.probe)
+        if parse is not None and not self.target:
+            yield Fault(field="target", bound=f"is required for a {self.probe} probe")
+        elif parse is not None and self.target is not None:
+            try:
+                parse(self.target)
+            except ValueError as error:
+                yield Fault(field="target", bound=str(error), value=shown(self.target))
+        if self.timeout > self.interval:
+            bound = f"must be at most the interval ({shown(self.interval)})"
+            yield Fault(field="timeout", bound=bound, value=shown(self.timeout))
+
+
+@record
+class AgentSpawnOptions(PartialRecord):
+    """A spawn lays the fields that it names over those of the definition."""
+
+    #: An agent that ignores its cancellation has 5 s more before it is ended.
+    initialization_timeout: Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
         timedelta(seconds=30)
     )
-    #: None takes the defaults of the definition.
+    #: None means the limits of the definition.
     resource_limits: ResourceLimits | None = None
     isolation_level: IsolationLevel = IsolationLevel.THREAD
-    #: None means no automatic restart.
-    restart_policy: RestartPolicy | None = None
+    #: None means no automatic restart. Text such as "exponential" or "on-failure:3" is understood.
+    restart_policy: Annotated[RestartPolicy | None, Parsed(parse_restart)] = None
     #: None means a heartbeat.
     health_check: HealthCheckConfig | None = None
     #: None makes one from the definition's name and a short id.
@@ -40,33 +147,72 @@ class AgentSpawnOptions(Record):
     priority: AgentPriority = AgentPriority.NORMAL
     #: The weakest hold on a limit that the caller accepts.
     min_enforcement: Enforcement = Enforcement.ADVISORY
-
-    def __post_init__(self) -> None:
-        settle(self, "tags")
+    #: The directory to work in. The instance neither makes nor removes it. None: a private one inside the home.
+    workdir: str | None = None
+    #: Extra variables of the agent's process.
+    env: Mapping[str, str] | None = None
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
         yield from tag_faults("tags", self.tags)
+        if self.workdir is not None:
+            yield from unkeepable_faults("workdir", self.workdir)
+            if not self.workdir.startswith("/"):
+                yield Fault(field="workdir", bound="must be an absolute path", value=shown(self.workdir))
+        for name, value in (self.env or {}).items():
+            if not _VARIABLE.fullmatch(name):
+                bound = "must name variables by letters, digits and _"
+                yield Fault(field="env", bound=bound, value=shown(name))
+            yield from unkeepable_faults(f"env.{shown(name)}", value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class SpawnRequest(Record):
-    agent_definition_id: UUID
+    #: The id of a definition, or the name of a registered one.
+    agent_definition_id: UUID | str
     options: AgentSpawnOptions | None = None
     #: Keys in any case; JSON values.
     context: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        settle(self, "context")
+    task_id: UUID | None = None
+    crew: str | None = None
+    #: The id of a crew member, stable over its generations.
+    agent_id: str | None = None
+    generation: Annotated[int, Interval(ge=0, le=MAX_COUNT)] = 0
 
     @property
     def context_data(self) -> ContextData:
         return ContextData(self.context)
 
     def is_valid(self) -> bool:
-        return self.validate().is_valid
+        """Whether a definition is named; `validate()` checks everything."""
+        return self.agent_definition_id not in {NIL, ""}
 
     def rules(self) -> Iterator[Fault]:
-        if self.agent_definition_id == NIL:
-            yield Fault(field="agent_definition_id", bound="must not be the empty UUID")
+        if not self.is_valid():
+            yield Fault(field="agent_definition_id", bound="must name a definition")
         yield from context_faults("context", self.context)
+        yield from name_faults("crew", self.crew)
+        yield from name_faults("agent_id", self.agent_id)
+
+
+@record
+class TerminationOptions(Record):
+    #: 1 s to 5 min; 0 means at once, as `immediate()` has it.
+    graceful_timeout: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=5))] = timedelta(seconds=10)
+    force_if_timeout: bool = True
+    reason: str | None = None
+    persist_final_state: bool = False
+
+    @classmethod
+    def default(cls) -> TerminationOptions:
+        return cls()
+
+    @classmethod
+    def immediate(cls) -> TerminationOptions:
+        return cls(graceful_timeout=timedelta(0), force_if_timeout=True, reason="Immediate termination requested")
+
+    def rules(self) -> Iterator[Fault]:
+        yield from plain_text_faults("reason", self.reason, MAX_REASON)
+        if timedelta(0) < self.graceful_timeout < _SECOND:
+            bound = "must be 1 s to 5 min, or 0 for at once"
+            yield Fault(field="graceful_timeout", bound=bound, value=shown(self.graceful_timeout))

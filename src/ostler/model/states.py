@@ -1,14 +1,15 @@
-"""The named values: states, levels, priorities. The transition tables stand beside the states they join."""
+"""Named values, and the table of legal moves beside the states that it joins."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
 
 class _Ranked(StrEnum):
-    """Named values with the seed's numbers, so that they can be compared by weight."""
+    """Values with the seed's numbers, comparable by rank."""
 
     @property
     def rank(self) -> int:
@@ -19,26 +20,18 @@ class AgentState(StrEnum):
     INITIALIZING = "initializing"  #: reserved; being started
     READY = "ready"  #: alive, may be asked
     PROCESSING = "processing"  #: working on at least one request
-    WAITING = "waiting"  #: has worked; waits for the next request or for something outside
+    WAITING = "waiting"  #: has worked; waits for the next request or for an answer from outside
     SUSPENDED = "suspended"  #: held, frozen or parked
-    TERMINATING = "terminating"  #: on the way out
-    TERMINATED = "terminated"  #: gone on purpose
-    FAILED = "failed"  #: gone otherwise; may be restarted
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"  #: ended on purpose
+    FAILED = "failed"  #: ended otherwise; may be restarted
 
 
 class HealthState(StrEnum):
-    UNKNOWN = "unknown"  #: not looked at yet, or the probe itself failed to run
+    UNKNOWN = "unknown"  #: not probed yet, or the probe itself could not run
     HEALTHY = "healthy"
     DEGRADED = "degraded"  #: some probes failed, fewer than the threshold
     UNHEALTHY = "unhealthy"
-
-
-class TaskState(StrEnum):
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"  #: submitted, waits for review
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
 
 
 class IsolationLevel(_Ranked):
@@ -79,6 +72,20 @@ class Tier(_Ranked):
     ENTERPRISE = "enterprise"
 
 
+class SuspendDepth(StrEnum):
+    HOLD = "hold"  #: finishes what it does, takes no more
+    FREEZE = "freeze"  #: every process stops where it is, and goes on there
+    PARK = "park"  #: the process ends; workdir and record stay, and resuming starts it fresh
+
+
+class Enforcement(StrEnum):
+    """How well an isolation level holds a limit; recorded per limit on every instance."""
+
+    ENFORCED = "enforced"  #: the kernel or the manager holds it
+    APPROXIMATED = "approximated"  #: watched and acted upon, with some slack
+    ADVISORY = "advisory"  #: told to the agent, not held
+
+
 _A = AgentState
 AGENT_TRANSITIONS: Mapping[AgentState, frozenset[AgentState]] = MappingProxyType(
     {
@@ -92,23 +99,11 @@ AGENT_TRANSITIONS: Mapping[AgentState, frozenset[AgentState]] = MappingProxyType
         _A.TERMINATED: frozenset(),
     }
 )
-#: Moves that only freezing and thawing may make: the tree stops in mid-work and goes on where it was.
+#: Moves that only a freeze and a thaw may make: the process tree stops in mid-work and goes on where it was.
 FREEZE_TRANSITIONS = frozenset({(_A.PROCESSING, _A.SUSPENDED), (_A.SUSPENDED, _A.PROCESSING)})
 
 INACTIVE_STATES = frozenset({_A.TERMINATED, _A.FAILED})
 ACTIVE_STATES = frozenset(_A) - INACTIVE_STATES
-
-_T = TaskState
-TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = MappingProxyType(
-    {
-        _T.QUEUED: frozenset({_T.RUNNING}),
-        _T.RUNNING: frozenset({_T.COMPLETED, _T.QUEUED, _T.REJECTED}),
-        _T.COMPLETED: frozenset({_T.ACCEPTED, _T.REJECTED, _T.QUEUED}),
-        _T.ACCEPTED: frozenset(),
-        _T.REJECTED: frozenset(),
-    }
-)
-FINISHED_TASK_STATES = frozenset({_T.ACCEPTED, _T.REJECTED})
 
 
 class AgentStateTransitions:
@@ -116,15 +111,25 @@ class AgentStateTransitions:
 
     @staticmethod
     def is_valid(current: AgentState, target: AgentState, *, freezing: bool = False) -> bool:
-        """Whether the move is legal; `freezing` admits the two that only a freeze or a thaw makes."""
+        """Whether the move is legal; `freezing` admits the two moves of a freeze and a thaw."""
         if freezing and (current, target) in FREEZE_TRANSITIONS:
             return True
         return target in AGENT_TRANSITIONS.get(current, frozenset())
 
 
-class TaskStateTransitions:
-    """The legal moves of a task."""
+def legal_path(current: AgentState, target: AgentState) -> tuple[AgentState, ...]:
+    """The shortest way of legal moves, for a record that fell behind while the store could not write.
 
-    @staticmethod
-    def is_valid(current: TaskState, target: TaskState) -> bool:
-        return target in TASK_TRANSITIONS.get(current, frozenset())
+    Never through failed or suspended, which are facts of their own. Empty where there is no way.
+    """
+    ways: deque[tuple[AgentState, ...]] = deque([(current,)])
+    while ways:
+        way = ways.popleft()
+        if way[-1] is target:
+            return way[1:]
+        ways.extend(
+            (*way, step)
+            for step in sorted(AGENT_TRANSITIONS[way[-1]])
+            if step not in way and (step is target or step not in {_A.FAILED, _A.SUSPENDED})
+        )
+    return ()

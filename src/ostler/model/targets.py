@@ -1,4 +1,4 @@
-"""What a probe looks at, taken apart. Each function raises `ValueError` with words that follow the field's name."""
+"""Parses the targets of health probes. Each function raises `ValueError` with words that follow the field's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HttpTarget:
 
 
 def http_target(text: str) -> HttpTarget:
-    """From a URL. Nobody logs in, so a name in it is a mistake; and only what can stand in a request line passes."""
+    """From a URL without credentials, of characters that may stand in a request line."""
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL of printable ASCII characters without spaces")
     try:
@@ -62,7 +62,7 @@ def tcp_target(text: str) -> tuple[str, int]:
 
 
 def command_target(text: str) -> tuple[str, ...]:
-    """From a command line, split as a shell would; no shell ever sees it."""
+    """From a command line, split as a shell splits it; no shell runs it."""
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The rules for names, tags and longer text, and the folding that makes tags comparable."""
+"""Rules for names, tags and longer text, and the folding that makes tags comparable."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ostler.model.validation import Fault, shown
+from ostler.model.faults import Fault, shown
 
 MAX_NAME = 200
 MAX_TAG = 50
 MAX_TAGS = 10
+#: Of a reason that a caller gives.
+MAX_REASON = 2000
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[A-Za-z0-9-]{1,50}")
@@ -22,14 +24,14 @@ def fold_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def clean_text(text: str) -> str:
-    """Foreign text (an error, a reason) as any store can keep it: no NUL, no lone surrogate."""
+    """Foreign text (an error, a reason) as every store can keep it: no NUL, no lone surrogate."""
     if "\0" not in text and text.isascii():
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def clipped(text: str, limit: int) -> str:
-    """Foreign text, cleaned and no longer than that; what was cut off is said."""
+    """Foreign text, cleaned and cut to `limit`; the result says how much is missing."""
     if len(text) <= limit:
         return clean_text(text)
     return f"{clean_text(text[:limit])}… ({len(text) - limit} more characters)"
@@ -47,7 +49,7 @@ def name_faults(field: str, name: Any) -> Iterator[Fault]:
 
 
 def plain_text_faults(field: str, text: Any, limit: int) -> Iterator[Fault]:
-    """Longer text may hold line breaks, but nothing that a store or a terminal chokes on."""
+    """Longer text may hold line breaks, but nothing that a store cannot keep."""
     if not isinstance(text, str):
         return
     if len(text) > limit:
@@ -56,7 +58,7 @@ def plain_text_faults(field: str, text: Any, limit: int) -> Iterator[Fault]:
 
 
 def unkeepable_faults(field: str, text: str) -> Iterator[Fault]:
-    """The two kinds of character that some store cannot keep."""
+    """NUL, which PostgreSQL cannot keep, and lone surrogates, which UTF-8 cannot write."""
     if "\0" in text:
         yield Fault(field=field, bound="must not contain NUL")
     if _SURROGATE.search(text):

@@ -1,4 +1,4 @@
-"""Who may do what, where. What is not granted here is refused."""
+"""Which principal may do what in which workspace. What is not granted here is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import MappingProxyType
 from uuid import UUID
 
 from ostler.errors import AuthorizationError
-from ostler.model import Permission, Principal, Role, Tier
+from ostler.model.people import Permission, Principal, Role
+from ostler.model.states import Tier
 
 _P = Permission
 _LOOK = frozenset({_P.AGENTS_READ, _P.TASKS_READ})
@@ -16,17 +17,16 @@ _LOOK = frozenset({_P.AGENTS_READ, _P.TASKS_READ})
 ROLE_PERMISSIONS: Mapping[Role, frozenset[Permission]] = MappingProxyType(
     {
         Role.VIEWER: _LOOK,
-        Role.OPERATOR: _LOOK
-        | {_P.AGENTS_SPAWN, _P.AGENTS_PROCESS, _P.AGENTS_SUSPEND, _P.AGENTS_TERMINATE, _P.TASKS_WRITE},
+        Role.OPERATOR: _LOOK | {_P.AGENTS_LIFECYCLE, _P.TASKS_WRITE},
         Role.REVIEWER: _LOOK | {_P.TASKS_REVIEW},
-        # To look into other workspaces is granted by name only; no role brings it.
+        # Reading in other workspaces is granted by name only.
         Role.ADMIN: frozenset(_P) - {_P.WORKSPACES_CROSS},
-        # An agent speaks about its own work through its attempt; this is only what it may look up besides.
         Role.AGENT: _LOOK,
     }
 )
-#: All that a principal of another workspace can ever have.
-CROSS_PERMISSIONS = frozenset({_P.AGENTS_READ, _P.TASKS_READ, _P.AUDIT_READ})
+#: The most that a principal of another workspace can have.
+CROSS_PERMISSIONS = frozenset({_P.AGENTS_READ, _P.AGENTS_READ_ALL, _P.TASKS_READ, _P.AUDIT_READ})
+_AGENT_PERMISSIONS = frozenset(permission for permission in _P if permission.startswith("agents."))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +41,10 @@ class AccessDecision:
 
 
 def granted(principal: Principal) -> frozenset[Permission]:
-    """The permissions of its roles and those given by name."""
+    """The permissions of its roles and those given by name; `agents.lifecycle` stands for every agent permission."""
     by_role = (ROLE_PERMISSIONS.get(role, frozenset()) for role in principal.roles)
-    return frozenset(principal.permissions).union(*by_role)
+    held = frozenset(principal.permissions).union(*by_role)
+    return held | _AGENT_PERMISSIONS if Permission.AGENTS_LIFECYCLE in held else held
 
 
 def decide_access(
@@ -51,7 +52,7 @@ def decide_access(
 ) -> AccessDecision:
     """Whether this principal may do this in this workspace; `tier` is the plan of the principal's own."""
     if principal is None:
-        return _no("nobody is named who asks")
+        return _no("no principal is named")
     who = f"principal {principal.name}"
     if principal.disabled_at is not None:
         return _no(f"{who} is disabled")

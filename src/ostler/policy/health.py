@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from ostler.model import AgentHealthStatus, HealthCheckConfig, HealthState
+from ostler.model.instance import AgentHealthStatus
+from ostler.model.spawn import HealthCheckConfig
+from ostler.model.states import HealthState
 
 
 class ProbeOutcome(StrEnum):
@@ -30,9 +32,9 @@ def next_health(
 ) -> AgentHealthStatus:
     """The health after one more probe.
 
-    The thresholds hold from every state: an agent that was never looked at is unknown until it has passed
-    (or failed) as often in a row as one that was known. Kubernetes takes the first success of a new
-    container for health; here a restart is forgiven on health, so one lucky answer must not earn that.
+    The thresholds hold from every state: an agent that was never probed is unknown until it has passed or failed
+    often enough in a row. Kubernetes takes the first success of a new container for health; here health resets the
+    restart count, so a single success must not.
     """
     seen = status.evolve(checked_at=now, details=probe.details)
     match probe.outcome:

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ostler.errors import LicenseError
-from ostler.model import (
-    AgentPriority,
-    AgentSpawnOptions,
-    HealthCheckConfig,
-    IsolationLevel,
-    RestartPolicyType,
-    Tier,
-)
+from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig
+from ostler.model.states import AgentPriority, IsolationLevel, RestartPolicyType, Tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +31,6 @@ class Refusal:
     tier: Tier
     needs: Tier | None
     sentence: str
-    #: How many are active and how many may be, where that is why.
-    current: int | None = None
-    maximum: int | None = None
-
-    def to_error(self) -> LicenseError:
-        return LicenseError(self.sentence, tier=self.tier, current=self.current, maximum=self.maximum)
 
 
 _THREADS = frozenset({IsolationLevel.NONE, IsolationLevel.THREAD})
@@ -110,24 +98,16 @@ def gate_refusals(tier: Tier, options: AgentSpawnOptions | None) -> tuple[Refusa
     return tuple(_gate_refusal(tier, what, admits) for what, admits in gates if not admits(PLANS[tier]))
 
 
-def slot_refusal(tier: Tier, active: int) -> Refusal | None:
-    """The refusal of one more instance beside the active ones; None where there is room.
-
-    The sentence for it: what holds the limit is the conditional write in the store.
-    """
-    if _has_room(PLANS[tier], active):
-        return None
-    needs = _lowest(lambda plan: _has_room(plan, active))
-    sentence = (
-        f"the {tier} plan admits {PLANS[tier].max_concurrent} active agents and {active} are active; "
-        f"terminate one, or move to {needs}"
-    )
+def slot_error(tier: Tier, active: int) -> LicenseError:
+    """The refusal of one more instance beside the active ones. The store holds the limit by a conditional write."""
+    needs = _lowest(lambda plan: plan.max_concurrent is None or active < plan.max_concurrent)
     maximum = PLANS[tier].max_concurrent
-    return Refusal(tier=tier, needs=needs, sentence=sentence, current=active, maximum=maximum)
-
-
-def _has_room(plan: Plan, active: int) -> bool:
-    return plan.max_concurrent is None or active < plan.max_concurrent
+    return LicenseError(
+        f"the {tier} plan admits {maximum} active agents and {active} are active; terminate one, or move to {needs}",
+        tier=tier,
+        current=active,
+        maximum=maximum,
+    )
 
 
 def _gate_refusal(tier: Tier, what: str, admits: Callable[[Plan], bool]) -> Refusal:

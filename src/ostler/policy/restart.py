@@ -1,7 +1,7 @@
-"""Whether a failed agent comes back, and when.
+"""Whether a failed agent is restarted, and when.
 
-Four brakes, each with its own memory: retries since it was last healthy, a breaker on continuous failure, a
-window against bursts, and a budget for its whole life that nothing resets.
+Four brakes: retries since it was last healthy, a circuit breaker on continuous failure, a window against bursts,
+and a budget for the whole life of the instance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from ostler.model import RestartPolicy, RestartPolicyType, duration_text
+from ostler.model.faults import duration_text
+from ostler.model.spawn import RestartPolicy
+from ostler.model.states import RestartPolicyType
 
 #: How far the jitter may go to either side.
 JITTER = 0.25
@@ -26,7 +28,7 @@ class Chance(Protocol):
 
 class RestartReason(StrEnum):
     RESTART = "restart"
-    BURST_WINDOW = "burst_window"  #: comes back, but later than the backoff alone would have it
+    BURST_WINDOW = "burst_window"  #: restarted later than the backoff alone would have it
     NO_POLICY = "no_policy"
     LIFETIME_SPENT = "lifetime_spent"
     RETRIES_SPENT = "retries_spent"
@@ -51,7 +53,7 @@ class RestartFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartDecision:
-    """What to do, and a sentence that an operator reads as it stands."""
+    """What to do, and a sentence that is shown to the operator verbatim."""
 
     restart: bool
     delay: timedelta
@@ -78,9 +80,8 @@ def decide_restart(policy: RestartPolicy | None, facts: RestartFacts, now: datet
     delay = backoff(policy, facts.restart_count + 1, chance)
     wait = _burst_wait(policy, facts.recent_starts, now)
     if wait > delay:
-        # Here systemd gives up. Waiting suits a run that nobody watches at night, and it cannot go on for
-        # ever: every restart is paid for from the retries and from the budget for life. The wait may be
-        # longer than max_delay, which caps the backoff and is no leave to break the window.
+        # systemd gives up here. Waiting suits an unattended run, and it is bounded: every restart is paid for
+        # from the retries and from the budget for life. The wait may exceed max_delay, which caps the backoff.
         why = f"the limit is {policy.burst_limit} starts in {duration_text(policy.burst_window)}"
         return _go_on(policy, facts, wait, RestartReason.BURST_WINDOW, why)
     return _go_on(policy, facts, delay, RestartReason.RESTART, "")
@@ -102,14 +103,14 @@ def _growth(policy: RestartPolicy, number: int) -> float:
     try:
         if policy.type is RestartPolicyType.LINEAR:
             return float(number)
-        return float(policy.backoff_multiplier) ** number
+        return float(policy.backoff_multiplier) ** (number - 1)  # the first restart waits `initial_delay`
     except OverflowError:
         return float("inf") if policy.initial_delay else 0.0
 
 
 def _burst_wait(policy: RestartPolicy, starts: tuple[datetime, ...], now: datetime) -> timedelta:
-    """How long until one more start keeps to the window; nothing where it does already."""
-    if len(starts) < policy.burst_limit:
+    """How long until one more start keeps to the window. An immediate policy is bounded by its retries alone."""
+    if policy.type is RestartPolicyType.IMMEDIATE or len(starts) < policy.burst_limit:
         return _AT_ONCE
     frees = sorted(starts)[-policy.burst_limit] + policy.burst_window
     # A start that seems to lie in the future comes from a clock that was set back; it holds for one window.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from ostler.model import INACTIVE_STATES, AgentState
+from ostler.model.states import INACTIVE_STATES, AgentState
 from ostler.policy.phrases import span
 
 _NOTHING = timedelta(0)

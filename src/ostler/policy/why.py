@@ -7,18 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from ostler.model import (
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    HealthState,
-    SuspendDepth,
-    Wait,
-    WaitKind,
-    Why,
-    clipped,
-    duration_text,
-)
+from ostler.model.faults import duration_text
+from ostler.model.instance import AgentInstance, Why
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import AgentState, HealthState, SuspendDepth
+from ostler.model.text import clipped
 from ostler.policy.phrases import due, moment, since, span
 from ostler.policy.stall import Liveness, StallVerdict
 
@@ -50,9 +44,13 @@ class WhyFacts:
     #: The sentence of the latest `RestartDecision`.
     restart_sentence: str | None = None
     was_graceful: bool | None = None
-    #: Why it was suspended or terminated, in the words of whoever asked.
+    #: Why it was suspended or terminated, in the words of the caller.
     reason: str | None = None
     stall: StallVerdict | None = None
+    #: A restart that is due, and why it has not happened.
+    held_because: str | None = None
+    #: What could not be recovered, ended or written.
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +69,7 @@ def explain(facts: WhyFacts) -> Why:
         verdict = _troubled(facts, verdict)
         evidence += _trouble(facts)
         changes += _cures(facts)
+    evidence += [*_quoted(facts.held_because), *_quoted(facts.trouble)]
     return Why(
         instance_id=facts.instance.instance_id,
         state=facts.instance.state,
@@ -148,7 +147,7 @@ def _terminated(facts: WhyFacts) -> _Answer:
     ended = facts.instance.terminated_at
     evidence = [f"it ended at {moment(ended)}, after {span(facts.instance.uptime(facts.now))}"] if ended else []
     if facts.was_graceful is not None:
-        evidence.append("it ended by itself when asked" if facts.was_graceful else "it had to be forced")
+        evidence.append("it ended when it was asked to" if facts.was_graceful else "it had to be forced")
     evidence += [*_reason(facts), *_error(facts)]
     return _Answer(
         verdict="it was terminated on purpose", evidence=tuple(evidence), changes=("nothing; spawn a new instance",)

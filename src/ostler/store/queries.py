@@ -1,41 +1,159 @@
-"""Reads the named queries from their files, and fits them to a dialect."""
+"""Lists of instances by filter, the search for one by name or short id, and the statistics of a workspace."""
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Mapping
-from importlib import resources
-from types import MappingProxyType
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
-_NAMED = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)\b")
+from ostler.model.instance import AgentInstance
+from ostler.model.query import GetInstancesFilter, LifecycleStatistics
+from ostler.model.states import ACTIVE_STATES, AgentState, HealthState
+from ostler.model.types import micros
+from ostler.policy.quota import plan
+from ostler.store.moves import INSTANCES, get_instance
+from ostler.store.transaction import Reader
+from ostler.store.workspaces import require_workspace
 
-
-@functools.cache
-def queries() -> Mapping[str, str]:
-    """Name to SQL, comments stripped."""
-    text = (resources.files("ostler.store") / "sql" / "queries.sql").read_text()
-    return MappingProxyType({name: _strip(body) for name, body in _NAMED.findall(text)})
-
-
-def migrations(dialect: str) -> list[tuple[int, str]]:
-    """The numbered migration files of a dialect, in order."""
-    folder = resources.files("ostler.store") / "sql" / dialect
-    found = [(int(entry.name[:4]), entry.read_text()) for entry in folder.iterdir() if entry.name.endswith(".sql")]
-    return sorted(found)
-
-
-def statements(script: str) -> list[str]:
-    """A migration file as single statements; none of ours holds a semicolon inside one."""
-    return [part.strip() for part in _strip(script).split(";") if part.strip()]
+_STARS = re.compile(r"\*+")
+_LAST_CHARACTER = "\U0010ffff"
+_SELECT = "SELECT " + ", ".join(f"i.{column}" for column in INSTANCES.columns)
+#: Digits that tell ids of one millisecond apart; the short form of an id is a prefix or a suffix of this length.
+MIN_SHORT_ID = 4
+_MOST_FOUND = 10
 
 
-def percent_style(sql: str) -> str:
-    """`:name` and `?` as psycopg wants them."""
-    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).replace("?", "%s")
+def like_pattern(pattern: str) -> str:
+    """`*` as the only wildcard; the wildcards of LIKE stand for themselves."""
+    plain = pattern.casefold().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return _STARS.sub("%", plain)
 
 
-def _strip(body: str) -> str:
-    lines = (line.split(" -- ")[0].rstrip() for line in body.splitlines() if not line.lstrip().startswith("--"))
-    return "\n".join(line for line in lines if line).strip().rstrip(";")
+def list_instances(reader: Reader, wanted: GetInstancesFilter, workspace_id: UUID) -> list[AgentInstance]:
+    """Newest first, off an index: the clause that narrows most leads, the planner does not choose among the rest."""
+    clauses, values = _clauses(wanted)
+    active = wanted.state in ACTIVE_STATES if wanted.state is not None else not wanted.include_terminated
+    source, order = "agent_instances AS i", "i.id"
+    where = ["i.workspace_id = :workspace_id"]
+    if wanted.tag is not None:
+        source = "agent_instance_tags AS t JOIN agent_instances AS i ON i.id = t.instance_id"
+        where = ["t.workspace_id = :workspace_id", "t.tag = :tag"]
+        order, values["tag"] = "t.instance_id", wanted.tag.lower()
+        if active:
+            where.append("t.active = 1")
+    elif active:
+        where.append("i.active = 1")
+    for position, group in enumerate(clauses):
+        leads = position == 0 and wanted.tag is None
+        where += [reader.lead(clause, first=leads) for clause in group]
+    if wanted.before is not None:
+        where.append(f"{order} < :before")
+        values["before"] = wanted.before
+    sql = f"{_SELECT} FROM {source} WHERE {' AND '.join(where)} ORDER BY {order} DESC LIMIT :limit OFFSET :offset"
+    rows = reader.fetch(sql, workspace_id=workspace_id, limit=wanted.limit, offset=wanted.offset, **values)
+    return INSTANCES.read(rows)
+
+
+def _clauses(wanted: GetInstancesFilter) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
+    """In the order of how much each is expected to narrow."""
+    clauses: list[tuple[str, ...]] = []
+    values: dict[str, Any] = {}
+    for name in ("task_id", "crew", "owner_id", "definition_id"):
+        if (value := getattr(wanted, name)) is not None:
+            clauses.append((f"i.{name} = :{name}",))
+            values[name] = value
+    if wanted.name_pattern is not None:
+        clauses.append(_name_clause(wanted.name_pattern, values))
+    for name in ("health_state", "state"):
+        if (value := getattr(wanted, name)) is not None:
+            clauses.append((f"i.{name} = :{name}",))
+            values[name] = value
+    return clauses, values
+
+
+def _name_clause(pattern: str, values: dict[str, Any]) -> tuple[str, ...]:
+    values["name_pattern"] = like_pattern(pattern)
+    like = "i.name_key LIKE :name_pattern ESCAPE '\\'"
+    prefix = pattern.split("*", 1)[0].casefold()
+    if not prefix:
+        return (like,)
+    values["name_from"], values["name_until"] = prefix, prefix + _LAST_CHARACTER
+    return ("i.name_key >= :name_from", "i.name_key <= :name_until", like)
+
+
+def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentInstance]:
+    """By a whole id, an exact name, or a part of an id at its beginning or end.
+
+    An active instance with the name hides ended ones; so does the newest of several that have ended.
+    """
+    try:
+        found = get_instance(reader, UUID(text))
+    except ValueError:
+        pass
+    else:
+        return [found] if found is not None and found.workspace_id == workspace_id else []
+    named = INSTANCES.read(
+        reader.fetch(
+            f"{INSTANCES.select} WHERE workspace_id = :space AND name_key = :key AND name = :name "
+            "ORDER BY active DESC, id DESC LIMIT :limit",
+            space=workspace_id,
+            key=text.casefold(),
+            name=text,
+            limit=_MOST_FOUND,
+        )
+    )
+    if named:
+        return [one for one in named if one.is_active] or named[:1]
+    digits = text.lower().replace("-", "")
+    if len(digits) < MIN_SHORT_ID or not re.fullmatch(r"[0-9a-f]+", digits):
+        return []
+    rows = reader.fetch(
+        "SELECT id FROM agent_instances WHERE workspace_id = :space ORDER BY id DESC", space=workspace_id
+    )
+    ids = [UUID(bytes=row[0]) if isinstance(row[0], bytes) else row[0] for row in rows]
+    matching = [one for one in ids if one.hex.endswith(digits) or one.hex.startswith(digits)]
+    return [one for match in matching[:_MOST_FOUND] if (one := get_instance(reader, match)) is not None]
+
+
+def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleStatistics:
+    workspace = require_workspace(reader, workspace_id)
+    by_state = dict.fromkeys(AgentState, 0)
+    by_health = dict.fromkeys(HealthState, 0)
+    for state, health, count in reader.fetch(
+        """SELECT state, health_state, count(*) FROM agent_instances WHERE workspace_id = :id
+           GROUP BY state, health_state""",
+        id=workspace_id,
+    ):
+        by_state[AgentState(state)] += count
+        by_health[HealthState(health)] += count
+    average = reader.fetch_one(
+        """SELECT avg(coalesce(terminated_at, :now) - created_at - downtime_us)
+           FROM agent_instances WHERE workspace_id = :id""",
+        id=workspace_id,
+        now=micros(now),
+    )
+    counters = dict(reader.fetch("SELECT name, value FROM counters WHERE workspace_id = :id", id=workspace_id))
+    return LifecycleStatistics(
+        active_instances=sum(by_state[state] for state in ACTIVE_STATES),
+        by_state=by_state,
+        by_health=by_health,
+        max_concurrent=plan(workspace.tier).max_concurrent,
+        total_spawned=counters.get("spawned", 0),
+        total_terminated=counters.get("terminated", 0),
+        average_uptime=timedelta(microseconds=max(int(average[0] or 0), 0) if average else 0),
+        total_restarts=counters.get("restarts", 0),
+    )
+
+
+def state_counts(reader: Reader) -> dict[AgentState, int]:
+    """Of all workspaces, for the gauges."""
+    counts = dict.fromkeys(AgentState, 0)
+    for state, count in reader.fetch("SELECT state, count(*) FROM agent_instances GROUP BY state"):
+        counts[AgentState(state)] = count
+    return counts
+
+
+def list_terminating(reader: Reader) -> list[AgentInstance]:
+    """Of all workspaces: terminations that an earlier manager did not finish."""
+    return INSTANCES.read(reader.fetch(f"{INSTANCES.select} WHERE state = 'terminating' ORDER BY id"))

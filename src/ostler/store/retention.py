@@ -1,109 +1,138 @@
-"""One round of retention: find what is due with a reader, remove it with commands that look again."""
+"""Removes what has been kept long enough, a bounded batch per command, the oldest first."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
 from uuid import UUID
 
-from ostler.model import Workspace
-from ostler.policy import RetentionPolicy
-from ostler.store.base import SweepResult
-from ostler.store.commands import (
-    Command,
-    PruneAudit,
-    PruneEvents,
-    RemoveAnswers,
-    RemoveInstances,
-    RemoveTasks,
-    RemoveWaits,
-)
-from ostler.store.kinds import Kind
-from ostler.store.port import Session
-
-R = TypeVar("R")
+from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.policy.retention import RetentionPolicy
+from ostler.store.audit import PRUNED, get_chain, list_chains
+from ostler.store.transaction import Transaction
 
 
-class _Commit(Protocol):
-    def __call__(self, command: Command[R], /) -> Awaitable[R]: ...
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one command removed; `more` when a batch was full."""
+
+    removed: int
+    more: bool
 
 
-class _Read(Protocol):
-    def __call__(self, read: Callable[[Session], R], /) -> Awaitable[R]: ...
+def sweep(tx: Transaction, policy: RetentionPolicy) -> Swept:
+    """One batch of everything that is due. Call it again while there is more."""
+    counts = (
+        _sweep_instances(tx, tx.now - policy.finished, policy.batch),
+        _sweep_waits(tx, tx.now - policy.finished, policy.batch),
+        _sweep_keys(tx, tx.now - policy.idempotency, policy.batch),
+        _sweep_events(tx, tx.now - policy.events, policy.batch),
+        *(
+            _sweep_audit(tx, workspace_id, tx.now - policy.audit, policy.batch)
+            for workspace_id in (list_chains(tx) if policy.audit is not None else ())
+            if policy.audit is not None
+        ),
+    )
+    return Swept(sum(counts), any(count >= policy.batch for count in counts))
 
 
-class Sweeper:
-    def __init__(self, commit: _Commit, read: _Read, now: datetime, policy: RetentionPolicy) -> None:
-        self._commit = commit
-        self._read = read
-        self._now = now
-        self._policy = policy
+def _sweep_instances(tx: Transaction, before: datetime, limit: int) -> int:
+    """Ended instances with their tags, attempts and requests. Events and audit stay.
 
-    async def sweep(self) -> SweepResult:
-        instances = await self._records(Kind.INSTANCE, RemoveInstances)
-        tasks = await self._records(Kind.TASK, RemoveTasks)
-        waits = await self._waits()
-        events = await self._events()
-        audit = await self._audit()
-        answers = await self._answers()
-        full = self._policy.batch
-        return SweepResult(
-            instances=instances,
-            tasks=tasks,
-            events=events,
-            audit=audit,
-            waits=waits,
-            answers=answers,
-            more=full in {instances, tasks, waits, events, answers} or audit >= full,
+    One with an open attempt that was seen to start stays: something of it may live, and the row is all that knows it.
+    So does one with an open wait, such as a pending restart.
+    """
+    rows = tx.fetch(
+        """SELECT id, workspace_id FROM agent_instances AS i
+           WHERE terminated_at IS NOT NULL AND terminated_at <= :before AND active = 0
+           AND NOT EXISTS (SELECT 1 FROM attempts AS a
+                           WHERE a.instance_id = i.id AND a.ended_at IS NULL AND a.handle_json IS NOT NULL)
+           AND NOT EXISTS (SELECT 1 FROM waits AS w WHERE w.instance_id = i.id AND w.ended_at IS NULL)
+           ORDER BY terminated_at, id LIMIT :limit""",
+        before=before,
+        limit=limit,
+    )
+    removed: dict[UUID, int] = {}
+    for key, space in rows:
+        for table in ("attempts", "requests"):
+            tx.execute(f"DELETE FROM {table} WHERE instance_id = :id", id=key)
+        tx.execute("DELETE FROM agent_instance_tags WHERE instance_id = :id", id=key)
+        tx.execute("DELETE FROM agent_instances WHERE id = :id", id=key)
+        workspace_id = space if isinstance(space, UUID) else UUID(bytes=space)
+        removed[workspace_id] = removed.get(workspace_id, 0) + 1
+    for workspace_id, count in removed.items():
+        tx.audit(workspace_id, SYSTEM, "retention.instances", "records", detail=f"removed {count}")
+    return len(rows)
+
+
+def _sweep_waits(tx: Transaction, before: datetime, limit: int) -> int:
+    return tx.execute(
+        """DELETE FROM waits WHERE id IN (
+             SELECT id FROM waits WHERE ended_at IS NOT NULL AND ended_at <= :before
+             ORDER BY ended_at, id LIMIT :limit)""",
+        before=before,
+        limit=limit,
+    )
+
+
+def _sweep_keys(tx: Transaction, before: datetime, limit: int) -> int:
+    """Not audited: the keys are a help to callers, and no record."""
+    rows = tx.fetch(
+        "SELECT workspace_id, key FROM idempotency_keys WHERE created_at <= :before ORDER BY created_at LIMIT :limit",
+        before=before,
+        limit=limit,
+    )
+    for workspace_id, key in rows:
+        tx.execute(
+            "DELETE FROM idempotency_keys WHERE workspace_id = :workspace_id AND key = :key",
+            workspace_id=workspace_id,
+            key=key,
         )
+    return len(rows)
 
-    async def _records(self, kind: Kind, remove: type[RemoveInstances | RemoveTasks]) -> int:
-        until = self._now - self._policy.finished
-        keys = await self._read(lambda session: session.due(kind, until, self._policy.batch))
-        if not keys:
-            return 0
-        return await self._commit(remove(ids=tuple(key[0] for key in keys), policy=self._policy))
 
-    async def _waits(self) -> int:
-        until = self._now - self._policy.finished
-        keys = await self._read(lambda session: session.due(Kind.WAIT, until, self._policy.batch))
-        if not keys:
-            return 0
-        return await self._commit(RemoveWaits(ids=tuple(key[0] for key in keys), before=until))
+def _sweep_events(tx: Transaction, before: datetime, limit: int) -> int:
+    """Always a prefix of the log, so that one number tells every cursor what is gone."""
+    row = tx.fetch_one(
+        """SELECT max(sequence), count(*) FROM (
+             SELECT sequence, occurred_at FROM agent_instance_events WHERE sequence > :horizon
+             ORDER BY sequence LIMIT :limit) AS oldest
+           WHERE occurred_at <= :before""",
+        horizon=tx.horizon,
+        limit=limit,
+        before=before,
+    )
+    if row is None or row[0] is None:
+        return 0
+    until = int(row[0])
+    removed = tx.execute("DELETE FROM agent_instance_events WHERE sequence <= :until", until=until)
+    tx.horizon = until
+    tx.audit(HOME_WORKSPACE_ID, SYSTEM, "retention.events", "events", detail=f"removed up to {until}")
+    return removed
 
-    async def _answers(self) -> int:
-        until = self._now - self._policy.idempotency
-        keys = await self._read(lambda session: session.due(Kind.IDEMPOTENCY, until, self._policy.batch))
-        # Also with none, which writes nothing: so one who owns the store no more is told, whatever is due.
-        return await self._commit(RemoveAnswers(keys=tuple((key[0], key[1]) for key in keys), before=until))
 
-    async def _events(self) -> int:
-        before = self._now - self._policy.events
-        last = await self._read(lambda session: session.event_before(before, self._policy.batch))
-        return await self._commit(PruneEvents(until=last)) if last else 0
-
-    async def _audit(self) -> int:
-        """By default the audit is kept for ever."""
-        if self._policy.audit is None:
-            return 0
-        removed = 0
-        after: tuple[UUID] | None = None
-        while page := await self._workspaces(after):
-            for workspace in page:
-                removed += await self._audit_of(workspace, self._now - self._policy.audit)
-            after = (page[-1].workspace_id,)
-        return removed
-
-    async def _workspaces(self, after: tuple[UUID] | None) -> Sequence[Workspace]:
-        return await self._read(lambda session: session.listing(Kind.WORKSPACE, after, 100))
-
-    async def _audit_of(self, workspace: Workspace, before: datetime) -> int:
-        space = workspace.workspace_id
-        last = await self._read(lambda session: session.audit_before(space, before, self._policy.batch))
-        if not last:
-            return 0
-        entries = await self._read(lambda session: session.audit(space, last - 1, 1))
-        if not entries or entries[0].number != last:  # it went before, in an earlier sweep
-            return 0
-        return await self._commit(PruneAudit(workspace_id=space, last=entries[0]))
+def _sweep_audit(tx: Transaction, workspace_id: UUID, before: datetime, limit: int) -> int:
+    """The hash of the last removed entry is kept, from which the rest still verifies."""
+    anchor = get_chain(tx, workspace_id).anchor_number
+    rows = tx.fetch(
+        """SELECT number, hash FROM audit WHERE workspace_id = :id AND number > :anchor AND occurred_at <= :before
+           ORDER BY number LIMIT :limit""",
+        id=workspace_id,
+        anchor=anchor,
+        before=before,
+        limit=limit,
+    )
+    # A prefix only: an entry that stands after a younger one stays until that one goes.
+    rows = [row for position, row in enumerate(rows) if row[0] == anchor + 1 + position]
+    if not rows:
+        return 0
+    last, digest = rows[-1]
+    tx.execute("DELETE FROM audit WHERE workspace_id = :id AND number <= :last", id=workspace_id, last=last)
+    tx.execute(
+        "UPDATE workspaces SET anchor_number = :last, anchor_hash = :hash WHERE id = :id",
+        id=workspace_id,
+        last=last,
+        hash=digest,
+    )
+    tx.audit(workspace_id, SYSTEM, PRUNED, "audit", detail=f"removed up to {last}")
+    return len(rows)

@@ -1,186 +1,286 @@
-"""The one writer: a thread that commits whatever has queued, and acknowledges it only when it is durable.
+"""The one writer: a thread that commits whatever has queued, and answers each caller when it is durable.
 
-While one commit is being synced, more commands queue; the next commit takes them all. So a lone caller pays
-for one sync, and many callers share one.
+While one commit is being synced more commands queue; the next commit takes them all. So a single caller pays for one
+sync, and many callers share one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ostler.errors import (
     OutcomeUnknownError,
+    StaleWriterError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
     StoreFailedError,
 )
-from ostler.seams import FaultPoint, InjectedCrash
-from ostler.store.batch import Batch, Outcome, Submission, again, refused
-from ostler.store.listeners import Listeners
-from ostler.store.port import Session
+from ostler.model.events import Event
+from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
+from ostler.store.connection import Connection
+from ostler.store.transaction import Reader, Transaction
 
-#: When so much is in a commit, it takes no more; one command may be more by itself.
 _MAX_BATCH = 512
-#: More than this waiting means that the caller should slow down.
+#: More than this waiting means that callers should slow down.
 MAX_PENDING = 10_000
-_DIED = "the writer died; whether this was written is known only after a restart"
-CRASHED = "the writer died at an injected fault"
+#: A lazy command starts a commit of its own after this long.
+LAZY_SECONDS = 0.01
+_DIED = "the writer of the store died; whether this was written is known only after a restart"
+_log = logging.getLogger("ostler.store")
+
+Listener = Callable[[Sequence[Event]], None]
 
 
-class Desk:
-    """Has batches run, and tells each caller the truth about its own command; knows nothing of threads."""
+@dataclass(slots=True, eq=False)
+class Job:
+    """One command or query on its way to the database and back."""
 
-    def __init__(self, fault: FaultPoint, listeners: Listeners, deliver: Callable[[list[Outcome]], None]) -> None:
+    work: Callable[[Any], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    #: The epoch of the store that submits it; None for a query.
+    epoch: int | None = None
+    lazy: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Committer:
+    """Runs a batch of jobs in one transaction and tells each job the truth about its own command."""
+
+    def __init__(self, db: Connection, clock: Clock, ids: IdSource, fault: FaultPoint) -> None:
+        self._db = db
+        self._clock = clock
+        self._ids = ids
         self._fault = fault
-        self._listeners = listeners
-        self._deliver = deliver
-        #: Why nothing is written any more.
+        #: Why nothing is written any more. A disk that failed once is not tried again: a retried sync reports success
+        #: for pages that were lost.
         self.failure: StoreError | None = None
 
-    def require_sound(self) -> None:
+    def run(self, jobs: list[Job]) -> list[Event]:
+        """Fills `result` or `error` of every job; returns the events that were committed."""
         if self.failure is not None:
-            raise again(self.failure)
-
-    def serve(self, batch: Batch, submissions: list[Submission]) -> None:
-        if self.failure is not None:  # these were queued before it broke
-            self._deliver(refused(submissions, self.failure))
-            return
+            _fail(jobs, self.failure)
+            return []
         try:
-            outcomes = batch.run(submissions)
-            self._note(batch.broken)
-            self._fault("store.ack.before")
-        except Exception as error:  # noqa: BLE001 - the writer outlives whatever one batch does to it
-            outcomes = refused(submissions, self._note(error) or error)
+            return self._commit(jobs)
+        except Exception as error:  # noqa: BLE001 - the batch failed as a whole; the writer goes on
+            self._db.rollback()
+            _fail(jobs, self._note(error))
+            return []
         except BaseException:
-            self._deliver(refused(submissions, OutcomeUnknownError(_DIED)))
+            _fail(jobs, OutcomeUnknownError(_DIED))
             raise
-        self._listeners.newest = batch.newest or self._listeners.newest
-        self._deliver(outcomes)
-        try:
-            self._fault("store.ack.after")
-        except Exception as error:  # noqa: BLE001 - they were answered, and what they were told stands
-            self._note(error)
-        if batch.newest:
-            # After the answers: who follows the log must not be ahead of who wrote it.
-            self._listeners.tell(batch.newest)
 
-    def _note(self, error: Exception | None) -> StoreError | None:
-        """The disk lied once. Never try again on the same file: say so, and refuse from now on."""
+    def _commit(self, jobs: list[Job]) -> list[Event]:
+        self._fault("store.begin.before")
+        tx = Transaction(self._db, self._db.begin(), self._clock.wall(), self._ids)
+        self._fault("store.begin.after")
+        for job in jobs:
+            if job.epoch is None:
+                _read(self._db, job)
+            elif job.epoch != tx.epoch:
+                job.error = StaleWriterError()
+            else:
+                self._run_command(tx, job)
+        tx.flush()
+        self._fault("store.commit.before")
+        self._db.commit()
+        self._fault("store.commit.after")
+        return tx.events
+
+    def _run_command(self, tx: Transaction, job: Job) -> None:
+        self._fault("store.save.before")
+        tx.begin_command()
+        try:
+            job.result = job.work(tx)
+        except Exception as error:
+            # A full disk ends the whole transaction: the savepoint is gone, and the next command would commit alone.
+            if not self._db.in_transaction:
+                raise
+            tx.refuse(error)
+            job.error = error
+            if isinstance(error, StoreFailedError):
+                raise
+        else:
+            tx.accept()
+        self._fault("store.save.after")
+
+    def _note(self, error: Exception) -> Exception:
+        if isinstance(error, OSError):
+            error = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
         if isinstance(error, StoreFailedError):
             self.failure = error
-        elif isinstance(error, OSError):
-            self.failure = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
-        return self.failure
+        return error
 
 
 class Writer:
-    """Owns the thread and the queue."""
+    """Owns the thread, the queue and the writing connection."""
 
-    def __init__(self, open_batch: Callable[[], tuple[Batch, Session]], desk: Desk) -> None:
-        self._open_batch = open_batch
-        self._desk = desk
-        self._queue: queue.SimpleQueue[Submission | None] = queue.SimpleQueue()
+    def __init__(self, open_committer: Callable[[], tuple[Committer, Connection]], fault: FaultPoint) -> None:
+        self._open = open_committer
+        self._fault = fault
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._closed = False
-        self._door = threading.Lock()
+        self._committer: Committer | None = None
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._listeners: tuple[Listener, ...] = ()
+        #: The number of the last event that this store committed.
+        self.newest = 0
         self._thread = threading.Thread(target=self._work, name="ostler-writer", daemon=True)
 
     def start(self) -> None:
-        """Open the store on the writer's own thread; what goes wrong there is raised here."""
+        """Open the database on the writer's own thread; what fails there is raised here."""
         self._thread.start()
         error = self._started.get()
         if error is not None:
             self._closed = True
             raise error
 
-    def submit(self, submission: Submission) -> None:
-        self._desk.require_sound()
-        if self._closed:
-            raise StoreClosedError
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call it with the events of each commit, on the writer's thread, after the callers were answered."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return unsubscribe
+
+    def submit(self, job: Job) -> None:
         if self._queue.qsize() >= MAX_PENDING:
             raise StoreBusyError
-        with self._door:  # nobody slips in between the last look into the queue and the end
+        with self._lock:  # no job may slip in between the last look into the queue and the end
             if self._closed:
-                self._desk.require_sound()
-                raise StoreClosedError
-            self._queue.put(submission)
+                raise self._reason()
+            self._queue.put(job)
 
     def close(self) -> None:
         """Finish what is queued, then stop."""
-        with self._door:
+        with self._lock:
             if not self._closed:
                 self._closed = True
                 self._queue.put(None)
         self._thread.join()
 
+    def _reason(self) -> StoreError:
+        failure = None if self._committer is None else self._committer.failure
+        return StoreClosedError() if failure is None else copy.copy(failure)
+
     def _work(self) -> None:
         try:
-            batch, session = self._open_batch()
-        except BaseException as error:  # noqa: BLE001 - handed over to whoever called start()
+            self._committer, db = self._open()
+        except BaseException as error:  # noqa: BLE001 - raised by start()
             self._started.put(error)
             return
         self._started.put(None)
         try:
-            while (submissions := self._next()) is not None:
-                self._desk.serve(batch, submissions)
+            while jobs := self._next():
+                self._serve(self._committer, jobs)
         except InjectedCrash:
-            self._desk.failure = StoreFailedError(CRASHED)
+            self._committer.failure = StoreFailedError("the writer died at an injected fault")
         finally:
-            with self._door:
+            with self._lock:
                 self._closed = True
-            session.close()
-            self._drain()
+            db.close()
+            self._refuse_rest()
 
-    def _next(self) -> list[Submission] | None:
-        first = self._queue.get()
-        if first is None:
-            return None
-        batch, room = [first], _MAX_BATCH - first.command.weight
-        while room > 0:
+    def _serve(self, committer: Committer, jobs: list[Job]) -> None:
+        try:
+            events = committer.run(jobs)
+            self._fault("store.ack.before")
+        except BaseException:
+            deliver(jobs)
+            raise
+        if events:
+            self.newest = events[-1].sequence
+        deliver(jobs)
+        self._fault("store.ack.after")
+        for listener in self._listeners if events else ():
             try:
-                more = self._queue.get_nowait()
+                listener(events)
+            except Exception:  # noqa: BLE001 - the commit stands, whatever a listener makes of it
+                _log.exception("a listener of the store failed")
+
+    def _next(self) -> list[Job]:
+        """Wait for work. Lazy jobs wait a little for one that is not; a batch then takes all that has queued."""
+        jobs: list[Job] = []
+        deadline = 0.0
+        while len(jobs) < _MAX_BATCH:
+            try:
+                if not jobs:
+                    job = self._queue.get()
+                elif deadline:
+                    job = self._queue.get(timeout=max(deadline - time.monotonic(), 0.0))
+                else:
+                    job = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if more is None:
-                self._queue.put(None)  # seen too early: first what came before it
+            if job is None:
+                if jobs:
+                    self._queue.put(None)  # seen too early: what came before it is committed first
                 break
-            batch.append(more)
-            room -= more.command.weight
-        return batch
+            if not jobs and job.lazy:
+                deadline = time.monotonic() + LAZY_SECONDS
+            elif not job.lazy:
+                deadline = 0.0
+            jobs.append(job)
+        return jobs
 
-    def _drain(self) -> None:
-        left: list[Outcome] = []
+    def _refuse_rest(self) -> None:
+        rest: list[Job] = []
         while True:
             try:
-                submission = self._queue.get_nowait()
+                job = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if submission is not None:
-                left += refused([submission], self._desk.failure or StoreClosedError())
-        deliver(left)
+            if job is not None:
+                rest.append(job)
+        _fail(rest, self._reason())
+        deliver(rest)
 
 
-def deliver(outcomes: list[Outcome]) -> None:
+def _read(db: Connection, job: Job) -> None:
+    """A query that goes through the writer, because a database in memory has only one connection."""
+    try:
+        job.result = job.work(Reader(db))
+    except Exception as error:  # noqa: BLE001 - delivered to its caller
+        job.error = error
+
+
+def _fail(jobs: list[Job], error: BaseException) -> None:
+    """Each caller gets an error object of its own: a traceback grows with every raise."""
+    for job in jobs:
+        job.result, job.error = None, copy.copy(error)
+
+
+def deliver(jobs: list[Job]) -> None:
     """Wake every waiting loop once, with all of its answers."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_loop.setdefault(outcome[0].loop, []).append(outcome)
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
     for loop, mine in by_loop.items():
-        # A loop may close at any moment, even this one: its callers have gone, the commit stands.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # a loop that has closed has no callers left; the commit stands
             loop.call_soon_threadsafe(resolve, mine)
 
 
-def resolve(outcomes: list[Outcome]) -> None:
-    for submission, answer, error in outcomes:
-        if submission.future.done():  # the caller has gone; the commit stands
+def resolve(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.future.done():  # the caller was cancelled; the commit stands
             continue
-        if error is not None:
-            submission.future.set_exception(error)
+        if job.error is not None:
+            job.future.set_exception(job.error)
         else:
-            submission.future.set_result(answer)
+            job.future.set_result(job.result)

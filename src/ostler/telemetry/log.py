@@ -17,7 +17,9 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from ostler.model import Record, clipped, duration_text
+from ostler.model.faults import duration_text
+from ostler.model.record import Record
+from ostler.model.text import clipped
 
 LOGGER_NAME = "ostler.lifecycle"
 #: Of one value; a stack trace is cut there too, and says how much is missing.

@@ -13,7 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ostler.model import ACTIVE_STATES, AgentState, clipped
+from ostler.model.states import ACTIVE_STATES, AgentState
+from ostler.model.text import clipped
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric

@@ -1,0 +1,94 @@
+"""From a definition id to the manifest and the maker of an agent: by the registry, else by what the store kept."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from ostler.agents.base import AgentMaker
+from ostler.agents.manifest import AgentKind, AgentManifest
+from ostler.agents.registry import AgentRegistry, maker_for
+from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.model.people import Definition
+from ostler.seams import Clock
+from ostler.store import workspaces
+from ostler.store.store import Store
+
+
+class Definitions:
+    """A command, or a class that can be imported, needs no registration to be adopted or restarted."""
+
+    def __init__(self, registry: AgentRegistry, store: Store, clock: Clock) -> None:
+        self.registry = registry
+        self._store = store
+        self._clock = clock
+        #: Manifests that the store has as they are.
+        self._kept: dict[UUID, AgentManifest] = {}
+
+    async def manifest(self, definition_id: UUID) -> AgentManifest:
+        """Raises `AgentNotFoundError` where neither the registry nor the store knows it."""
+        try:
+            return self.registry.manifest(definition_id)
+        except AgentNotFoundError:
+            kept = await self._store.read(workspaces.get_definition, definition_id)
+            if kept is None:
+                raise
+            return AgentManifest.from_dict(kept.manifest)
+
+    async def find(self, wanted: UUID | str) -> AgentManifest:
+        """By id, or by the name of a registered definition."""
+        if isinstance(wanted, UUID):
+            return await self.manifest(wanted)
+        try:
+            return await self.manifest(UUID(wanted))
+        except ValueError:
+            return self.registry.find(wanted)
+
+    def maker(self, manifest: AgentManifest) -> AgentMaker:
+        """Raises `AgentNotFoundError` for a Python agent that is neither registered nor importable."""
+        try:
+            return self.registry.maker(manifest.id)
+        except AgentNotFoundError:
+            if manifest.kind is AgentKind.COMMAND:
+                return partial(_no_object, manifest.name)
+            return _imported(manifest)
+
+    async def keep(self, manifest: AgentManifest) -> None:
+        """Keep the whole manifest, before an instance of it is reserved."""
+        if self._kept.get(manifest.id) is manifest:
+            return
+        now = self._clock.wall()
+        definition = Definition(
+            definition_id=manifest.id,
+            name=manifest.name,
+            kind=manifest.kind,
+            manifest=manifest.to_dict(),
+            source=manifest.source,
+            created_at=now,
+            updated_at=now,
+        )
+        await self._store.run(workspaces.put_definition, definition.checked())
+        self._kept[manifest.id] = manifest
+
+
+def _no_object(name: str) -> Any:
+    raise OstlerError(f"{name} is a command; it has no Python object")
+
+
+def _imported(manifest: AgentManifest) -> AgentMaker:
+    module, _, path = (manifest.source or "").partition(":")
+    missing = AgentNotFoundError(
+        f"the definition {manifest.name} is not registered, and {manifest.source or 'its source'} cannot be imported; "
+        "register it, then try again"
+    )
+    if not module or not path or module == "__main__" or "<" in path:
+        raise missing
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise missing from error
+    return maker_for(found)

@@ -1,0 +1,252 @@
+"""The two long operations on an attempt: starting it, and ending it until nothing of it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ostler.errors import (
+    AgentExecutionError,
+    AgentGoneError,
+    AgentInitializationError,
+    InitializationTimeoutError,
+    OstlerError,
+)
+from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
+from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.messages import Verb as Caller
+from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
+from ostler.lifecycle.reports import Listener
+from ostler.lifecycle.signs import Signs, Tally
+from ostler.model.faults import duration_text
+from ostler.model.people import SYSTEM, Actor
+from ostler.model.spawn import ResourceLimits
+from ostler.model.states import Enforcement, IsolationLevel
+from ostler.seams import Deadline
+
+#: Where the private workdirs of instances are, inside a home.
+WORKDIRS = "work"
+LIMITS = tuple(field.name for field in dataclass_fields(ResourceLimits))  # type: ignore[arg-type]  # a dataclass
+NO_GRACE = timedelta(0)
+#: Others wait this long for a start that takes its time.
+_LONGEST_TURN_SECONDS = 0.25
+#: How long a start that was called off may take to undo itself.
+_UNDO_SECONDS = 5.0
+
+
+# --- starting ----------------------------------------------------------------------------------------
+
+
+def begin_start(
+    instance: Instance, callers: list[Caller] | None = None, *, by: Actor = SYSTEM, restart: bool = False
+) -> None:
+    """Enter `Starting`. The intent, the attempt of the record, is committed."""
+    instance.signs = Signs(instance.runtime.clock, instance.runtime.chance, instance.check)
+    instance.tally = Tally()
+    instance.enter(Starting(callers=callers or [], by=by))
+    phase = instance.phase
+    if isinstance(phase, Starting):
+        phase.operation = instance.operate("start", _start(instance, restart=restart))
+
+
+def plan_for(instance: Instance, maker: Any) -> StartPlan:
+    record, options, home = instance.record, instance.options, instance.runtime.home
+    private = None if home is None else home / WORKDIRS / str(record.instance_id)
+    return StartPlan(
+        instance_id=record.instance_id,
+        attempt=record.attempt,
+        name=record.name or str(record.instance_id),
+        manifest=instance.manifest,
+        maker=maker,
+        limits=instance.limits,
+        context=record.context or {},
+        workdir=private if options.workdir is None else Path(options.workdir),
+        owns_workdir=options.workdir is None,
+        env=options.env or {},
+        priority=options.priority,
+    )
+
+
+async def _start(instance: Instance, *, restart: bool) -> Cell:
+    """The living, initialised cell; or an error, and nothing is left of this start."""
+    runtime = instance.runtime
+    plan = plan_for(instance, runtime.definitions.maker(instance.manifest))
+    limit = instance.options.initialization_timeout
+    cell: Cell | None = None
+    try:
+        # Waiting for a turn is not part of the time to initialise. Only processes take a core each to start.
+        async with contextlib.AsyncExitStack() as turns:
+            if restart:
+                await turns.enter_async_context(runtime.restart_gate.turn(instance.options.priority))
+            began = None
+            if instance.options.isolation_level is IsolationLevel.PROCESS:
+                turn = runtime.start_gate.turn(instance.options.priority, _LONGEST_TURN_SECONDS)
+                began = await turns.enter_async_context(turn)
+            async with Deadline(runtime.clock, limit):
+                runtime.fault("spawn.start.before")
+                await instance.level.prepare(plan)
+                cell = await instance.level.start(plan, Listener(instance, plan.attempt))
+                runtime.fault("spawn.start.after")
+                if began is not None:
+                    began()
+                await _initialize(cell)
+    except BaseException as error:
+        # In a task of its own: a start that is called off twice must still be undone.
+        undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([undo], timeout=_UNDO_SECONDS)
+        raise _start_error(error, limit) from error
+    return cell
+
+
+async def _initialize(cell: Cell) -> None:
+    try:
+        await cell.call(Verb.INITIALIZE)
+    except AgentGoneError as error:
+        when = "it ended while it was initialising"
+        if cell.ended is not None:
+            raise cell.ended.before_ready(when) from error
+        raise AgentInitializationError(f"{when}: {error}") from error
+
+
+def _start_error(error: BaseException, limit: timedelta) -> BaseException:
+    match error:
+        case OstlerError() if not isinstance(error, AgentExecutionError):
+            return error
+        case TimeoutError():
+            return InitializationTimeoutError(
+                f"it was not ready within {duration_text(limit)}; raise initialization_timeout if it needs longer"
+            )
+        case AgentExecutionError():
+            return AgentInitializationError(
+                f"its initialisation failed: {error}",
+                exception_type=error.exception_type,
+                stack_trace=error.stack_trace,
+            )
+        case Exception():
+            return AgentInitializationError(f"it could not be started: {type(error).__name__}: {error}")
+        case _:
+            return error  # cancelled
+
+
+async def _undo(instance: Instance, plan: StartPlan, cell: Cell | None) -> None:
+    """Leave no process, socket or directory of this start."""
+    if cell is not None:
+        await cell.stop(NO_GRACE)
+        await cell.destroy()
+    await instance.level.discard(plan)
+    if plan.attempt == 1 and plan.owns_workdir and plan.workdir is not None:
+        with contextlib.suppress(OSError):
+            plan.workdir.rmdir()  # only where it is empty: what an agent wrote is kept
+
+
+def enforcement_of(instance: Instance, cell: Cell) -> Mapping[str, Enforcement]:
+    """How well each limit of this very cell is held."""
+    if cell.enforcement is not None:
+        return {**dict.fromkeys(LIMITS, Enforcement.ADVISORY), **cell.enforcement}
+    return {name: instance.level.capabilities.holds(name) for name in LIMITS}
+
+
+# --- leaving -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Departure:
+    """How the end of an attempt went."""
+
+    #: The agent went through hooks and shutdown within its grace.
+    complete: bool = False
+    #: Force was needed.
+    forced: bool = False
+    #: It did not end in time, and force is not allowed.
+    refused: bool = False
+    warnings: list[str] = field(default_factory=list)
+    final_state: dict[str, Any] | None = None
+    #: What lives on.
+    left_behind: str | None = None
+    exit: Exit | None = None
+
+
+def begin_leave(instance: Instance, phase: Leaving) -> None:
+    """Enter `Leaving`: end the calls, the agent and all that it started; then its goal decides what is written."""
+    before = instance.phase
+    if isinstance(before, Pausing):
+        before.request.refuse(instance.refusal("suspended", "it ended first; look at why"))
+    instance.enter(phase)
+    phase.began = phase.began or instance.runtime.clock.mono()
+    calls = [call.task for call in instance.calls.values() if call.task is not None]
+    phase.operation = instance.operate("leave", _leave(instance, phase, calls))
+
+
+async def _leave(instance: Instance, phase: Leaving, calls: list[asyncio.Task[None]]) -> Departure:
+    runtime, cell = instance.runtime, instance.cell
+    departure = Departure(exit=phase.exit)
+    for call in calls:
+        call.cancel()
+    if cell is not None:
+        await _say_goodbye(instance, phase, cell, calls, departure)
+        if not departure.complete and not phase.force:
+            departure.refused = True
+            return departure
+        runtime.fault("stop.kill.before")
+        used = runtime.clock.mono() - phase.began
+        left = max(phase.grace - timedelta(seconds=used), NO_GRACE) if departure.complete else _last_call(instance, phase)
+        if phase.grace and not departure.complete:
+            runtime.log.emit("shutdown_timeout", instance_id=instance.instance_id)
+        report = await cell.stop(left)
+        runtime.fault("stop.kill.after")
+        departure.forced = not (departure.complete and report.graceful)
+        departure.left_behind = report.left_behind
+        departure.exit = departure.exit or cell.ended
+    if instance.level.capabilities.kills and departure.left_behind is None:
+        departure.left_behind = await instance.level.kill_survivors(instance.instance_id)
+    return departure
+
+
+def _last_call(instance: Instance, phase: Leaving) -> timedelta:
+    """An agent that ignores words may heed a signal, unless it is to end at once."""
+    return LAST_CALL if phase.grace and instance.level.capabilities.kills else NO_GRACE
+
+
+async def _say_goodbye(
+    instance: Instance, phase: Leaving, cell: Cell, calls: list[asyncio.Task[None]], departure: Departure
+) -> None:
+    """Calls stop, hooks run in reverse order, the final state is kept, the agent shuts down; within one grace."""
+    if cell.ended is not None or cell.is_stuck or not phase.grace:
+        return
+    try:
+        async with Deadline(instance.runtime.clock, phase.grace):
+            if calls:
+                with contextlib.suppress(TimeoutError):
+                    async with Deadline(instance.runtime.clock, phase.grace / 2):
+                        await asyncio.wait(calls)
+            for complaint in await cell.call(Verb.CLEANUP) or ():
+                departure.warnings.append(str(complaint))
+            if phase.keep_final_state:
+                departure.final_state = await _asked(cell, Verb.FINAL_STATE, departure)
+            await _asked(cell, Verb.SHUTDOWN, departure)
+            departure.complete = True
+    except TimeoutError:
+        departure.warnings.append(f"it did not shut down within {duration_text(phase.grace)}")
+    except AgentGoneError as error:
+        departure.warnings.append(str(error))
+        departure.complete = cell.ended is not None  # it went by itself, in the middle of it
+
+
+async def _asked(cell: Cell, verb: Verb, departure: Departure) -> Any:
+    try:
+        return await cell.call(verb)
+    except AgentExecutionError as error:
+        departure.warnings.append(f"{verb} failed: {error}")
+        return None
+
+
+def fail_with(instance: Instance, how: Exit) -> None:
+    """The agent has ended, or must be ended because it does not work."""
+    begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how))

@@ -1,0 +1,98 @@
+"""The numbered log: pages from a cursor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import CursorGoneError, DamagedRowError
+from ostler.model.events import EVENT_CLASSES, Event
+from ostler.model.record import adapter
+from ostler.model.types import from_micros
+from ostler.store.transaction import Reader
+
+PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    events: tuple[Event, ...]
+    #: Read on from here. It covers everything that was looked at, also where nothing matched.
+    cursor: int
+
+
+def read_events(
+    reader: Reader,
+    after: int,
+    *,
+    workspace_id: UUID | None = None,
+    instance_id: UUID | None = None,
+    limit: int = PAGE,
+) -> EventPage:
+    """The events after `after`, in their order. Raises `CursorGoneError` where retention has removed some of them.
+
+    The head is read before the page and the horizon after it: so a quiet workspace's cursor moves with the head, and a
+    page that retention cut is noticed.
+    """
+    head = _head(reader, "sequence")
+    where = ["sequence > :after", "sequence <= :head"]
+    values: dict[str, Any] = {"after": after, "head": head, "limit": limit}
+    if instance_id is not None:
+        where.append("instance_id = :instance_id")
+        values["instance_id"] = instance_id
+    elif workspace_id is not None:
+        where.append("workspace_id = :workspace_id")
+        values["workspace_id"] = workspace_id
+    rows = reader.fetch(
+        f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
+            FROM agent_instance_events WHERE {" AND ".join(where)} ORDER BY sequence LIMIT :limit""",
+        **values,
+    )
+    horizon = _head(reader, "horizon")
+    if after < horizon:
+        raise CursorGoneError(cursor=after, horizon=horizon)
+    events = tuple(_event(row) for row in rows)
+    return EventPage(events, events[-1].sequence if len(events) == limit else max(head, after))
+
+
+def newest_sequence(reader: Reader) -> int:
+    return _head(reader, "sequence")
+
+
+def horizon(reader: Reader) -> int:
+    """Events up to this number are no longer kept."""
+    return _head(reader, "horizon")
+
+
+def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: UUID | None = None) -> list[Event]:
+    """The newest `count` events, oldest first."""
+    clause = "workspace_id = :space" if instance_id is None else "instance_id = :instance"
+    values: dict[str, Any] = {"space": workspace_id} if instance_id is None else {"instance": instance_id}
+    rows = reader.fetch(
+        f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
+            FROM agent_instance_events WHERE {clause} ORDER BY sequence DESC LIMIT :limit""",
+        limit=count,
+        **values,
+    )
+    return [_event(row) for row in reversed(rows)]
+
+
+def _head(reader: Reader, column: str) -> int:
+    row = reader.fetch_one(f"SELECT {column} FROM head")
+    return 0 if row is None else int(row[0])
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    sequence, workspace_id, event_type, body, occurred_at, correlation_id = row
+    try:
+        event: Event = adapter(EVENT_CLASSES[event_type]).validate_json(body)
+        space = workspace_id if workspace_id is None or isinstance(workspace_id, UUID) else UUID(bytes=workspace_id)
+        object.__setattr__(event, "workspace_id", space)
+        return event.stamp(sequence, from_micros(occurred_at), correlation_id)
+    except (KeyError, ValueError, TypeError) as error:
+        what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else event_type}"
+        raise DamagedRowError(
+            f"the row {sequence} of the table agent_instance_events is damaged ({what}); "
+            "restore the store from a backup"
+        ) from error

@@ -1,0 +1,79 @@
+"""Requests with an id: each is answered once, and its answer is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from ostler.model.ledger import Request, RequestState
+from ostler.model.text import clipped
+from ostler.store.rows import Rows
+from ostler.store.transaction import Reader, Transaction
+
+REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"})
+#: A larger answer is delivered, not kept.
+MAX_ANSWER_BYTES = 1024 * 1024
+#: Of one instance; then the oldest that have ended go.
+MAX_KEPT = 1000
+_MAX_ERROR = 8000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestEnd:
+    """How a request ended."""
+
+    request: Request
+    state: RequestState
+    answer: str | None = None
+    error: str | None = None
+
+
+def get_request(reader: Reader, instance_id: UUID, request_id: str) -> Request | None:
+    row = reader.fetch_one(
+        f"{REQUESTS.select} WHERE instance_id = :instance_id AND id = :id", instance_id=instance_id, id=request_id
+    )
+    return REQUESTS.read_one(row)
+
+
+def list_requests(reader: Reader, instance_id: UUID, state: RequestState | None = None) -> list[Request]:
+    """Newest first."""
+    rows = reader.fetch(f"{REQUESTS.select} WHERE instance_id = :id ORDER BY begun_at DESC, id DESC", id=instance_id)
+    return [one for one in REQUESTS.read(rows) if state is None or one.state is state]
+
+
+def begin_request(tx: Transaction, request: Request) -> None:
+    _put(tx, request.evolve(begun_at=tx.now))
+
+
+def end_request(tx: Transaction, end: RequestEnd) -> None:
+    answer = end.answer if end.answer is not None and len(end.answer) <= MAX_ANSWER_BYTES else None
+    error = None if end.error is None else clipped(end.error, _MAX_ERROR)
+    _put(tx, end.request.evolve(state=end.state, answer=answer, error=error, ended_at=tx.now))
+    tx.execute(
+        """DELETE FROM requests WHERE instance_id = :id AND ended_at < (
+             SELECT ended_at FROM requests WHERE instance_id = :id AND ended_at IS NOT NULL
+             ORDER BY ended_at DESC LIMIT 1 OFFSET :kept)""",
+        id=end.request.instance_id,
+        kept=MAX_KEPT - 1,
+    )
+
+
+def lose_requests(tx: Transaction, instance_id: UUID, why: str) -> None:
+    """The agent ended before it answered; the same id begins again."""
+    tx.execute(
+        """UPDATE requests SET state = 'lost', error = :why, ended_at = :now
+           WHERE instance_id = :id AND state = 'running'""",
+        id=instance_id,
+        why=clipped(why, _MAX_ERROR),
+        now=tx.now,
+    )
+
+
+def _put(tx: Transaction, request: Request) -> None:
+    values = REQUESTS.encode(request)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in values if name not in {"instance_id", "id"})
+    tx.execute(
+        f"""INSERT INTO requests ({", ".join(values)}) VALUES ({", ".join(f":{name}" for name in values)})
+            ON CONFLICT (instance_id, id) DO UPDATE SET {changes}""",
+        **values,
+    )

@@ -1,0 +1,15 @@
+DROP TABLE audit;
+DROP TABLE agent_instance_events;
+DROP TABLE waits;
+DROP TABLE requests;
+DROP TABLE attempts;
+DROP TABLE agent_instance_tags;
+DROP TABLE agent_instances;
+DROP TABLE definitions;
+DROP TABLE idempotency_keys;
+DROP TABLE tokens;
+DROP TABLE principals;
+DROP TABLE counters;
+DROP TABLE workspaces;
+DROP TABLE leases;
+DROP TABLE head;

@@ -1,0 +1,141 @@
+"""Waits: durable reasons why something does not run. Each ends exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError, NotFoundError
+from ostler.model.events import AgentWaitEndedEvent, AgentWaitOpenedEvent
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.people import SYSTEM, Actor
+from ostler.store.rows import Rows
+from ostler.store.transaction import Reader, Transaction
+
+WAITS = Rows(Wait, "waits", renamed={"wait_id": "id"})
+#: Suspensions and backoffs are told by the moves that they belong to.
+_SILENT = frozenset({WaitKind.RESUME, WaitKind.BACKOFF})
+_PAGE = 1000
+
+
+def get_wait(reader: Reader, wait_id: UUID) -> Wait | None:
+    return WAITS.read_one(reader.fetch_one(f"{WAITS.select} WHERE id = :id", id=wait_id))
+
+
+def open_waits(
+    reader: Reader,
+    workspace_id: UUID | None = None,
+    *,
+    instance_id: UUID | None = None,
+    after: UUID | None = None,
+    limit: int = _PAGE,
+) -> list[Wait]:
+    """Oldest first. Without a workspace: of all of them, for recovery."""
+    where = ["ended_at IS NULL"]
+    if instance_id is not None:
+        where.append("instance_id = :instance_id")
+    elif workspace_id is not None:
+        where.append("workspace_id = :workspace_id")
+    if after is not None:
+        where.append("id > :after")
+    given = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
+    clauses = " AND ".join(where)
+    values = {name: value for name, value in given.items() if f":{name}" in clauses}
+    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=limit, **values))
+
+
+def all_open_waits(reader: Reader) -> list[Wait]:
+    found: list[Wait] = []
+    while page := open_waits(reader, after=found[-1].wait_id if found else None):
+        found += page
+    return found
+
+
+def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYSTEM) -> Wait:
+    """Opened again under the same id, it is joined: an agent that was adopted asks again."""
+    known = get_wait(tx, wait.wait_id)
+    if known is not None:
+        return known
+    WAITS.insert(tx, wait)
+    if wait.instance_id is not None and wait.kind not in _SILENT:
+        tx.emit(
+            AgentWaitOpenedEvent(
+                workspace_id=wait.workspace_id,
+                instance_id=wait.instance_id,
+                attempt=attempt,
+                wait_id=wait.wait_id,
+                kind=wait.kind,
+                reason=wait.reason,
+                due_at=wait.due_at,
+                detail=wait.detail,
+            ),
+            by,
+        )
+    return wait
+
+
+def end_wait(
+    tx: Transaction,
+    wait_id: UUID,
+    outcome: str,
+    answer: Mapping[str, Any] | None = None,
+    *,
+    by: Actor = SYSTEM,
+    act: str | None = None,
+) -> Wait:
+    """Of two that end it one counts; the other gets `InvalidOperationError`."""
+    wait = get_wait(tx, wait_id)
+    if wait is None:
+        raise NotFoundError(f"there is no wait {wait_id}; list the open ones")
+    if act is not None:
+        tx.audit_refusal(wait.workspace_id, by, act, f"wait:{wait_id}")
+    ended = wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer)
+    changed = tx.execute(
+        """UPDATE waits SET ended_at = :now, outcome = :outcome, answer_json = :answer
+           WHERE id = :id AND ended_at IS NULL""",
+        id=wait_id,
+        now=tx.now,
+        outcome=outcome,
+        answer=WAITS.dump("answer", answer),
+    )
+    if not changed:
+        raise InvalidOperationError(f"the wait {wait_id} has ended already ({wait.outcome}); list the open ones")
+    _tell_end(tx, ended, by)
+    if act is not None:
+        tx.audit(wait.workspace_id, by, act, f"wait:{wait_id}", detail=outcome)
+    return ended
+
+
+def end_waits_of(
+    tx: Transaction, instance_id: UUID, outcome: str, *, kinds: Collection[WaitKind] | None = None
+) -> list[Wait]:
+    """End what is still open of an instance, together with the move that causes it."""
+    ended = [
+        wait.evolve(ended_at=tx.now, outcome=outcome)
+        for wait in open_waits(tx, instance_id=instance_id)
+        if kinds is None or wait.kind in kinds
+    ]
+    for wait in ended:
+        tx.execute(
+            "UPDATE waits SET ended_at = :now, outcome = :outcome WHERE id = :id",
+            id=wait.wait_id,
+            now=tx.now,
+            outcome=outcome,
+        )
+        _tell_end(tx, wait, SYSTEM)
+    return ended
+
+
+def _tell_end(tx: Transaction, wait: Wait, by: Actor) -> None:
+    if wait.instance_id is not None and wait.kind not in _SILENT:
+        tx.emit(
+            AgentWaitEndedEvent(
+                workspace_id=wait.workspace_id,
+                instance_id=wait.instance_id,
+                wait_id=wait.wait_id,
+                kind=wait.kind,
+                outcome=wait.outcome or "",
+            ),
+            by,
+        )
