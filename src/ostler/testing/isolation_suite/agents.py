@@ -202,10 +202,10 @@ def _fail() -> None:
 
 
 def _released(context: AgentContext) -> bool:
-    workspace = context.workspace
-    if workspace is None:
+    workdir = context.workdir
+    if workdir is None:
         return True
-    if not (workspace / "since").exists():
-        (workspace / "since").touch()
-    age = time.time() - (workspace / "since").stat().st_mtime
-    return age > _LAST_RESORT_SECONDS or (workspace / RELEASE).exists()
+    if not (workdir / "since").exists():
+        (workdir / "since").touch()
+    age = time.time() - (workdir / "since").stat().st_mtime
+    return age > _LAST_RESORT_SECONDS or (workdir / RELEASE).exists()

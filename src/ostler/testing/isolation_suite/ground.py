@@ -149,7 +149,7 @@ class IsolationGround:
                 maker=agent,
                 limits=ResourceLimits(),
                 context=context or {},
-                workspace=tmp_path / "workspace",
+                workdir=tmp_path / "workdir",
             )
 
         return plan
@@ -159,8 +159,8 @@ class IsolationGround:
         """Lets go of every agent that refuses to end."""
 
         def let_go() -> None:
-            (tmp_path / "workspace").mkdir(exist_ok=True)
-            (tmp_path / "workspace" / RELEASE).touch()
+            (tmp_path / "workdir").mkdir(exist_ok=True)
+            (tmp_path / "workdir" / RELEASE).touch()
 
         return let_go
 

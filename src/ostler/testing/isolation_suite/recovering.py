@@ -128,7 +128,7 @@ class RecoveringContract(IsolationGround):
             how = await heir.recover(cell.handle, plan, ear)
             if isinstance(how, Exit):
                 break
-            how.let_go()
+            how.detach()
             await asyncio.sleep(0.01)
         assert isinstance(how, Exit)
         assert how.outcome in {AttemptOutcome.EXIT_CODE, AttemptOutcome.ERROR}
