@@ -304,7 +304,14 @@ def test_nonsense_is_passed_over(template: Template) -> None:
     header = next(wire.packets(b"", ATTEMPT, EPOCH))
     for junk in (b"x", header + b"no json", b"\x09" * 40):
         agent.sock.send(junk)
-    for message in ({"t": "sing"}, {"t": "call"}, {"t": "acks", "ack": 3}, {"t": "told"}, {"t": "ping"}, {"t": "begin"}):
+    for message in (
+        {"t": "sing"},
+        {"t": "call"},
+        {"t": "acks", "ack": 3},
+        {"t": "told"},
+        {"t": "ping"},
+        {"t": "begin"},
+    ):
         agent.tell(message)
     agent.tell({"t": "stop"}, attempt=1)
     agent.epoch = EPOCH + 1

@@ -194,7 +194,7 @@ async def test_a_death_is_told_for_what_it_was(begin: Begin, ear: Ear, request_:
     await until(lambda: [replace(one, ended_at=None) for one in ear.exits] == [how])
     assert ear.exits[0].ended_at is not None
     assert abs(datetime.now(UTC) - ear.exits[0].ended_at) < timedelta(seconds=30)
-    assert cell.ended == how
+    assert cell.ended == ear.exits[0]
     assert (await cell.stop(GRACE)).graceful
     await cell.destroy()
     assert ear.exits == [how]

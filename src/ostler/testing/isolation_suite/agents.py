@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ostler.agents import Agent, AgentContext
@@ -59,6 +60,26 @@ class ScriptedAgent(Agent):
             "thread": threading.get_ident(),
             "process": os.getpid(),
         }
+
+    async def where(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Where it works, and which variables it has."""
+        names = request.get("names", ())
+        workdir = self._context.workdir
+        return {
+            "workdir": None if workdir is None else str(workdir),
+            "cwd": str(Path.cwd()),
+            "env": dict(self._context.env),
+            "environ": {name: os.environ[name] for name in names if name in os.environ},
+        }
+
+    async def say(self, request: Mapping[str, Any]) -> int:
+        """Signals and token counts by turns; the signals are named by their place."""
+        for number in range(1, request["count"] + 1):
+            if number % 2:
+                self._context.signal(f"say {number}")
+            else:
+                self._context.report_tokens(number)
+        return self._asked
 
     async def fail(self, _request: Mapping[str, Any]) -> None:
         _fail()
@@ -185,6 +206,16 @@ class PlainAgent(Agent):
                 time.sleep(0.005)
         finally:
             self._context.signal("stopped")
+
+
+async def greet(request: Any, context: AgentContext) -> str:
+    """An agent that is one function."""
+    return f"{context.name} greets {request}"
+
+
+def double(request: int) -> int:
+    """The same, plain and without the context."""
+    return 2 * request
 
 
 class UnmadeAgent(Agent):
