@@ -20,7 +20,7 @@ class Writer(Agent):
     async def process(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("stumble"):
             raise SystemExit(3)  # as a library deep below does, when it thinks that it owns the program
-        folder = self.context.workspace
+        folder = self.context.workdir
         if folder is None:
             return {}
         (folder / f"{request['chapter']}.md").write_text(f"# {request['chapter']}\n")
@@ -28,8 +28,8 @@ class Writer(Agent):
         return {"files": sorted(path.name for path in folder.iterdir()), "start": self.context.attempt}
 
     def close_the_book(self) -> None:
-        if self.context.workspace is not None:
-            (self.context.workspace / "THE-END.md").touch()
+        if self.context.workdir is not None:
+            (self.context.workdir / "THE-END.md").touch()
 
 
 class Editor(Agent):
@@ -72,9 +72,9 @@ class Counter(Agent):
     def process(self, request: str) -> Any:
         if request == "who":
             return {"pid": os.getpid(), "start": self.context.attempt}
-        if self.context.workspace is None:
+        if self.context.workdir is None:
             return 0
-        with (self.context.workspace / "count").open("wb", buffering=0) as file:
+        with (self.context.workdir / "count").open("wb", buffering=0) as file:
             for number in range(1, 1001):
                 time.sleep(0.001)
                 os.pwrite(file.fileno(), b"%06d" % number, 0)

@@ -63,7 +63,6 @@ __all__ = [
     "Beside",
     "Clock",
     "Command",
-    "CommandAgent",
     "CommandSpec",
     "ConflictError",
     "ContextData",

@@ -17,9 +17,6 @@ from ostler.agents import (
     AgentRegistry as AgentRegistry,
 )
 from ostler.agents import (
-    CommandAgent as CommandAgent,
-)
-from ostler.agents import (
     CommandSpec as CommandSpec,
 )
 from ostler.agents import (

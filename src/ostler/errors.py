@@ -160,10 +160,19 @@ class AgentExecutionError(OstlerError):
     """The agent raised an error while it processed a request."""
 
     def __init__(
-        self, message: str | None = None, *, exception_type: str | None = None, stack_trace: str | None = None
+        self,
+        message: str | None = None,
+        *,
+        exception_type: str | None = None,
+        stack_trace: str | None = None,
+        exit_code: int | None = None,
+        signal: str | None = None,
     ) -> None:
         self.exception_type = exception_type
         self.stack_trace = stack_trace
+        #: Of a command: the exit code of its run, or the name of the signal that ended it.
+        self.exit_code = exit_code
+        self.signal = signal
         super().__init__(message)
 
 

@@ -15,9 +15,9 @@ class Clerk(ostler.Agent):
     """Does each request once and says so in its own directory; ends with the code that a file tells it."""
 
     async def initialize(self, context: ostler.AgentContext) -> None:
-        assert context.workspace is not None
-        self._done = context.workspace / "done.log"
-        self._orders = context.workspace / "exit"
+        assert context.workdir is not None
+        self._done = context.workdir / "done.log"
+        self._orders = context.workdir / "exit"
         signal.signal(signal.SIGUSR1, self._exit)
         self._note(f"start {context.attempt} {os.getpid()}")
 

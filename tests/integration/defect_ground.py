@@ -10,7 +10,7 @@ from uuid import UUID
 from defect_agents import Nuisance
 from promise_ground import keeper_of
 
-from ostler.agents import AgentKind, AgentManifest, CommandAgent, CommandSpec
+from ostler.agents import AgentKind, AgentManifest, CommandSpec
 from ostler.isolation import Site, StartPlan
 from ostler.model import ResourceLimits
 
@@ -24,10 +24,10 @@ def plan_for(command: CommandSpec | None = None, place: Path | None = None) -> S
         attempt=1,
         name="nuisance",
         manifest=AgentManifest(id=UUID(int=1), name="nuisance", kind=kind, command=command),
-        maker=Nuisance if command is None else lambda: CommandAgent(command),
+        maker=Nuisance,
         limits=ResourceLimits(),
         context={},
-        workspace=place,
+        workdir=place,
     )
 
 

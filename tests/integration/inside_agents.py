@@ -12,7 +12,6 @@ MODULE = '''
 import asyncio, os, random, sys, threading, time
 from datetime import timedelta
 from ostler.agents import Agent
-from ostler.isolation.inside.speaking import CURRENT_CALL_ID
 
 class Scripted(Agent):
     def initialize(self, context):

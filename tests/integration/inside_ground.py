@@ -143,7 +143,7 @@ class Started:
             "definition_id": INSTANCE,
             "context": {"Colour": "red"},
             "limits": {"max_worker_threads": 2, "execution_timeout": "PT1M30S"},
-            "workspace": None,
+            "workdir": None,
             "source": {"qualname": qualname},
         }
         self.tell({"t": "begin", "plan": given | plan})
@@ -181,7 +181,7 @@ class Started:
         number = self.call(payload, verb)
         answer = self.hear("answer")
         assert answer["id"] == number
-        self.tell({"t": "ack", "ids": [number]})
+        self.tell({"t": "acks", "ack": [number]})
         return answer
 
     def wait(self) -> int:

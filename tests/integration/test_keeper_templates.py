@@ -6,12 +6,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from keeper_client import SOURCE, Home, Manager, Refused, is_alive, pair, wait_until
+
+from ostler.keeper.tree import marked
 
 TEMPLATE = [sys.executable, "-I", "-S", str(Path(__file__).parent / "keeper_template.py"), SOURCE]
 
@@ -227,3 +230,21 @@ def test_attach_gives_the_same_channel_with_what_was_not_read(home: Home, manage
     answer, fds = second.hear(second.say("attach", unit="a.1"))
     assert answer["exit"]["code"] == 3
     os.close(fds[0])
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["another manager", "no manager"])
+def test_a_start_whose_manager_is_gone_is_undone(home: Home, manager: Manager, tmp_path: Path, follows: bool) -> None:
+    """Its caller does not know of it, and the next manager never adopts what was half started."""
+    log = tmp_path / "a.log"
+    with Agent(manager, "a.1", {"slow": 1.0, "word": "up"}, log=str(log)):
+        manager.ask("ping")  # the keeper has begun with it
+        if not follows:
+            manager.close()
+        with home.manager(epoch=2) as second:
+            second.say("ping")
+            time.sleep(1.5)  # longer than its template takes
+            assert all(status["exit"] for status in second.statuses().values())
+            assert not marked(f"{home.token}:a.1")
+            assert not log.exists() or not log.read_text()
+            second.stop("a.1")
+            second.ask("forget", box="a.1")

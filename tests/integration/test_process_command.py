@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from ostler.agents import AgentKind, AgentManifest, CommandAgent, CommandSpec, ExitMeaning, PromptBy
+from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec, ExitMeaning, PromptBy
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
@@ -40,10 +40,10 @@ def plan_for(place: Path, *argv: str, prompt: str | None = None, **spec: Any) ->
         attempt=1,
         name="tool",
         manifest=manifest,
-        maker=lambda: CommandAgent(command),
+        maker=Agent,
         limits=ResourceLimits(max_memory_mb=128),
         context={},
-        workspace=place,
+        workdir=place,
     )
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import Agent, AgentKind, AgentManifest
-from ostler.isolation import Cell, Exit, Site, StartPlan, Verb
+from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model import AttemptOutcome, ResourceLimits
 from ostler.seams import SystemClock
@@ -134,7 +134,8 @@ async def test_all_that_lived_is_found_and_every_call_is_answered_once(
     answers = await asyncio.gather(*calls, return_exceptions=True)
     pids = [cell.handle["pid"] for cell in cells]
     assert answers[1:] == [[number, 1, pid] for number, pid in enumerate(pids)][1:]
-    await until(lambda: ear.exits == [Exit(outcome=AttemptOutcome.EXIT_CODE, detail="exit code 9")])
+    await until(lambda: bool(ear.exits))
+    assert [(how.outcome, how.code) for how in ear.exits] == [(AttemptOutcome.EXIT_CODE, 9)]
     assert await level.sweep({(plan_of(number).instance_id, 1) for number in range(COUNT)}) == 0
     for cell in cells:
         await cell.destroy()

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ async def test_an_agent_sees_only_what_it_is_given(begin: Begin, site: Site, mon
     seen = await cell.call(Verb.PROCESS, do("look"))
     assert "SOME_SECRET" not in seen["environ"]
     assert seen["environ"]["TZ"] == "UTC"
-    assert set(seen["environ"]) <= {*site.environment, "OSTLER_MARK", "LC_CTYPE"}
+    assert set(seen["environ"]) <= {*site.environment, "OSTLER_MARK", "OSTLER_MAX_WORKER_THREADS", "LC_CTYPE"}
     assert seen["cwd"] == str(Path.cwd())
     assert seen["parent"] == keeper_of(site)
     assert seen["nice"] >= 10, "and more where nothing else gives it the least share"
@@ -114,7 +114,9 @@ async def test_its_limits_are_held_and_recorded(begin: Begin, isolation: Process
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, do("eat", mb=512))
     await until(lambda: bool(ear.exits))
-    assert ear.exits == [Exit(outcome=AttemptOutcome.OOM, detail="it used more memory than its limit of 64 MB")]
+    assert [(how.outcome, how.detail, how.signal) for how in ear.exits] == [
+        (AttemptOutcome.OOM, "it used more memory than its limit of 64 MB", signal.SIGKILL)
+    ]
     assert await neighbour.call(Verb.PROCESS, do("echo", value=1)) == 1
     usage = await neighbour.usage()
     assert 0 < usage.memory_bytes < 64 << 20
@@ -179,18 +181,20 @@ async def test_many_calls_wait_for_an_agent_that_does_not_read(begin: Begin) -> 
 @pytest.mark.parametrize(
     ("request_", "how"),
     [
-        (do("leave", code=7), Exit(outcome=AttemptOutcome.EXIT_CODE, detail="exit code 7")),
-        (do("leave", code=0), Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself")),
-        (do("die", signal=signal.SIGSEGV), Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by SIGSEGV")),
-        (do("die", signal=signal.SIGKILL), Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by SIGKILL")),
+        (do("leave", code=7), Exit(outcome=AttemptOutcome.EXIT_CODE, detail="exit code 7", code=7)),
+        (do("leave", code=0), Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself", code=0)),
+        (do("die", signal=signal.SIGSEGV), Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by SIGSEGV", signal=11)),
+        (do("die", signal=signal.SIGKILL), Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by SIGKILL", signal=9)),
     ],
 )
 async def test_a_death_is_told_for_what_it_was(begin: Begin, ear: Ear, request_: Any, how: Exit) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, request_)
-    await until(lambda: ear.exits == [how])
-    assert cell.ended == how
+    await until(lambda: [replace(one, ended_at=None) for one in ear.exits] == [how])
+    assert ear.exits[0].ended_at is not None
+    assert abs(datetime.now(UTC) - ear.exits[0].ended_at) < timedelta(seconds=30)
+    assert cell.ended == ear.exits[0]
     assert (await cell.stop(GRACE)).graceful
     await cell.destroy()
     assert ear.exits == [how]

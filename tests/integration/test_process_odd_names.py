@@ -24,7 +24,7 @@ class Settler(ostler.Agent):
         self.context = context
 
     def process(self, request):
-        (self.context.workspace / "note").write_text(request)
+        (self.context.workdir / "note").write_text(request)
         return [ascii(Path(__file__).parent.name), ascii(Path.cwd().name)]
 
 async def main(home, room):
@@ -58,7 +58,7 @@ def test_agents_live_and_work_where_a_name_is_no_utf8(tmp_path: Path) -> None:
 
 
 def test_a_path_goes_over_the_channel_as_it_is_and_nothing_else_does() -> None:
-    plan = {"t": "begin", "plan": {"workspace": f"/x/{ODD}", "name": "café"}}
+    plan = {"t": "begin", "plan": {"workdir": f"/x/{ODD}", "name": "café"}}
     body = encode(plan, paths=True)
     (packet,) = packets(body, 1, 1)
     assert Joiner().take(read(packet)) == plan

@@ -102,7 +102,7 @@ async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, si
     began, told = time.monotonic(), []
     found = await heir.recover(None, plan, Ear())
     assert isinstance(found, Cell)
-    found.when_found(lambda: told.append(dict(found.in_flight)))
+    found.on_reported(lambda: told.append(dict(found.in_flight)))
     await found.thaw()
     assert time.monotonic() - began < 2
     with pytest.raises(AgentGoneError):

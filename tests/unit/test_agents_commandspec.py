@@ -29,7 +29,7 @@ def spec(*argv: str, **fields: Any) -> CommandSpec:
         ("plain", "plain"),
         ("{prompt}", "<prompt>"),
         ("--file={prompt_file}!", "--file=<prompt_file>!"),
-        ("{workspace}/{name}-{attempt}-{instance_id}", "<workspace>/<name>-<attempt>-<instance_id>"),
+        ("{workdir}/{name}-{attempt}-{instance_id}", "<workdir>/<name>-<attempt>-<instance_id>"),
         ('{{"a": 1}}', '{"a": 1}'),
         ("{{prompt}}", "{prompt}"),
         ("{context.depth}", "deep"),
@@ -47,8 +47,8 @@ def test_placeholders_are_filled(argument: str, filled: str) -> None:
 
 
 def test_what_is_filled_in_is_not_read_as_a_template() -> None:
-    values = VALUES | {"prompt": "{workspace} {{ {nothing}"}
-    assert spec("run", "{prompt}").fill(values, {}) == ("run", "{workspace} {{ {nothing}")
+    values = VALUES | {"prompt": "{workdir} {{ {nothing}"}
+    assert spec("run", "{prompt}").fill(values, {}) == ("run", "{workdir} {{ {nothing}")
 
 
 @given(st.text())
@@ -106,7 +106,7 @@ def test_a_context_key_that_is_missing_or_no_word_is_told() -> None:
         ({"exit_codes": {"256": ExitMeaning.DONE}}, "exit_codes must have exit codes of 0 to 255"),
         ({"exit_codes": {"01": ExitMeaning.DONE}}, "exit_codes must have exit codes"),
         ({"exit_codes": {"1": "fine"}}, "exit_codes.1 must be one of done, failed, retry, blocked"),
-        ({"cwd": "src"}, "cwd must be workspace or an absolute path"),
+        ({"cwd": "src"}, "cwd must be workdir or an absolute path"),
         ({"max_output_bytes": 10}, "max_output_bytes must be 1024 to 67108864"),
     ],
 )

@@ -59,16 +59,16 @@ def test_data_is_read_with_keys_in_any_case() -> None:
     assert not context().data
 
 
-def test_the_workspace_is_made_when_it_is_first_asked_for(tmp_path: Path) -> None:
+def test_the_workdir_is_made_when_it_is_first_asked_for(tmp_path: Path) -> None:
     there = tmp_path / "a" / "b"
     mine = context(directory=there)
     assert not there.exists()
-    assert mine.workspace == there
+    assert mine.workdir == there
     assert stat.S_IMODE(there.stat().st_mode) == 0o700
     there.rmdir()
-    assert mine.workspace == there, "it is made once; an agent may take it away"
+    assert mine.workdir == there, "it is made once; an agent may take it away"
     assert not there.exists()
-    assert context().workspace is None
+    assert context().workdir is None
 
 
 def test_what_the_agent_logs_says_who_it_is(caplog: pytest.LogCaptureFixture) -> None:

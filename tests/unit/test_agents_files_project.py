@@ -27,7 +27,7 @@ agents = 8
 cost-per-day = 40.0
 [retention]
 finished = "14d"
-workspaces = "3d"
+workdirs = "3d"
 [driver.codex]
 acp = ["npx", "-y", "codex-acp"]
 env = ["KEY"]
@@ -65,7 +65,7 @@ def test_a_full_project(path: Path) -> None:
         default_isolation="worktree",
         base="main",
         limits=ProjectLimits(agents=8, cost_per_day=40.0),
-        retention=ProjectRetention(finished=timedelta(days=14), workspaces=timedelta(days=3)),
+        retention=ProjectRetention(finished=timedelta(days=14), workdirs=timedelta(days=3)),
         drivers={"codex": ProjectDriver(acp=("npx", "-y", "codex-acp"), env=("KEY",))},
         runs={"web-review": ProjectRun(agent="reviewer", tasks="github:label=review")},
     )
@@ -99,7 +99,7 @@ agents = 0
 cost-per-day = "much"
 [retention]
 finished = "14"
-workspaces = "9999d"
+workdirs = "9999d"
 [agent.one]
 driver.command = [
   "a", # a remark
@@ -120,7 +120,7 @@ command = ["b"]
     assert said[1] == "3: limits.agents must be 1 to 10000, was 0"
     assert said[2] == "4: limits.cost-per-day must be an amount such as 5.00, was 'much'"
     assert said[3].startswith("6: retention.finished must be a duration with its unit")
-    assert said[4] == "7: retention.workspaces must be 0 s to 87600 h, was '9999d'"
+    assert said[4] == "7: retention.workdirs must be 0 s to 87600 h, was '9999d'"
     assert said[5].startswith("11: agent.one.driver.command.1 must use only {attempt}")
     assert said[6:] == [
         "13: agent.one.restart.delay must be 0 s to 5 min, was '20m'",

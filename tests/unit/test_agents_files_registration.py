@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ostler.agents import Agent, AgentKind, AgentRegistry, CommandAgent, agent
+from ostler.agents import Agent, AgentKind, AgentRegistry, agent
 from ostler.agents.files import load_agent_file, maker_for, read_lifecycle, register_files
-from ostler.errors import AgentInitializationError, DefinitionError
+from ostler.errors import AgentInitializationError, DefinitionError, InvalidOperationError
 from ostler.model import IsolationLevel, RestartPolicy
 
 MODULE = """
@@ -56,7 +56,8 @@ def test_every_definition_is_added_with_its_maker(root: Path) -> None:
     assert not found.faults
     assert "made_by_a_test" not in sys.modules
     assert type(make(registry, "by-class")).__qualname__ == "Fixer"
-    assert isinstance(make(registry, "by-command"), CommandAgent)
+    with pytest.raises(InvalidOperationError, match="runs only at isolation level process"):
+        make(registry, "by-command")
     with pytest.raises(AgentInitializationError, match="the ACP driver claude is not installed yet"):
         make(registry, "by-acp")
     assert registry.find("by-class").kind is AgentKind.PYTHON
@@ -95,7 +96,7 @@ def test_a_name_that_code_has_taken_stays_with_the_code(root: Path) -> None:
         ("no_such_module_of_a_test:Fixer", "cannot be imported (ModuleNotFoundError: No module named"),
         ("made_by_a_test:Missing", "cannot be imported (AttributeError:"),
         ("broken_by_a_test:Fixer", "cannot be imported (SystemExit: no)"),
-        ("made_by_a_test:Stranger", "made_by_a_test:Stranger is not a subclass of ostler.Agent"),
+        ("made_by_a_test:Stranger", "made_by_a_test:Stranger is neither a subclass of ostler.Agent nor a function"),
     ],
 )
 def test_a_class_that_cannot_be_had_fails_the_start(root: Path, target: str, sentence: str) -> None:

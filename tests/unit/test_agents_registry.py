@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,18 @@ from ostler.agents import (
     AgentKind,
     AgentManifest,
     AgentRegistry,
-    CommandAgent,
     CommandSpec,
     agent,
     definition_id,
 )
-from ostler.errors import AgentInitializationError, AgentNotFoundError, ConflictError, ValidationError
+from ostler.agents.base import FunctionAgent, FunctionMaker, maker_of_callable, takes_context
+from ostler.errors import (
+    AgentInitializationError,
+    AgentNotFoundError,
+    ConflictError,
+    InvalidOperationError,
+    ValidationError,
+)
 from ostler.model import AgentSpawnOptions, IsolationLevel
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +62,26 @@ class Needy(Fixer):
 
 def make_needy() -> Needy:
     return Needy("secret")
+
+
+async def greet(request: Any) -> str:
+    return f"hello {request}"
+
+
+async def polite(request: Any = "you") -> str:
+    return f"good day, {request}"
+
+
+def shout(request: Any, context: Any) -> str:
+    return f"{request}!{context}"
+
+
+def counting(request: int) -> Iterator[int]:
+    yield from range(request)
+
+
+def keyword(request: Any, *, tone: str) -> Any:
+    return request, tone
 
 
 # --- registering -------------------------------------------------------------------------------------
@@ -92,21 +119,60 @@ def test_the_name_is_the_one_given_or_that_of_the_class() -> None:
     assert registry.register(Child).name == f"{__name__}.Child", "a subclass is another agent"
 
 
-def test_a_command_and_a_function_need_a_name() -> None:
+def test_a_command_and_a_lambda_need_a_name() -> None:
     registry = AgentRegistry()
-    for nameless in (ECHO, make_needy):
+    for nameless in (ECHO, lambda: Needy("x"), functools.partial(greet, "x")):
         with pytest.raises(ValidationError, match="name must be given as text"):
             registry.register(nameless)
     echo = registry.register(ECHO, name="echo")
     assert (echo.kind, echo.command, echo.source) == (AgentKind.COMMAND, ECHO, None)
-    assert isinstance(registry.maker(echo.id)(), CommandAgent)
+    with pytest.raises(InvalidOperationError, match="the command echo runs only at isolation level process"):
+        registry.maker(echo.id)()
     needy = registry.register(make_needy, name="needy")
     assert needy.source == f"{__name__}:make_needy"
     assert isinstance(registry.maker(needy.id)(), Needy)
     assert [manifest.name for manifest in registry.list()] == ["echo", "needy"]
 
 
-@pytest.mark.parametrize("wrong", [object(), "fixer", dict, Needy, make_needy(), lambda x: x])
+async def test_a_function_is_an_agent() -> None:
+    registry = AgentRegistry()
+    manifest = registry.register(greet)
+    assert (manifest.name, manifest.source) == (f"{__name__}.greet", f"{__name__}:greet")
+    made = registry.maker(manifest.id)()
+    assert isinstance(made, FunctionAgent)
+    assert await made.process("you") == "hello you"
+    plain = registry.maker(registry.register(shout).id)()
+    await plain.initialize("the context")  # type: ignore[arg-type]  # it is only passed on
+    assert plain.process("you") == "you!the context"
+    assert registry.register(make_needy).name == f"{__name__}.make_needy"
+    assert isinstance(registry.maker(registry.find(f"{__name__}.make_needy").id)(), Needy)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_agent", "with_context"),
+    [
+        (lambda: None, False, False),
+        (lambda agent=None: agent, False, False),
+        (lambda *words: words, False, False),
+        (lambda request: request, True, False),
+        (lambda request, context: (request, context), True, True),
+        (lambda request, context=None: (request, context), True, True),
+        (lambda request, count=1: request * count, True, False),
+        (greet, True, False),
+        (polite, True, False),
+    ],
+)
+def test_a_function_that_takes_a_request_is_told_from_one_that_makes_an_agent(
+    function: Any, is_agent: bool, with_context: bool
+) -> None:
+    assert isinstance(maker_of_callable(function), FunctionMaker) is is_agent
+    if is_agent:
+        assert takes_context(function) is with_context
+
+
+@pytest.mark.parametrize(
+    "wrong", [object(), "fixer", dict, Needy, make_needy(), lambda a, b, c: (a, b, c), counting, keyword]
+)
 def test_what_cannot_make_an_agent_is_refused(wrong: Any) -> None:
     with pytest.raises(ValidationError, match="agent must be"):
         AgentRegistry().register(wrong, name="x")
@@ -359,7 +425,7 @@ def test_the_factory_makes_fresh_agents_by_type() -> None:
 
 def test_the_factory_says_what_is_wrong() -> None:
     registry = AgentRegistry()
-    registry.register(lambda: 3, name="three")  # type: ignore[arg-type, return-value]  # wrong on purpose
+    registry.register(lambda: 3, name="three")
     registry.register(lambda: Needy(*[]), name="needy")
     factory = AgentFactory(registry)
     with pytest.raises(AgentNotFoundError, match="did you mean needy"):

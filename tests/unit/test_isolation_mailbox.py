@@ -30,7 +30,7 @@ class Ear:
         assert attempt == 7
         self.asked_at.append(len(self.messages))
         self.was_asked.set()
-        if wait is QUESTION:
+        if wait.kind == QUESTION.kind:
             await asyncio.Event().wait()
         return WaitAnswer(outcome="answered")
 

@@ -4,6 +4,8 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,7 +13,8 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import Agent
-from ostler.agents.child import Ending
+from ostler.agents.base import FunctionMaker
+from ostler.agents.command import Ending
 from ostler.errors import AgentInitializationError
 from ostler.isolation import Exit, Verb
 from ostler.isolation.process.exits import ending_of, exit_of
@@ -38,20 +41,28 @@ ID = UUID(int=7)
         ({"signal": 9, "by": "pids", "why": "300 of 260"}, AttemptOutcome.SIGNAL, "300 of 260"),
         ({"signal": 15, "by": "stop"}, AttemptOutcome.STOPPED, "it was stopped"),
         ({"code": 0, "by": "lease"}, AttemptOutcome.STOPPED, "no manager came back"),
-        ({}, AttemptOutcome.UNKNOWN, "nobody saw how"),
-        ({"code": None, "signal": None}, AttemptOutcome.UNKNOWN, "nobody saw how"),
+        ({}, AttemptOutcome.UNKNOWN, "how is not known"),
+        ({"code": None, "signal": None}, AttemptOutcome.UNKNOWN, "how is not known"),
     ],
 )
 def test_an_end_is_told_for_what_it_was(record: dict[str, Any], outcome: AttemptOutcome, detail: str) -> None:
     how = exit_of(record, 64)
     assert how.outcome is outcome
     assert detail in (how.detail or "")
+    assert (how.code, how.signal) == (record.get("code"), record.get("signal"))
 
 
 def test_the_agents_own_word_counts_but_not_against_the_kernel() -> None:
-    assert exit_of({"code": 3}, 64, CRASH) is CRASH
-    assert exit_of({"signal": 9, "by": "stop"}, 64, CRASH) is CRASH, "we only hastened it"
+    assert exit_of({"code": 3}, 64, CRASH) == replace(CRASH, code=3)
+    assert exit_of({"signal": 9, "by": "stop"}, 64, CRASH) == replace(CRASH, signal=9), "we only hastened it"
     assert exit_of({"signal": 9, "oom": True}, 64, CRASH).outcome is AttemptOutcome.OOM
+
+
+def test_when_it_ended_is_told_in_utc() -> None:
+    assert exit_of({"code": 0, "ended": 1_700_000_000.5}, 64).ended_at == datetime(
+        2023, 11, 14, 22, 13, 20, 500_000, tzinfo=UTC
+    )
+    assert exit_of({"code": 0}, 64).ended_at is None
 
 
 def test_a_run_of_a_command_ends_in_its_own_terms() -> None:
@@ -72,6 +83,10 @@ def make() -> Agent:
     return Plain()
 
 
+async def greet(request: Any) -> Any:
+    return request
+
+
 def local() -> Callable[[], Agent]:
     class Hidden(Agent):
         pass
@@ -84,14 +99,16 @@ def test_what_stands_at_the_top_of_a_file_is_found() -> None:
     assert source_of(Plain) == {**here, "qualname": "Plain"}
     assert source_of(Plain.Inner) == {**here, "qualname": "Plain.Inner"}
     assert source_of(make) == {**here, "qualname": "make"}
+    assert source_of(FunctionMaker(greet)) == {**here, "qualname": "greet"}
 
 
 @pytest.mark.parametrize(
     ("maker", "complaint"),
     [
         (lambda: (Plain(),)[0], "a lambda cannot be found"),
-        (local(), "defined inside a function; move it to the top level of a file"),
-        (functools.partial(make), "has no name of its own"),
+        (local(), "defined inside a function; define it at the top of a module"),
+        (functools.partial(make), "has no name by which another process finds it"),
+        (FunctionMaker(lambda request: request), "a lambda cannot be found"),
         (type("Plain", (Agent,), {"__module__": __name__, "__qualname__": "Plain"}), "is not what is found"),
     ],
 )
@@ -153,6 +170,8 @@ def test_a_call_is_known_by_its_key() -> None:
         {"kind": "signal", "name": "x", "payload": {"a": "\0"}},
         {"kind": "tokens", "count": -1},
         {"kind": "tokens", "count": 1.5},
+        {"kind": "tokens", "count": 1, "number": "7"},
+        {"kind": "signal", "name": "x", "number": -1},
         {"kind": "metric", "name": "x", "value": float("inf")},
         {"kind": "rumour"},
         {},

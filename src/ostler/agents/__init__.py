@@ -1,4 +1,4 @@
-"""What a user writes: agents as classes or commands, and the registry that knows them."""
+"""What a user writes: agents as classes, functions or commands, and the registry that knows them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from ostler.lazily import opener
 
 if TYPE_CHECKING:
     from ostler.agents.base import Agent, AgentMaker
-    from ostler.agents.command import CommandAgent
     from ostler.agents.commandspec import CommandSpec, ExitMeaning, PromptBy
     from ostler.agents.context import AgentContext
     from ostler.agents.factory import AgentFactory
@@ -31,7 +30,6 @@ else:  # a type checker would believe in any name
         __name__,
         {
             "base": "Agent AgentMaker",
-            "command": "CommandAgent",
             "commandspec": "CommandSpec ExitMeaning PromptBy",
             "context": "AgentContext",
             "factory": "AgentFactory",
@@ -52,7 +50,6 @@ __all__ = [
     "AgentManifest",
     "AgentRegistry",
     "AgentRunner",
-    "CommandAgent",
     "CommandSpec",
     "ExitMeaning",
     "Message",

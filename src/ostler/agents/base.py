@@ -1,15 +1,19 @@
-"""What a user writes: an agent as a Python class. Every method may be plain or async."""
+"""What a user writes: an agent as a Python class or as one function. Each may be plain or async."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ostler.agents.context import AgentContext
+from ostler.errors import ValidationError
 from ostler.model import Fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
+#: Of a function that is an agent: the request and the context.
+_MOST_PARAMETERS = 2
 
 
 class Agent:
@@ -41,6 +45,75 @@ class Agent:
         """Let go of everything. Called once, on an orderly stop, after the clean-up hooks."""
 
 
+class FunctionAgent(Agent):
+    """An agent that is one function: of the request, or of the request and the context."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._context: AgentContext | None = None
+        self._takes_context = takes_context(function)
+        if inspect.iscoroutinefunction(function):  # said by the method too, or it would begin in a worker thread
+            self.process = self._process_async  # type: ignore[method-assign]  # the same, but async
+
+    async def initialize(self, context: AgentContext) -> None:
+        self._context = context
+
+    def process(self, request: Any) -> Any:
+        return self.function(request, self._context) if self._takes_context else self.function(request)
+
+    async def _process_async(self, request: Any) -> Any:
+        return await (self.function(request, self._context) if self._takes_context else self.function(request))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionMaker:
+    """Makes the agent of a function; level process finds the function itself by its name."""
+
+    function: Callable[..., Any]
+
+    def __call__(self) -> Agent:
+        return FunctionAgent(self.function)
+
+
+def maker_of_callable(found: Callable[..., Any]) -> AgentMaker:
+    """What makes the agent: `found` itself, or, where it takes a request, a maker of a `FunctionAgent`.
+
+    Raises `ValidationError` for what can be neither.
+    """
+    if isinstance(found, type):
+        return found
+    required = _required_parameters(found)
+    if required is None or (not required and not (inspect.iscoroutinefunction(found) and _positional(found))):
+        return found
+    if len(required) > _MOST_PARAMETERS or any(one.kind is one.KEYWORD_ONLY for one in required):
+        bound = "must take nothing and make an Agent, or take a request, or a request and a context"
+        raise ValidationError([Fault(field="agent", bound=bound, value=shown(found))])
+    if (fault := yielding_fault(found)) is not None:
+        raise ValidationError([fault])
+    return FunctionMaker(found)
+
+
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether its second parameter is for the context: it has no default, or is called so."""
+    second = _positional(function)[1:2]
+    return any(one.default is one.empty or one.name == "context" for one in second)
+
+
+def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    every = inspect.signature(function).parameters.values()
+    return [one for one in every if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+
+
+def _required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Those without a default; None for what does not say, such as some things written in C."""
+    try:
+        every = inspect.signature(function).parameters.values()
+    except ValueError:
+        return None
+    open_ended = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return [one for one in every if one.default is one.empty and one.kind not in open_ended]
+
+
 def process_fault(agent: type[Agent]) -> Fault | None:
     """What keeps its objects from ever answering a request; better said now than when the first one comes."""
     if agent.process is Agent.process:
@@ -49,9 +122,10 @@ def process_fault(agent: type[Agent]) -> Fault | None:
     return yielding_fault(agent)
 
 
-def yielding_fault(agent: type[Agent] | Agent) -> Fault | None:
+def yielding_fault(agent: type[Agent] | Agent | Callable[..., Any]) -> Fault | None:
     """A generator is no answer: at some levels it would come back as it is, and at others not at all."""
-    if inspect.isgeneratorfunction(agent.process) or inspect.isasyncgenfunction(agent.process):
+    process = getattr(agent, "process", agent)
+    if inspect.isgeneratorfunction(process) or inspect.isasyncgenfunction(process):
         bound = "must return its answer from process, not yield it; return a list, or tell of the parts with "
         return Fault(field="agent", bound=f"{bound}context.report and context.signal", value=shown(agent))
     return None

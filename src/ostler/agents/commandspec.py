@@ -17,10 +17,10 @@ from ostler.model.bounds import Interval
 from ostler.model.record import settle
 from ostler.model.text import unkeepable_faults
 
-PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workspace", "instance_id", "attempt", "name"})
+PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
 CONTEXT = "context."
-#: The value of `cwd` that stands for the instance's own directory.
-WORKSPACE = "workspace"
+#: The value of `cwd` that stands for the workdir of the instance.
+WORKDIR = "workdir"
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -53,7 +53,7 @@ _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.
 
 @dataclass(frozen=True, kw_only=True)
 class CommandSpec(Record):
-    #: The program and its arguments; never a shell. `{prompt}`, `{prompt_file}`, `{workspace}`, `{instance_id}`,
+    #: The program and its arguments; never a shell. `{prompt}`, `{prompt_file}`, `{workdir}`, `{instance_id}`,
     #: `{attempt}`, `{name}` and `{context.KEY}` are filled in; `{{` and `}}` stand for themselves.
     argv: tuple[str, ...]
     #: Names of variables that are passed on from the manager's environment. Others are not.
@@ -64,8 +64,8 @@ class CommandSpec(Record):
     exit_codes: Mapping[str, ExitMeaning] | None = None
     #: Whether the program sees a terminal.
     pty: bool = False
-    #: "workspace", or an absolute path.
-    cwd: str = WORKSPACE
+    #: "workdir", or an absolute path.
+    cwd: str = WORKDIR
     #: How much of the output is kept, half of it from the beginning; the rest is counted.
     max_output_bytes: Annotated[int, Interval(ge=KIB, le=64 * MIB)] = MIB
 
@@ -109,8 +109,8 @@ def _directory_faults(cwd: str) -> Iterator[Fault]:
         yield Fault(field="cwd", bound=bound, value=shown(cwd))
     else:
         yield from unkeepable_faults("cwd", cwd)
-    if cwd != WORKSPACE and not PurePath(cwd).is_absolute():
-        yield Fault(field="cwd", bound=f"must be {WORKSPACE} or an absolute path", value=shown(cwd))
+    if cwd != WORKDIR and not PurePath(cwd).is_absolute():
+        yield Fault(field="cwd", bound=f"must be {WORKDIR} or an absolute path", value=shown(cwd))
 
 
 def _parts(argument: str) -> Iterator[tuple[str, str | None]]:

@@ -24,14 +24,18 @@ from ostler.seams import Clock
 
 MAX_MESSAGE = 2000
 MAX_HOOKS = 1000
+#: How an isolation level names one call.
+CallId = UUID | str | int
 
 
 class CallToken:
-    """Whether one call was cancelled; readable from the worker threads of that call."""
+    """Which call it is and whether it was cancelled; readable from the worker threads of that call."""
 
-    __slots__ = ("_before", "_task", "given_up")
+    __slots__ = ("_before", "_task", "call_id", "given_up")
 
-    def __init__(self, task: Task[Any] | None) -> None:
+    def __init__(self, task: Task[Any] | None, call_id: CallId | None = None) -> None:
+        #: As the isolation level names the call; None where it has no name.
+        self.call_id = call_id
         self._task = task
         self._before = task.cancelling() if task else 0
         #: Set by the runner. The task's own count can fall again, when a time-out takes its cancelling back.
@@ -70,8 +74,12 @@ class AgentContext:
     #: Time as Ostler counts it; an agent that waits by it can be tested without waiting.
     clock: Clock = field(repr=False)
     voice: Voice = field(repr=False)
-    #: Where the workspace is, or would be; `workspace` makes it.
+    #: Where the workdir is, or would be; the property `workdir` makes it.
     directory: Path | None = field(default=None, repr=False)
+    #: False for a directory that the spawn has given: it is never made here.
+    owns_directory: bool = field(default=True, repr=False)
+    #: The extra variables of the spawn. At level process they are also in the environment of the process.
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     _has_directory: bool = field(default=False, init=False, repr=False)
     _stopping: bool = field(default=False, init=False, repr=False)
     _hooks: list[CleanupHook] | None = field(default=None, init=False, repr=False)
@@ -82,9 +90,12 @@ class AgentContext:
             self.data = ContextData(self.data)
 
     @property
-    def workspace(self) -> Path | None:
-        """The private directory of this instance, made when it is first asked for; None where there is none."""
-        if self.directory is not None and not self._has_directory:
+    def workdir(self) -> Path | None:
+        """The directory that this instance works in; None where there is none.
+
+        A private one is made when it is first asked for. One that the spawn has given is left as it is.
+        """
+        if self.directory is not None and self.owns_directory and not self._has_directory:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._has_directory = True
         return self.directory

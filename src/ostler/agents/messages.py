@@ -20,16 +20,20 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signal:
-    """A named message to whoever supervises it."""
+    """A named message to the supervisor of the agent."""
 
     name: str
     payload: Mapping[str, Any] | None = None
+    #: At level process 1, 2, 3 ... per attempt, counted together with `TokensUsed`; elsewhere 0.
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokensUsed:
     count: int
     model: str | None = None
+    #: As in `Signal`.
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +55,14 @@ class WaitAsked:
     reason: str | None = None
     timeout: timedelta | None = None
     detail: Mapping[str, Any] | None = None
-    #: Set where an agent outlives its manager: which question it is, asked again, and of which call.
+    #: Set by the isolation level: which question it is, the same when it is asked again, and in which call it is asked.
     ask_id: UUID | None = None
     call_id: UUID | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitAnswer:
-    """How a wait ended: `outcome` is the word of whoever ended it, or "timeout"."""
+    """How a wait ended: `outcome` is the word that was answered, or "timeout"."""
 
     outcome: str
     answer: Mapping[str, Any] | None = None

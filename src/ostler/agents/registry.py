@@ -7,12 +7,11 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Unpack
 from uuid import UUID, uuid5
 
-from ostler.agents.base import Agent, AgentMaker, process_fault
-from ostler.agents.command import CommandAgent
+from ostler.agents.base import Agent, AgentMaker, maker_of_callable, process_fault
+from ostler.agents.command import CommandMaker
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.failures import error_text
 from ostler.agents.manifest import AgentKind, AgentManifest
@@ -52,12 +51,15 @@ class AgentRegistry:
 
     def register(
         self,
-        agent: type[Agent] | CommandSpec | Callable[[], Agent],
+        agent: type[Agent] | CommandSpec | Callable[..., Any],
         *,
         replace: bool = False,
         **about: Unpack[About],
     ) -> AgentManifest:
-        """Take in a class, a command, or a function that makes an agent.
+        """Take in a class, a command, or a function.
+
+        A function without parameters makes an agent. One that takes a request, or a request and a context, is the
+        agent: it is called for each request, and may be plain or async.
 
         The same source again takes the place of its earlier self. Another one under the same name is refused with
         `ConflictError`, unless it is to `replace` it.
@@ -67,7 +69,7 @@ class AgentRegistry:
         said: dict[str, Any] = {"name": _name(agent), **mark.about, **about}
         maker: AgentMaker
         if isinstance(agent, CommandSpec):
-            kind, source, maker = AgentKind.COMMAND, None, partial(CommandAgent, agent)
+            kind, source, maker = AgentKind.COMMAND, None, CommandMaker("".join(agent.argv[:1]))
             said["command"] = agent
         else:
             kind, source, maker = AgentKind.PYTHON, _source(agent), _maker(agent)
@@ -168,30 +170,32 @@ class AgentRegistry:
 
 def _maker(agent: Any) -> AgentMaker:
     if not callable(agent) or (isinstance(agent, type) and not issubclass(agent, Agent)):
-        bound = "must be a subclass of Agent, a CommandSpec, or a function that makes an Agent"
+        bound = "must be a subclass of Agent, a CommandSpec, or a function"
         raise ValidationError([Fault(field="agent", bound=bound, value=shown(agent))])
+    if not isinstance(agent, type):
+        return maker_of_callable(agent)
     try:
         inspect.signature(agent).bind()
     except TypeError:
         bound = "must be made without arguments; register a function that makes it, such as a lambda"
         raise ValidationError([Fault(field="agent", bound=bound, value=shown(agent))]) from None
-    except ValueError:
-        pass  # Some things written in C do not say what they take.
-    if isinstance(agent, type) and (fault := process_fault(agent)) is not None:
+    if (fault := process_fault(agent)) is not None:
         raise ValidationError([fault])
     made: AgentMaker = agent
     return made
 
 
 def _name(agent: Any) -> str | None:
-    if not isinstance(agent, type):
+    qualname = getattr(agent, "__qualname__", None)
+    if isinstance(agent, CommandSpec) or not isinstance(qualname, str) or qualname.endswith("<lambda>"):
         return None
-    return vars(agent).get("agent_name") or f"{agent.__module__}.{agent.__qualname__}"
+    given = vars(agent).get("agent_name") if isinstance(agent, type) else None
+    return given or f"{agent.__module__}.{qualname}"
 
 
 def _required(name: Any) -> str:
     if not isinstance(name, str):
-        bound = "must be given as text; only a class has one of its own"
+        bound = "must be given as text; only a class and a function have one of their own"
         raise ValidationError([Fault(field="name", bound=bound, value=shown(name))])
     faults = tuple(unkeepable_faults("name", name))
     if faults:  # the rest is looked at in the manifest, for which an id is made of it first

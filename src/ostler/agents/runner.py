@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ostler.agents.base import Agent, AgentMaker, yielding_fault
-from ostler.agents.context import CURRENT_CALL, AgentContext, CallToken, CleanupHook
+from ostler.agents.context import CURRENT_CALL, AgentContext, CallId, CallToken, CleanupHook
 from ostler.agents.failures import error_text, execution_error
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.model import clipped, duration_text, shown
@@ -68,28 +68,32 @@ class AgentRunner:
             self._agent = made
         return self._agent
 
-    async def run(self, verb: str, payload: Any = None) -> Any:
-        """Ask the agent something. The verbs, and what each answers, are those of `ostler.isolation.Verb`."""
+    async def run(self, verb: str, payload: Any = None, *, call_id: CallId | None = None) -> Any:
+        """Ask the agent something. The verbs, and what each answers, are those of `ostler.isolation.Verb`.
+
+        `call_id` is the level's name of the call; questions of the agent are asked under it.
+        """
         agent = self.make()
+        token = CallToken(asyncio.current_task(), call_id)
         match verb:
             case "initialize":
-                await self._ask(verb, agent.initialize, self._context)
+                await self._ask(verb, token, agent.initialize, self._context)
             case "process":
-                return await self._ask(verb, agent.process, payload)
+                return await self._ask(verb, token, agent.process, payload)
             case "health":
-                return _illness(await self._ask(verb, agent.health))
+                return _illness(await self._ask(verb, token, agent.health))
             case "final_state":
-                return _kept(await self._ask(verb, agent.final_state))
+                return _kept(await self._ask(verb, token, agent.final_state))
             case "cleanup":
-                return await self._clean_up()
+                return await self._clean_up(call_id)
             case "shutdown":
-                await self._shut_down(agent)
+                await self._shut_down(agent, token)
             case _:
                 raise InvalidOperationError(f"an agent cannot be asked to {shown(verb)}")
         return None
 
-    async def _shut_down(self, agent: Agent) -> None:
-        """Once. Whoever asks again waits for the first to end, and is told if that was cut off."""
+    async def _shut_down(self, agent: Agent, token: CallToken) -> None:
+        """Once. A second caller waits for the first to end, and is told if that was cut off."""
         if self._shut is not None:
             if not await asyncio.shield(self._shut):
                 raise AgentExecutionError("its shutdown was cut off before")
@@ -97,15 +101,14 @@ class AgentRunner:
         self._shut = asyncio.get_running_loop().create_future()
         went_through = False
         try:
-            await self._ask("shutdown", agent.shutdown)
+            await self._ask("shutdown", token, agent.shutdown)
             went_through = True
         finally:
             self._shut.set_result(went_through)
 
     # --- one call ------------------------------------------------------------------------------------
 
-    async def _ask(self, verb: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        token = CallToken(asyncio.current_task())
+    async def _ask(self, verb: str, token: CallToken, method: Callable[..., Any], *arguments: Any) -> Any:
         before = CURRENT_CALL.set(token)
         try:
             return await self._invoke(partial(method, *arguments), token)
@@ -175,17 +178,17 @@ class AgentRunner:
 
     # --- the hooks -----------------------------------------------------------------------------------
 
-    async def _clean_up(self) -> list[str]:
+    async def _clean_up(self, call_id: CallId | None) -> list[str]:
         complaints = []
         while (hook := self._context.next_cleanup()) is not None:
-            complaint = await self._run_hook(hook)
+            complaint = await self._run_hook(hook, call_id)
             if complaint is not None:
                 complaints.append(complaint)
         return complaints
 
-    async def _run_hook(self, hook: CleanupHook) -> str | None:
+    async def _run_hook(self, hook: CleanupHook, call_id: CallId | None) -> str | None:
         # A task of its own: one that does not react to being cancelled can be left behind.
-        task = asyncio.create_task(self._settle(hook), name=f"clean-up {hook.name}")
+        task = asyncio.create_task(self._settle(hook, call_id), name=f"clean-up {hook.name}")
         try:
             async with Deadline(self._context.clock, hook.timeout):
                 await asyncio.wait({task})
@@ -197,9 +200,9 @@ class AgentRunner:
         error = task.result()
         return None if error is None else clipped(f"clean-up {hook.name} failed: {error_text(error)}", MAX_HEALTH_TEXT)
 
-    async def _settle(self, hook: CleanupHook) -> BaseException | None:
+    async def _settle(self, hook: CleanupHook, call_id: CallId | None) -> BaseException | None:
         """What the hook raised. An exit out of a hook is a failure like others: the rest has to be cleaned up."""
-        token = CallToken(asyncio.current_task())
+        token = CallToken(asyncio.current_task(), call_id)
         CURRENT_CALL.set(token)
         try:
             await self._invoke(partial(hook.call), token, patient=False)

@@ -1,4 +1,4 @@
-"""What an agent has said and nobody has heard yet: bounded, in order, and nothing that counts is dropped."""
+"""What an agent has said and the manager has not heard yet: bounded, in order, and nothing that counts is dropped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from ostler.errors import AgentBusyError
 
 #: So many may wait for the manager; beyond it the oldest news of no consequence make room.
 MAX_WAITING = 1000
-#: So much that counts may wait. It is never dropped, so who says still more is refused.
+#: So much that counts may wait. It is never dropped, so an agent that says still more is refused.
 MAX_WEIGHTY = 100_000
+TOO_MUCH = "the agent says more than its manager can hear; say less, or wait in between"
 
 
 class Backlog:
@@ -34,7 +35,7 @@ class Backlog:
         elif len(self._weighty) < MAX_WEIGHTY:
             self._weighty.append((self._count, message))
         else:
-            raise AgentBusyError("the agent says more than its manager can hear; say less, or wait in between")
+            raise AgentBusyError(TOO_MUCH)
         if len(self) > MAX_WAITING and self._news:
             self._news.popleft()
             return 1

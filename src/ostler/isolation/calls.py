@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from ostler.agents.failures import execution_error
 from ostler.isolation.base import Exit, Verb
@@ -38,15 +39,16 @@ class Call:
     verb: Verb
     payload: Any
     waiter: asyncio.Future[None]
+    call_id: UUID
     task: asyncio.Task[Outcome] | None = None
     outcome: Outcome | None = None
-    #: Whoever asked has gone.
+    #: The caller was cancelled.
     withdrawn: bool = False
     #: It was told to stop and did not.
     given_up: bool = False
 
     def release(self, outcome: Outcome) -> None:
-        """On the manager's loop: whoever waits need not wait any longer. The first outcome counts."""
+        """On the manager's loop: the caller need not wait any longer. The first outcome counts."""
         if self.outcome is None:
             self.outcome = outcome
         wake(self.waiter)

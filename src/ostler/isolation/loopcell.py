@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from ostler.agents import AgentContext, AgentRunner
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
@@ -54,7 +54,9 @@ class LoopCell(Cell):
             limits=plan.limits,
             clock=clock,
             voice=self._mailbox,
-            directory=plan.workspace,
+            directory=plan.workdir,
+            owns_directory=plan.owns_workdir,
+            env=plan.env,
         )
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those that nobody waits for any more.
@@ -113,10 +115,9 @@ class LoopCell(Cell):
         return self._mailbox.dropped
 
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
-        del call_id  # nobody finds these calls again
         if self._closing:
             raise AgentGoneError
-        call = Call(verb, payload, self._home.create_future())
+        call = Call(verb, payload, self._home.create_future(), call_id or uuid4())
         self._running.add(call)
         self._post(self._begin, call)
         try:
@@ -179,7 +180,7 @@ class LoopCell(Cell):
 
     async def _work(self, call: Call) -> Outcome:
         try:
-            return Outcome(answer=await self._runner.run(call.verb.value, call.payload))
+            return Outcome(answer=await self._runner.run(call.verb.value, call.payload, call_id=call.call_id))
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
+from uuid import UUID, uuid4
 
 from ostler.agents import Message, WaitAnswer, WaitAsked
+from ostler.agents.context import CURRENT_CALL
 from ostler.errors import AgentGoneError
 from ostler.isolation.backlog import Backlog
 from ostler.isolation.base import Exit, Listener
@@ -68,7 +71,9 @@ class Mailbox:
     async def ask(self, wait: WaitAsked) -> WaitAnswer:
         if self._closed or self._home.is_closed():
             raise AgentGoneError(_CLOSED)
-        question = self._put(wait)
+        call = CURRENT_CALL.get()
+        call_id = call.call_id if call is not None and isinstance(call.call_id, UUID) else None
+        question = self._put(replace(wait, ask_id=uuid4(), call_id=call_id))
         if asyncio.get_running_loop() is self._home:
             return await question
         try:

@@ -1,11 +1,12 @@
 """What goes between a manager and an agent in a process of its own: messages as JSON, in numbered packets.
 
 Each packet says for which start of the agent and under which manager it was sent. The socket belongs to the keeper as
-well, so it outlives a manager; the next one says hello with its own epoch. What was said under an older epoch and not
-read is heard if it was said unasked; else it is dropped, and the agent says again what nobody confirmed. A message is
-one mapping with its kind under "t".
+well, so it outlives a manager; the next one says hello with its own epoch. After hello the agent says again what was
+not acknowledged; what lies in the socket from an older epoch counts only for news, and for an agent that ended before
+it could answer the hello. A message is one mapping with its kind under "t".
 
-Manager to agent: hello, begin, call, cancel, ack, told, ping, stop.
+Manager to agent: hello, begin, call, cancel, acks, told, ping, stop. Each may carry acknowledgements: "ack" names
+calls whose answers are committed, "heard" the last numbered message that is.
 Agent to manager: state, made, answer, say, ask, unask, pong.
 """
 

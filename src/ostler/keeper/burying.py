@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ _KILLED_CODE = 128 + int(signal.SIGKILL)
 _MEMORY_SECONDS = 0.5
 
 
+_TICKS = os.sysconf("SC_CLK_TCK")
 #: What a unit is ended for when all in its box has had its part in that.
 _HARMFUL = frozenset({"memory", "pids"})
 
@@ -57,6 +59,7 @@ class Undertaker:
             "start_time": unit.start_time,
             "boot_id": self._house.boot_id,
             "ended": ended.at,
+            "lasted": _lasted(unit, ended),
             "code": ended.code,
             "signal": ended.signal,
             "oom": oom,
@@ -109,3 +112,8 @@ class Undertaker:
             unit.state = ENDED
         for unit in told:
             self._tell(unit)
+
+
+def _lasted(unit: Unit, ended: Ended) -> float | None:
+    """In seconds, by the machine's own clock, in whose ticks the kernel notes the start."""
+    return None if unit.start_time is None else round(max(ended.uptime - unit.start_time / _TICKS, 0.0), 3)

@@ -12,7 +12,7 @@ from ostler.keeper.tree import start_time, stat
 class Ended:
     """How one process ended: its exit code, or the signal that ended it."""
 
-    __slots__ = ("at", "code", "pid", "signal", "start_time")
+    __slots__ = ("at", "code", "pid", "signal", "start_time", "uptime")
 
     def __init__(self, pid: int, status: int, begun: int | None) -> None:
         self.pid = pid
@@ -20,6 +20,7 @@ class Ended:
         self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         self.at = time.time()
+        self.uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Children:

@@ -23,7 +23,7 @@ from ostler.keeper.serving import Connection, Server
 from ostler.keeper.starting import Starter
 from ostler.keeper.stopping import Stops
 from ostler.keeper.tree import boot_id, start_time
-from ostler.keeper.units import LIVING, House, Unit
+from ostler.keeper.units import LIVING, STARTING, House, Unit
 
 _GRACE_SECONDS = 5.0
 _POLICE_SECONDS = 0.1
@@ -105,6 +105,8 @@ class Keeper:
         if self.ending:
             raise RefusedError("ending", "this keeper is ending")
         self.epoch = epoch
+        if peer is not self.server.manager:
+            self._undo_starts()
         self.server.promote(peer)
         self.lease.manager_came(seconds)
         reply.ok(
@@ -123,7 +125,14 @@ class Keeper:
 
     def _manager_left(self) -> None:
         if not self.ending:
+            self._undo_starts()
             self.lease.manager_left()
+
+    def _undo_starts(self) -> None:
+        """The manager that asked for them is gone, and the next one neither knows nor wants what is half started."""
+        for unit in list(self.house.units.values()):
+            if unit.state == STARTING:
+                self.stops.stop(unit.room, unit.leaf, 0.0, "stop", lambda _: self._perhaps_over())
 
     def _bye(self, asked: Asked, _: list[int], reply: Reply) -> None:
         leave = asked.flag("leave")
@@ -151,6 +160,9 @@ class Keeper:
         room = self.house.room(asked.name("box"))
         if room.closing:
             raise RefusedError("busy", f"box {room.name} is being stopped")
+        if frozen and room.has_starting:
+            # Frozen before its program begins, it would never say that it has started.
+            raise RefusedError("busy", f"something is being started in box {room.name}")
         try:
             (room.box.freeze if frozen else room.box.thaw)()
         except OSError as error:

@@ -60,6 +60,9 @@ def settle_in(
         _wear(settle.get("tag"))
         if os.getsid(0) != os.getpid():
             os.setsid()
+        # Before its box: in one that is frozen it stands still, and must not hold the lock and socket of its keeper.
+        step = "take its descriptors"
+        take_descriptors(stdin, stdout, stderr, keep)
         step = "enter its box"
         for path in settle.get("entrances", ()):
             _enter(path)
@@ -70,8 +73,6 @@ def settle_in(
         _give_up_rights()
         step = "bind its life to the keeper"
         _die_with(int(settle.get("keeper") or 0))
-        step = "take its descriptors"
-        take_descriptors(stdin, stdout, stderr, keep)
         cwd = settle.get("cwd")
         step = f"go to its directory {cwd}"
         if cwd is not None:
@@ -96,6 +97,8 @@ def settle_fork(
     try:
         _wear(settle.get("tag"))
         os.setsid()
+        step = "take its descriptors"
+        take_descriptors(-1, output, output, keep)
         step = "enter its box"
         for path in settle["entrances"]:
             _enter(path)
@@ -105,8 +108,6 @@ def settle_fork(
             signal.signal(number, signal.SIG_DFL)
         step = "bind its life to the keeper"
         _die_with(int(settle.get("keeper") or 0))
-        step = "take its descriptors"
-        take_descriptors(-1, output, output, keep)
         cwd = settle.get("cwd")
         step = f"go to its directory {cwd}"
         if cwd is not None:

@@ -73,7 +73,8 @@ class Stops:
         self._check(stop)
         if stop.over or stop.forced is not None:
             return
-        if grace <= 0:
+        if grace <= 0 or (leaf is not None and room.frozen):
+            # What is frozen cannot heed a signal, and the others in its box are not thawed for it.
             self._force(stop)
             return
         if fresh:

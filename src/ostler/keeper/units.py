@@ -36,6 +36,10 @@ class Room:
         self.closing = False
 
     @property
+    def has_starting(self) -> bool:
+        return any(unit.state == STARTING for unit in self.units.values())
+
+    @property
     def has_living(self) -> bool:
         return any(unit.state == LIVING for unit in self.units.values())
 

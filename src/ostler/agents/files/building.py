@@ -63,7 +63,7 @@ class MakerSource(Record):
 class Built:
     source: MakerSource
     options: AgentSpawnOptions | None
-    #: The word of the file; a worktree is a process with a workspace of its own.
+    #: The word of the file; a worktree is a process with a workdir of its own.
     isolation: str | None
     kept: dict[str, Any]
 

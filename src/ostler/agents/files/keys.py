@@ -271,15 +271,15 @@ REVIEW = Key(
 HOOKS = Key(
     name="hooks",
     form=Form.KEYS,
-    says="Commands around the life of its workspace.",
+    says="Commands around the life of its workdir.",
     example="{after-create: uv sync}",
     keys=tuple(
         Key(name=name, form=Form.TEXT, says=f"A command that runs {when}; empty for none.", example="uv sync")
         for name, when in (
-            ("after-create", "when the workspace was made"),
+            ("after-create", "when the workdir was made"),
             ("before-run", "before each start"),
             ("after-run", "after each end"),
-            ("before-remove", "before the workspace is removed"),
+            ("before-remove", "before the workdir is removed"),
         )
     ),
 )

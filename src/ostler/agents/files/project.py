@@ -85,11 +85,11 @@ PROJECT = Key(
                     field="retention.finished",
                 ),
                 Key(
-                    name="workspaces",
+                    name="workdirs",
                     form=Form.DURATION,
-                    says="Workspaces that nobody uses any more.",
+                    says="Workdirs that no instance uses any more.",
                     example="3d",
-                    field="retention.workspaces",
+                    field="retention.workdirs",
                 ),
             ),
         ),
@@ -155,7 +155,7 @@ class ProjectLimits(Record):
 class ProjectRetention(Record):
     #: None means what the home says.
     finished: Annotated[timedelta, Interval(ge=timedelta(0), le=_TEN_YEARS)] | None = None
-    workspaces: Annotated[timedelta, Interval(ge=timedelta(0), le=_TEN_YEARS)] | None = None
+    workdirs: Annotated[timedelta, Interval(ge=timedelta(0), le=_TEN_YEARS)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,20 +7,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.base import Agent, AgentMaker
-from ostler.agents.command import CommandAgent
-from ostler.agents.commandspec import CommandSpec
+from ostler.agents.base import Agent, AgentMaker, maker_of_callable
+from ostler.agents.command import CommandMaker
 from ostler.agents.failures import error_text
 from ostler.agents.files.building import DriverKind, MakerSource
 from ostler.agents.files.discovery import Discovery, discover
 from ostler.agents.files.page import FileFault
 from ostler.agents.registry import AgentRegistry
-from ostler.errors import AgentInitializationError, ConflictError
+from ostler.errors import AgentInitializationError, ConflictError, ValidationError
 
 
 @dataclass(frozen=True, slots=True)
 class PythonMaker:
-    """Imports "module:Class" when it is called. A plain record, so that it can be sent to where the agent lives."""
+    """Imports "module:Class" or "module:function" when it is called.
+
+    A plain record, so that it can be sent to where the agent lives.
+    """
 
     target: str
 
@@ -35,19 +37,12 @@ class PythonMaker:
                 f"{self.target} cannot be imported ({error_text(error)}); "
                 f"check lifecycle.driver, and that the module is installed"
             ) from error
-        if not (isinstance(found, type) and issubclass(found, Agent)):
-            raise AgentInitializationError(f"{self.target} is not a subclass of ostler.Agent")
-        return found()
-
-
-@dataclass(frozen=True, slots=True)
-class CommandMaker:
-    spec: CommandSpec
-    #: The body of the file: what the agent is told before every request.
-    instructions: str | None = None
-
-    def __call__(self) -> Agent:
-        return CommandAgent(self.spec, instructions=self.instructions)
+        if not callable(found) or (isinstance(found, type) and not issubclass(found, Agent)):
+            raise AgentInitializationError(f"{self.target} is neither a subclass of ostler.Agent nor a function")
+        try:
+            return maker_of_callable(found)()
+        except ValidationError as error:
+            raise AgentInitializationError(f"{self.target}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +55,9 @@ class AcpMaker:
         )
 
 
-def maker_for(source: MakerSource, instructions: str | None = None) -> AgentMaker:
+def maker_for(source: MakerSource) -> AgentMaker:
     if source.command is not None:
-        return CommandMaker(source.command, instructions)
+        return CommandMaker(source.target)
     return PythonMaker(source.target) if source.kind is DriverKind.PYTHON else AcpMaker(source.target)
 
 
@@ -73,7 +68,7 @@ def register_files(registry: AgentRegistry, root: str | Path, *, user: str | Pat
     faults = list(found.faults)
     for definition in found.definitions:
         try:
-            registry.add(definition.manifest, maker_for(definition.maker_source, definition.manifest.prompt))
+            registry.add(definition.manifest, maker_for(definition.maker_source))
         except ConflictError as error:
             faults.append(FileFault(path=definition.path, line=0, bound=str(error)))
         else:

@@ -21,7 +21,7 @@ _LIMITS = frozenset(one.name for one in fields(ResourceLimits))
 
 def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
     """Raises `KeyError`, `TypeError` or `ValueError` for what is no plan."""
-    workspace = plan.get("workspace")
+    workdir = plan.get("workdir")
     return AgentContext(
         instance_id=UUID(plan["instance_id"]),
         attempt=int(plan["attempt"]),
@@ -31,7 +31,9 @@ def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
         limits=limits_of(plan.get("limits") or {}),
         clock=SystemClock(),
         voice=voice,
-        directory=None if workspace is None else Path(workspace),
+        directory=None if workdir is None else Path(workdir),
+        owns_directory=bool(plan.get("owns_workdir", True)),
+        env=plan.get("env") or {},
     )
 
 

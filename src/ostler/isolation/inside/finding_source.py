@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ostler.agents import AgentMaker
+from ostler.agents.base import maker_of_callable
 from ostler.errors import AgentInitializationError
 
 #: The user's own script goes by this name, so that what stands under `if __name__ == "__main__"` does not run.
@@ -107,7 +108,7 @@ def _load_main(source: Source) -> ModuleType:
 
 
 def maker_of(module: ModuleType, qualname: str) -> AgentMaker:
-    """What makes the agent: a class, or a function that answers one."""
+    """What makes the agent: a class, a function that answers one, or the maker of an agent that is a function."""
     where = getattr(module, "__file__", None) or module.__name__
     if "<" in qualname:
         raise AgentInitializationError(
@@ -121,9 +122,8 @@ def maker_of(module: ModuleType, qualname: str) -> AgentMaker:
         except AttributeError:
             raise AgentInitializationError(f"{qualname} is not in {where} any more; register it again") from None
     if not callable(found):
-        raise AgentInitializationError(f"{qualname} in {where} is neither a class nor a function that makes an agent")
-    maker: AgentMaker = found
-    return maker
+        raise AgentInitializationError(f"{qualname} in {where} is neither a class nor a function")
+    return maker_of_callable(found)
 
 
 def source_files(source: Source, since_ns: int, now_ns: int) -> dict[str, tuple[int, int]]:

@@ -15,13 +15,14 @@ from types import ModuleType
 from typing import Any
 
 from ostler.agents import AgentRunner, WaitAnswer
+from ostler.agents.context import CallId
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import wire
 from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.inside.begin import context_of
 from ostler.isolation.inside.finding_source import maker_of
 from ostler.isolation.inside.parting import part_children
-from ostler.isolation.inside.speaking import CURRENT_CALL_ID, CallId, Speaker
+from ostler.isolation.inside.speaking import Speaker
 from ostler.isolation.inside.telling import complain, exit_code, rendered
 from ostler.isolation.workers import Census, Workers
 from ostler.model import clean_text
@@ -147,19 +148,19 @@ class Host:
             raise wire.WireError(f"a message for start {packet.attempt}; this is start {self._attempt}")
         if packet.epoch > self._epoch and kind != "hello":
             raise wire.WireError(f"{kind} from a manager that has not said hello")
-        self._obey(kind, message, packet.epoch, self._speaker)
+        if "ack" in message or "heard" in message:
+            self._speaker.acknowledged(message.get("ack", ()), int(message.get("heard", 0)))
+        if kind != "acks":
+            self._obey(kind, message, packet.epoch, self._speaker)
 
     def _obey(self, kind: str, message: Mapping[str, Any], epoch: int, speaker: Speaker) -> None:
         match kind:
             case "call":
-                speaker.forget(message.get("ack", ()))
                 self._begin_call(message, speaker)
             case "cancel":
                 call = self._running.get(message["id"])
                 if call is not None and call.task is not None:
                     call.task.cancel()
-            case "ack":
-                speaker.forget(message["ids"])
             case "told":
                 speaker.told(message["id"], _told(message))
             case "ping":
@@ -209,9 +210,8 @@ class Host:
         call.task.add_done_callback(partial(self._finished, call))
 
     async def _work(self, call: _Call, runner: AgentRunner, payload: Any) -> Any:
-        CURRENT_CALL_ID.set(call.id)
         try:
-            return await runner.run(call.verb, payload)
+            return await runner.run(call.verb, payload, call_id=call.id)
         except (asyncio.CancelledError, Exception):
             raise
         except BaseException as error:  # noqa: BLE001 - let out of a task it would end the loop in mid-turn

@@ -89,7 +89,7 @@ def _live_once() -> None:
         manager.put(wire.encode({"t": "begin", "plan": _plan()}))
         for number, verb in enumerate(_VERBS):
             manager.put(wire.encode({"t": "call", "id": number, "verb": verb, "payload": {"key": [number]}}))
-            manager.put(wire.encode({"t": "ack", "ids": [number]}))
+            manager.put(wire.encode({"t": "acks", "ack": [number], "heard": 0}))
             manager.put(wire.encode({"t": "ping", "n": number}))
         host = Host(its, module)
         host.run()
@@ -104,7 +104,7 @@ def _plan() -> dict[str, Any]:
         "definition_id": _ID,
         "context": {"key": "value"},
         "limits": {"max_worker_threads": 4, "execution_timeout": "PT5M"},
-        "workspace": "/",
+        "workdir": "/",
         "source": {"qualname": _ROLE},
     }
 

@@ -1,8 +1,10 @@
 """The agent's way to its manager: everything it says goes over one socket, in order, from whichever thread.
 
-What is said is written at once, also while the agent's loop is blocked. What the socket does not take waits here:
-news make room for newer ones, and what counts is kept. Answers and questions are letters: they are held until the
-manager has confirmed or settled them, and a new manager gets them again.
+What is said is written at once, also while the agent's loop is blocked. What the socket does not take waits here.
+Progress and metrics make room for newer ones. Signals and token counts are numbered and held until the manager has
+acknowledged them; answers are held until they are confirmed, questions until they are answered. A new manager gets
+all that is held again: first the numbered messages, then the answers and questions, so that what was said before an
+answer is heard before it.
 """
 
 from __future__ import annotations
@@ -14,29 +16,21 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
-from ostler.agents import Message, MetricReported, Progress, Signal, WaitAnswer, WaitAsked
-from ostler.errors import AgentGoneError, ValidationError
+from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
+from ostler.agents.context import CURRENT_CALL, CallId
+from ostler.errors import AgentBusyError, AgentGoneError, ValidationError
 from ostler.isolation import wire
-from ostler.isolation.backlog import Backlog
+from ostler.isolation.backlog import MAX_WEIGHTY, TOO_MUCH, Backlog
 from ostler.isolation.inside.telling import complain
 from ostler.model import Fault
 from ostler.model.record import MAX_COUNT
 
-#: What the manager calls a call.
-CallId = int | str
-
-#: The call in which the code that reads it runs; copied into the tasks and worker threads of that call.
-CURRENT_CALL_ID: ContextVar[CallId | None] = ContextVar("ostler_current_call_id", default=None)
-
-#: So many answers, and so much of them, are remembered after a manager has confirmed them.
-MAX_KEPT = 100
-MAX_KEPT_BYTES = 1024 * 1024
-
-_GONE = "the manager has let go of this agent and hears nothing more from it"
+_GONE = "the manager has detached from this agent and hears nothing more from it"
 
 
 class Letter:
@@ -49,47 +43,56 @@ class Letter:
 
 
 class Outbox(Backlog):
-    """What was said, and the letters between it, in one order."""
+    """What was said, and the letters between it, in one order; and what is held until it is acknowledged."""
 
-    __slots__ = ()
+    __slots__ = ("_held", "_number")
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Numbered messages that the manager has not acknowledged, with their places in the order.
+        self._held: deque[tuple[int, Any]] = deque()
+        self._number = 0
+
+    def add(self, message: Message) -> int:
+        if not isinstance(message, Signal | TokensUsed):
+            return super().add(message)
+        if len(self._held) >= MAX_WEIGHTY:
+            raise AgentBusyError(TOO_MUCH)
+        dropped = super().add(replace(message, number=self._number + 1))
+        self._number += 1
+        self._held.append(self._weighty[-1])
+        return dropped
+
+    def forget(self, number: int) -> None:
+        """The manager has every numbered message up to this one."""
+        while self._held and self._held[0][1].number <= number:
+            self._held.popleft()
 
     def add_letter(self, body: bytes) -> None:
-        """Never refused and never dropped: whoever waits for it would wait for ever."""
+        """Never refused and never dropped: the manager would wait for it for ever."""
         self._count += 1
         letter: Any = Letter(body)
         self._weighty.append((self._count, letter))
 
-    def next(self) -> Message | Letter | None:
+    def next(self) -> tuple[int, Message | Letter] | None:
         waiting = self._next()
-        return waiting.popleft()[1] if waiting else None
+        return waiting.popleft() if waiting else None
 
-    def drop_letters(self) -> None:
-        waiting: list[tuple[int, Any]] = list(self._weighty)
+    def repeat(self, unsent: tuple[int, Message] | None, letters: Iterable[bytes]) -> None:
+        """For a new manager: all that is held, in its old order, then these letters.
+
+        `unsent` was taken from here and did not get through.
+        """
+        if unsent is not None and isinstance(unsent[1], Progress | MetricReported):
+            self._news.appendleft(unsent)
         self._weighty.clear()
-        self._weighty.extend(one for one in waiting if not isinstance(one[1], Letter))
-
-
-class Kept:
-    """The last answers that were confirmed: who asks the same again is not to have it done again."""
-
-    __slots__ = ("_answers", "_size")
-
-    def __init__(self) -> None:
-        self._answers: dict[CallId, bytes] = {}
-        self._size = 0
-
-    def get(self, call: CallId) -> bytes | None:
-        return self._answers.get(call)
-
-    def add(self, call: CallId, body: bytes) -> None:
-        self._size += len(body) - len(self._answers.pop(call, b""))
-        self._answers[call] = body
-        while len(self._answers) > MAX_KEPT or self._size > MAX_KEPT_BYTES:
-            self._size -= len(self._answers.pop(next(iter(self._answers))))
+        self._weighty.extend(self._held)
+        for body in letters:
+            self.add_letter(body)
 
 
 class Speaker:
-    """The `Voice` of one agent process, and its host's pen."""
+    """The `Voice` of one agent process, and the writer of its host."""
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, attempt: int, epoch: int) -> None:
         sock.setblocking(False)
@@ -100,12 +103,11 @@ class Speaker:
         self._lock = threading.RLock()
         self._sender = wire.Sender(sock, attempt, epoch)
         self._outbox = Outbox()
-        #: What the socket has taken only in part; nobody has heard it.
-        self._half_said: Message | None = None
+        #: What the socket has not taken yet.
+        self._unsent: tuple[int, Message] | None = None
         self._pumping = self._watched = False
         #: Answers that no manager has confirmed, by their call.
         self._answers: dict[CallId, bytes] = {}
-        self._kept = Kept()
         self._asks: dict[int, tuple[bytes, asyncio.Future[WaitAnswer]]] = {}
         self._numbers = itertools.count(1)
 
@@ -137,7 +139,7 @@ class Speaker:
                 self._asks.pop(number, None)
 
     def told(self, number: int, outcome: WaitAnswer | str) -> None:
-        """A question is settled: by an answer, or by a sentence that says why there will be none."""
+        """A question is answered, or this sentence says why there will be no answer."""
         _, future = self._asks.get(number, (b"", None))
         if future is None:
             return
@@ -147,7 +149,7 @@ class Speaker:
             # An agent may wait on a loop of its own, in a thread of its own.
             future.get_loop().call_soon_threadsafe(_settle, future, outcome)
 
-    # --- the pen -------------------------------------------------------------------------------------
+    # --- what the host says and hears ------------------------------------------------------------------
 
     def tell(self, message: Mapping[str, Any]) -> None:
         with self._lock:
@@ -155,42 +157,36 @@ class Speaker:
             self._pump()
 
     def answer(self, call: CallId, body: bytes) -> None:
-        """Written down until a manager says that it has it."""
+        """Kept until a manager confirms it."""
         with self._lock:
             self._answers[call] = body
             self._outbox.add_letter(body)
             self._pump()
 
     def answer_again(self, call: CallId) -> bool:
-        """Whether it was answered before, as far as that is remembered; then it is answered so again."""
-        body = self._answers.get(call) or self._kept.get(call)
+        """Whether it was answered before and not confirmed; then it is answered so again."""
+        body = self._answers.get(call)
         if body is not None:
             self.answer(call, body)
         return body is not None
 
-    def forget(self, calls: Iterable[CallId]) -> None:
-        """A manager has them; but one that dies now may not have passed them on."""
+    def acknowledged(self, calls: Iterable[CallId], number: int) -> None:
+        """A manager has committed the answers of these calls, and every numbered message up to this one."""
         with self._lock:
             for call in calls:
-                body = self._answers.pop(call, None)
-                if body is not None:
-                    self._kept.add(call, body)
+                self._answers.pop(call, None)
+            self._outbox.forget(number)
 
     def greet(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """A new manager: first how things stand, then what nobody has heard, then all that is not confirmed."""
+        """A new manager: first the state, then all that is held."""
         with self._lock:
             self._sender.clear()
             self._sender.epoch = epoch
-            self._outbox.drop_letters()
-            first = [wire.encode({**state, "asks": list(self._asks), "dropped": self.dropped})]
-            if self._half_said is not None:
-                first.append(_spoken(self._half_said, self.dropped))
-            # When nobody is there any more the loop hears of it.
+            unsent, self._unsent = self._unsent, None
+            self._outbox.repeat(unsent, (*self._answers.values(), *(body for body, _ in self._asks.values())))
+            # When neither manager nor keeper is there any more the loop sees it.
             with contextlib.suppress(OSError):
-                for body in first:
-                    self._sender.put(body)
-            for body in (*self._answers.values(), *(body for body, _ in self._asks.values())):
-                self._outbox.add_letter(body)
+                self._sender.put(wire.encode({**state, "asks": list(self._asks), "dropped": self.dropped}))
             self._pump()
 
     def drain(self, seconds: float) -> None:
@@ -222,10 +218,11 @@ class Speaker:
 
     def _write(self) -> bool:
         while self._sender.flush():
-            self._half_said = None
-            item = self._outbox.next()
-            if item is None:
+            self._unsent = None
+            taken = self._outbox.next()
+            if taken is None:
                 return True
+            place, item = taken
             if isinstance(item, Letter):
                 self._sender.put(item.body)
                 continue
@@ -235,7 +232,7 @@ class Speaker:
                 self.dropped += 1
                 complain(f"what the agent said cannot leave its process: {error}")
                 continue
-            self._half_said = item
+            self._unsent = (place, item)
             self._sender.put(body)
         return False
 
@@ -256,6 +253,7 @@ def _settle(future: asyncio.Future[WaitAnswer], outcome: WaitAnswer | str) -> No
 
 
 def _question(number: int, wait: WaitAsked) -> dict[str, Any]:
+    call = CURRENT_CALL.get()
     return {
         "t": "ask",
         "id": number,
@@ -263,7 +261,7 @@ def _question(number: int, wait: WaitAsked) -> dict[str, Any]:
         "reason": wait.reason,
         "timeout_seconds": None if wait.timeout is None else wait.timeout.total_seconds(),
         "detail": wait.detail,
-        "call": CURRENT_CALL_ID.get(),
+        "call": None if call is None else call.call_id,
     }
 
 
@@ -273,11 +271,11 @@ def _spoken(message: Message, dropped: int) -> bytes:
         said = {"kind": "progress", "fraction": message.fraction, "message": message.message}
         said["details"] = message.details
     elif isinstance(message, Signal):
-        said = {"kind": "signal", "name": message.name, "payload": message.payload}
+        said = {"kind": "signal", "name": message.name, "payload": message.payload, "number": message.number}
     elif isinstance(message, MetricReported):
         said = {"kind": "metric", "name": message.name, "value": message.value}
     else:
-        said = {"kind": "tokens", "count": message.count, "model": message.model}
+        said = {"kind": "tokens", "count": message.count, "model": message.model, "number": message.number}
     if dropped:
         # So many news had to make room until now.
         said["dropped"] = dropped
@@ -288,9 +286,9 @@ def _spoken(message: Message, dropped: int) -> bytes:
 
 
 def _require_short(signal: Signal) -> None:
-    """News that are too long are dropped with a complaint; a signal counts, so whoever sends it is told."""
+    """News that are too long are dropped with a complaint; a signal counts, so its sender gets an error."""
     try:
-        _spoken(signal, MAX_COUNT)
+        _spoken(replace(signal, number=MAX_COUNT), MAX_COUNT)
     except wire.TooLongError as error:
         bound = f"must be at most {wire.MAX_SAID:,} bytes to leave its process; pass a path to larger data"
         raise ValidationError([Fault(field="payload", bound=bound)]) from error

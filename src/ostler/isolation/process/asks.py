@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 from ostler.agents import WaitAsked
 from ostler.agents.failures import error_text
@@ -20,12 +21,18 @@ class Asks:
         self._attempt = attempt
         self._tell = tell
         self._open: dict[str | int, asyncio.Task[None]] = {}
+        self._ids: dict[str | int, UUID] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, key: str | int, wait: WaitAsked) -> None:
-        if key not in self._open:  # said again, by one that was not sure to be heard
+    @property
+    def ids(self) -> frozenset[UUID]:
+        return frozenset(self._ids.values())
+
+    def open(self, key: str | int, wait: WaitAsked, ask_id: UUID) -> None:
+        if key not in self._open:  # an agent that is adopted asks again
+            self._ids[key] = ask_id
             self._open[key] = asyncio.get_running_loop().create_task(self._ask(key, wait), name="ostler-ask")
 
     def call_off(self, key: str | int) -> None:
@@ -44,5 +51,5 @@ class Asks:
         except Exception as error:  # noqa: BLE001 - the agent asked, so the agent is told
             said = {"error": error_text(error)}
         finally:
-            del self._open[key]
+            del self._open[key], self._ids[key]
         self._tell({"t": "told", "id": key, **said})

@@ -1,4 +1,4 @@
-"""The calls to one agent over its channel: who waits for which answer, and which answers are confirmed."""
+"""The calls to one agent over its channel: which caller waits for which answer, and what is acknowledged when."""
 
 from __future__ import annotations
 
@@ -11,40 +11,83 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, ValidationError
+from ostler.isolation import wire
 from ostler.isolation.base import Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process.hearing import key_of
 from ostler.isolation.wire import WireError
+from ostler.model import Fault, shown
 from ostler.seams import Clock
 
+Say = Callable[[Mapping[str, Any]], None]
 #: More are in flight at no agent.
 _MOST_FOUND = 10_000
-#: How long a confirmation waits for something that it can go along with.
+#: How long an acknowledgement waits for a message that it can go along with.
 _ACK_SECONDS = 0.05
 #: How long a channel must have been quiet for its backlog to be heard.
 _BEHIND_SECONDS = 1.0
-#: Who gives these up is about to end the agent, and does not wait for it.
-FAREWELL = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+#: A caller that gives these up is about to end the agent, and does not wait for it.
+ENDING = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+
+
+class Acks:
+    """What the manager has committed. It goes along with the next message, or by itself after a moment: a message of
+    its own would wake the agent once more.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._calls: list[str] = []
+        self._heard = 0
+        self._later: asyncio.TimerHandle | None = None
+
+    def add_call(self, verb: Verb, call_id: UUID) -> None:
+        self._calls.append(key_of(verb, call_id))
+        self._soon()
+
+    def add_heard(self, number: int) -> None:
+        if number > self._heard:
+            self._heard = number
+            self._soon()
+
+    def _soon(self) -> None:
+        if self._later is None:
+            self._later = self._loop.call_later(_ACK_SECONDS, self.send)
+
+    def onto(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message with all that is to be acknowledged; `sent` follows."""
+        return message if self._later is None else {**message, "ack": self._calls, "heard": self._heard}
+
+    def sent(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later, self._calls = None, []
+
+    def send(self) -> None:
+        if self._later is not None:
+            self._say({"t": "acks"})
 
 
 class Calls:
-    def __init__(self, clock: Clock, say: Callable[[Mapping[str, Any]], None], give_up: timedelta) -> None:
+    def __init__(self, clock: Clock, say: Say, acks: Acks, give_up: timedelta) -> None:
         self._clock = clock
         self._say = say
+        self._acks = acks
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
-        #: Every call whose work has not stopped, also those that nobody waits for any more.
+        #: Every call whose work has not stopped, also those whose caller was cancelled.
         self._running: dict[UUID, Call] = {}
-        #: Of those, and of those answered since: what an earlier manager asked and nobody has taken up.
+        #: Of those, and of those answered since: what an earlier manager asked and this one has not taken up.
         self._found: dict[UUID, Call] = {}
+        #: Answered, and not confirmed by the manager.
+        self._unconfirmed: dict[UUID, Verb] = {}
         #: How its channel is kept open for an answer, until when it is not read, and what was heard of a backlog;
         #: the cell knows them.
         self.heard_out: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.held: Callable[[], asyncio.Future[None] | None] = lambda: None
         self.heard_beyond: Callable[[], int] = lambda: 0
-        self._acks: list[str] = []
-        self._later: asyncio.TimerHandle | None = None
         #: An earlier manager's answers are still coming in.
         self.catching_up = False
         #: The agent is about to end; what is not answered will not be.
@@ -63,7 +106,7 @@ class Calls:
             raise InvalidOperationError(f"call {call_id} was made before; rejoin it")
 
     def begin(self, call_id: UUID, verb: Verb) -> Call:
-        call = self._running[call_id] = Call(verb, None, self._loop.create_future())
+        call = self._running[call_id] = Call(verb, None, self._loop.create_future(), call_id)
         return call
 
     def find_all(self, calls: Mapping[UUID, Verb]) -> None:
@@ -76,36 +119,48 @@ class Calls:
         if known is not None:  # asked again under its name before the agent could say that it works on it
             return known
         if not self.catching_up or len(self._found) >= _MOST_FOUND:
-            raise WireError("calls that nobody made")
+            raise WireError("calls that no manager made")
         call = self._found[call_id] = self.begin(call_id, verb)
         return call
 
     def take_up(self, call_id: UUID) -> Call | None:
         return self._found.pop(call_id, None)
 
-    async def answered(self, call_id: UUID, call: Call) -> Any:
-        """Wait for it; when the caller is cancelled, stop its work first."""
+    async def answered(self, call: Call, *, confirms: bool = False) -> Any:
+        """Wait for it; when the caller is cancelled, stop its work first.
+
+        `confirms`: the manager has no name for this call, so that hearing the answer confirms it.
+        """
         try:
             await call.waiter
         except asyncio.CancelledError:
-            await self._withdraw(call_id, call)
+            await self._withdraw(call)
             raise
-        self._confirm(call_id, call)
+        if confirms:
+            self.confirm(call.call_id)
         return self._answer(call)
 
+    def confirm(self, call_id: UUID) -> None:
+        """The agent may forget its answer."""
+        verb = self._unconfirmed.pop(call_id, None)
+        if verb is not None:
+            self._found.pop(call_id, None)
+            self._acks.add_call(verb, call_id)
+
     def settle(self, verb: Verb, call_id: UUID, outcome: Outcome) -> None:
-        """The agent has answered. What nobody asked is nothing, unless an earlier manager may have."""
+        """The agent has answered. An answer to no call is passed over, unless an earlier manager may have asked."""
         call = self._running.pop(call_id, None)
-        if call is None and self.catching_up:
+        if call is None and self.catching_up and call_id not in self._unconfirmed:
             call = self._find(call_id, verb)
             del self._running[call_id]
         if call is not None:
+            self._unconfirmed[call_id] = call.verb
             call.release(outcome)
             if call.given_up:
-                self._confirm(call_id, call)
+                self.confirm(call_id)
 
     def release(self, outcome: Outcome) -> None:
-        """Nobody waits any longer."""
+        """No caller waits any longer."""
         running, self._running = self._running, {}
         for call in running.values():
             call.release(outcome)
@@ -124,13 +179,13 @@ class Calls:
             "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
         )
 
-    async def _withdraw(self, call_id: UUID, call: Call) -> None:
-        """Stop the work of a caller who has gone, and wait for that. More cancelling does not shorten the wait."""
+    async def _withdraw(self, call: Call) -> None:
+        """Stop the work of a cancelled caller, and wait for that. More cancelling does not shorten the wait."""
         call.withdrawn = True
-        if call_id in self._running and call.outcome is None:
+        if call.call_id in self._running and call.outcome is None:
             stopped = call.waiter = self._loop.create_future()
-            self._say({"t": "cancel", "id": key_of(call.verb, call_id)})
-            if call.verb in FAREWELL:
+            self._say({"t": "cancel", "id": key_of(call.verb, call.call_id)})
+            if call.verb in ENDING:
                 timer = self._clock.call_later(0.0, partial(wake, stopped))
             else:
                 lose = partial(self._lose_patience, stopped, self.heard_beyond())
@@ -142,9 +197,9 @@ class Calls:
                             await asyncio.wait((stopped,))
             finally:
                 timer.cancel()
-            call.given_up = call_id in self._running
+            call.given_up = call.call_id in self._running
         if not call.given_up:
-            self._confirm(call_id, call)
+            self.confirm(call.call_id)
 
     def _lose_patience(self, stopped: asyncio.Future[None], before: int) -> None:
         """While it is we who do not listen, or are not through with its backlog, it may well have answered."""
@@ -156,23 +211,16 @@ class Calls:
         else:
             wake(stopped)
 
-    def _confirm(self, call_id: UUID, call: Call) -> None:
-        """Whoever asked has the answer, so that the agent may forget it. There is no hurry: see `with_acks`."""
-        if not self._acks and self._later is None:
-            self._later = self._loop.call_later(_ACK_SECONDS, self.send_acks)
-        self._acks.append(key_of(call.verb, call_id))
 
-    def with_acks(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Sent along with something else: a message of their own would wake the agent once more."""
-        return {**message, "ack": self._acks} if self._acks else message
+def call_message(verb: Verb, call_id: UUID, payload: Any) -> dict[str, Any]:
+    return {"t": "call", "id": key_of(verb, call_id), "verb": verb.value, "payload": payload}
 
-    def sent_acks(self) -> None:
-        self._acks = []
 
-    def send_acks(self) -> None:
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
-        if self._acks:
-            acks, self._acks = self._acks, []
-            self._say({"t": "ack", "ids": acks})
+def encoded_call(message: Mapping[str, Any]) -> bytes:
+    try:
+        return wire.encode(message)
+    except (TypeError, ValueError, RecursionError) as error:
+        bound = f"must be plain JSON data to reach a process of its own: {error}"
+        if isinstance(error, wire.TooLongError):
+            bound = f"must be shorter to reach a process of its own: {error}; write it to a file and send the path"
+        raise ValidationError([Fault(field="request", bound=bound, value=shown(message.get("payload")))]) from error

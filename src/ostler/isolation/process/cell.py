@@ -13,19 +13,19 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from ostler.agents.failures import MAX_MESSAGE
-from ostler.errors import AgentGoneError, InvalidOperationError, ValidationError
+from ostler.errors import AgentGoneError, InvalidOperationError
 from ostler.isolation import wire
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process import hearing
 from ostler.isolation.process.asks import MAX_OPEN, Asks
-from ostler.isolation.process.calling import FAREWELL, Calls
+from ostler.isolation.process.calling import ENDING, Acks, Calls, call_message, encoded_call
 from ostler.isolation.process.channel import Channel
 from ostler.isolation.process.ending import KeptCell, enforcement_of
-from ostler.isolation.process.exits import LOST, exit_of
+from ostler.isolation.process.exits import LOST, exit_of, with_record
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.wire import WireError
-from ostler.model import AttemptOutcome, Fault, clipped, shown
+from ostler.model import AttemptOutcome, clipped
 from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
@@ -44,7 +44,8 @@ class ProcessCell(KeptCell):
         self._epoch = epoch
         self._channel: Channel | None = None
         self._asks = Asks(listener, plan.attempt, self._say)
-        self._calls = Calls(clock, self._say, self.GIVE_UP)
+        self._acks = Acks(self._say)
+        self._calls = Calls(clock, self._say, self._acks, self.GIVE_UP)
         self._calls.heard_out, self._calls.held = self._heard_out, self._held
         self._calls.heard_beyond = lambda: 0 if self._channel is None else self._channel.heard_beyond
         self._made: asyncio.Future[None] = self._loop.create_future()
@@ -58,19 +59,20 @@ class ProcessCell(KeptCell):
         #: Its main process has ended, and something that it had started does not die.
         self._survived = False
         self._identity: dict[str, Any] = {}
-        self._found: Callable[[], None] | None = None
-        #: Its initialisation, asked for before anybody wanted to know.
-        self._first: tuple[UUID, Call] | None = None
+        #: Called when an adopted agent has reported.
+        self._when_reported: list[Callable[[], None]] = []
+        #: Its initialisation, which begins before it is called for.
+        self._first: Call | None = None
 
     # --- the beginning -------------------------------------------------------------------------------
 
     async def open(self, asked: Mapping[str, Any], begin: Mapping[str, Any]) -> None:
-        """Have the keeper start it, and wait until the agent object exists. Raises after what is left was let go."""
+        """Have the keeper start it, and wait until the agent object exists."""
         mine, theirs = wire.channel()
         self._channel = Channel(mine, self._plan.attempt, self._epoch, self._heard, self._left)
         with contextlib.closing(theirs):
             self._home.move_in(self.box, self)
-            # Both lie in the socket until there is somebody to read them, so that a start is one way and back.
+            # Both lie in the socket until the agent reads them, so that a start is one way and back.
             self._channel.put({"t": "begin", "plan": begin})
             self._first = self._begin(self._channel, Verb.INITIALIZE)
             answer = self._home.ask("start", fds=(theirs.fileno(), mine.fileno()), unit=self.box, box=self.box, **asked)
@@ -94,7 +96,7 @@ class ProcessCell(KeptCell):
         self._quiet = self._how is not None
 
     def hear_out(self, sock: socket.socket) -> None:
-        """It has ended, and nobody was there; what it said meanwhile lies there still."""
+        """It ended while there was no manager; what it said meanwhile lies there still."""
         channel = Channel(sock, self._plan.attempt, self._epoch, self._heard, lambda _: None)
         channel.drain()
         channel.close()
@@ -141,52 +143,61 @@ class ProcessCell(KeptCell):
     def in_flight(self) -> Mapping[UUID, Verb]:
         return self._calls.in_flight
 
-    def _begin(self, channel: Channel, verb: Verb) -> tuple[UUID, Call]:
-        call_id = uuid4()
-        call = self._calls.begin(call_id, verb)
-        channel.put({"t": "call", "id": hearing.key_of(verb, call_id), "verb": verb.value, "payload": None})
-        return call_id, call
+    @property
+    def open_asks(self) -> frozenset[UUID]:
+        return self._asks.ids
+
+    def _begin(self, channel: Channel, verb: Verb) -> Call:
+        call = self._calls.begin(uuid4(), verb)
+        channel.put(call_message(verb, call.call_id, None))
+        return call
 
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         if verb is Verb.INITIALIZE and self._first is not None:
             first, self._first = self._first, None
-            answer = await self._calls.answered(*first)
-            if self._closing:  # it may have answered and ended before anybody asked
+            answer = await self._calls.answered(first, confirms=True)
+            if self._closing:  # it may have answered and ended before it was called for
                 raise AgentGoneError
             return answer
         if self._closing or self._channel is None:
             raise AgentGoneError
-        if self._frozen and verb in FAREWELL:
+        if verb not in ENDING:
+            return await self._ask_it(verb, payload, call_id, self._channel)
+        if self._frozen:
             with contextlib.suppress(InvalidOperationError):
                 await self.thaw()  # or its whole grace would pass before it hears of its end
-        if verb in FAREWELL:
-            with self._heard_out():  # its answer comes after all that it has said before
-                return await self._ask_it(verb, payload, call_id or uuid4(), self._channel)
-        return await self._ask_it(verb, payload, call_id or uuid4(), self._channel)
+        with self._heard_out():  # its answer comes after all that it has said before
+            return await self._ask_it(verb, payload, call_id, self._channel)
 
-    async def _ask_it(self, verb: Verb, payload: Any, call_id: UUID, channel: Channel) -> Any:
-        if call_id in self._calls.in_flight:
-            return await self.rejoin(call_id)
-        self._calls.require_new(call_id)
-        message = {"t": "call", "id": hearing.key_of(verb, call_id), "verb": verb.value, "payload": payload}
-        body = _encoded(self._calls.with_acks(message))
-        self._calls.sent_acks()
+    async def _ask_it(self, verb: Verb, payload: Any, given: UUID | None, channel: Channel) -> Any:
         await channel.has_room()
         if self._closing:
             raise AgentGoneError
+        call_id = given or uuid4()
+        if call_id in self._calls.in_flight:
+            return await self.rejoin(call_id)
+        self._calls.require_new(call_id)
+        body = encoded_call(self._acks.onto(call_message(verb, call_id, payload)))
         call = self._calls.begin(call_id, verb)
         channel.send(body)
-        return await self._calls.answered(call_id, call)
+        self._acks.sent()
+        return await self._calls.answered(call, confirms=given is None)
 
     async def rejoin(self, call_id: UUID) -> Any:
         call = self._calls.take_up(call_id)
         if call is None:
             return await super().rejoin(call_id)
-        return await self._calls.answered(call_id, call)
+        return await self._calls.answered(call)
+
+    def confirm(self, call_id: UUID) -> None:
+        self._calls.confirm(call_id)
+
+    def confirm_heard(self, number: int) -> None:
+        self._acks.add_heard(number)
 
     async def ping(self) -> None:
         if not self._closing and self._held() is None:
-            # Many may ask; one question is under way at a time, so that a blocked loop does not gather them.
+            # One question is under way at a time, so that a blocked loop does not gather them.
             if self._pong is None or self._pong.done():
                 self._pong = self._loop.create_future()
                 self._pings += 1
@@ -202,12 +213,20 @@ class ProcessCell(KeptCell):
         if self._calls.catching_up and not self._closing:
             await self._caught_up()
 
-    def when_found(self, tell: Callable[[], None]) -> None:
-        self._found = tell
+    def on_reported(self, tell: Callable[[], None]) -> None:
+        if self._calls.catching_up:
+            self._when_reported.append(tell)
+        else:
+            self._loop.call_soon(self._tell_reported, tell)
+
+    def _tell_reported(self, tell: Callable[[], None]) -> None:
+        if not self._closing:
+            tell()
 
     def _say(self, message: Mapping[str, Any]) -> None:
         if self._channel is not None:
-            self._channel.put(message)
+            self._channel.put(self._acks.onto(message))
+            self._acks.sent()
 
     def _heard_out(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._channel is None else self._channel.heard_out()
@@ -255,7 +274,7 @@ class ProcessCell(KeptCell):
         if enough is not None and not self._closing and self._channel is not None:
             self._channel.hold(enough)
             if self._pong is not None:
-                wake(self._pong)  # it lives, and it is we who do not listen
+                wake(self._pong)  # it lives, and it is the manager that does not listen
 
     def _settle(self, verb: Verb, call_id: UUID, outcome: Outcome) -> None:
         self._calls.settle(verb, call_id, outcome)
@@ -271,14 +290,15 @@ class ProcessCell(KeptCell):
         if len(self._asks) >= MAX_OPEN:
             raise WireError(f"more than {MAX_OPEN} open questions")
         if self._stopping is None:
-            self._asks.open(key, wait)
+            self._asks.open(key, wait, ask_id)
 
     def _ponged(self, number: Any) -> None:
         if number == 0:
             self._calls.catching_up = False
             wake(self._stated)
-            if self._found is not None and self._calls.in_flight:
-                self._found()
+            waiting, self._when_reported = self._when_reported, []
+            for tell in waiting:
+                self._loop.call_soon(self._tell_reported, tell)
         elif number == self._pings and self._pong is not None:
             wake(self._pong)
 
@@ -287,7 +307,7 @@ class ProcessCell(KeptCell):
             return
         if "error" in message:
             self._made.set_exception(hearing.error_of(message["error"]))
-            self._made.exception()  # whoever waited may have gone
+            self._made.exception()  # the caller may have been cancelled
         else:
             self._made.set_result(None)
 
@@ -337,7 +357,8 @@ class ProcessCell(KeptCell):
         finally:  # it is dead, whatever it said
             if self._verdict is _MUTE and record.get("by") in {None, "lost"}:
                 self._verdict = None  # it had ended without us; what it left took the keeper long
-            self._die(self._verdict or exit_of(record, self.memory_mb, self._crash))
+            how = exit_of(record, self.memory_mb, self._crash)
+            self._die(how if self._verdict is None else with_record(self._verdict, record))
 
     def was_lost(self) -> None:
         self._die(LOST)
@@ -358,29 +379,19 @@ class ProcessCell(KeptCell):
         if self._channel is not None:
             self._channel.drain()
             self._channel.close()
-            self._channel = None  # one that is stopped once more is told nothing: nobody would hear it
+            self._channel = None  # one that is stopped once more is told nothing
         self._asks.close()
         self._calls.release(CANCELLED if how is None else Outcome(crash=how))
         if not self._made.done():
             stopped = Exit(outcome=AttemptOutcome.STOPPED, detail="it was stopped")
             self._made.set_exception((how or stopped).before_ready("it ended before the agent was made"))
-            self._made.exception()  # whoever waited may have gone
+            self._made.exception()  # the caller may have been cancelled
         for waiter in (self._pong, self._stated):
             if waiter is not None:
                 wake(waiter)
 
     def _close(self) -> None:
         self._home.move_out(self.box, self)
-        self._calls.send_acks()
+        self._acks.send()
         if self._channel is not None:
             self._channel.close()
-
-
-def _encoded(message: Mapping[str, Any]) -> bytes:
-    try:
-        return wire.encode(message)
-    except (TypeError, ValueError, RecursionError) as error:
-        bound = f"must be plain JSON data to reach a process of its own: {error}"
-        if isinstance(error, wire.TooLongError):
-            bound = f"must be shorter to reach a process of its own: {error}; write it to a file and send the path"
-        raise ValidationError([Fault(field="request", bound=bound, value=shown(message.get("payload")))]) from error

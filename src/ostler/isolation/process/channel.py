@@ -46,6 +46,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._open = True
         self._greeting = False
+        #: Numbered messages that an earlier manager did not read. The agent says them again when it answers the hello.
+        self._older: list[dict[str, Any]] = []
         self._writing = False
         self._room: list[asyncio.Future[None]] = []
         self._rest: asyncio.Handle | None = None
@@ -58,7 +60,7 @@ class Channel:
         self._loop.add_reader(sock, self._read)
 
     def greet(self) -> None:
-        """Take over from an earlier manager: until the agent says its state to us, all was said to the other one."""
+        """Take over from an earlier manager: until the agent says its state to us, all was said to the earlier one."""
         self._greeting = True
         self.put({"t": "hello", "epoch": self._sender.epoch})
 
@@ -140,10 +142,12 @@ class Channel:
         self._wake()
 
     def drain(self) -> None:
-        """Hear all that lies there already, to the last word."""
+        """Hear all that lies there already, to the last word. The agent has ended, or is about to be left."""
         for _ in range(_MOST_LEFT):
             if not (self._open and self._read_one()):
-                return
+                break
+        if self._open:
+            self._hear_older()
 
     def _read(self) -> None:
         began, size = time.perf_counter(), 0
@@ -205,12 +209,14 @@ class Channel:
         if message is None or message["t"] != "state":
             return None
         self._greeting = False
+        self._older.clear()
         return message
 
     def _unheard(self, piece: Packet) -> dict[str, Any] | None:
-        """Meant for an earlier manager, who did not read it, or it would not lie there.
+        """Meant for an earlier manager, who did not read it.
 
-        What the agent wants an answer to, or gives one to, it says again to us; but the rest only once.
+        What is held by the agent it says again to us, in order with what the earlier manager read and did not commit.
+        So numbered messages count only if the agent ends before it does. News are said only once.
         """
         if piece.epoch > self._sender.epoch or not (piece.first and piece.last):
             return None
@@ -218,7 +224,17 @@ class Channel:
             message = decoded(piece.body)
         except WireError:
             return None
-        return message if message["t"] == "say" else None
+        if message["t"] != "say":
+            return None
+        if self._greeting and message.get("number"):
+            self._older.append(message)
+            return None
+        return message
+
+    def _hear_older(self) -> None:
+        older, self._older = self._older, []
+        for message in older:
+            self._heard(message)
 
     def _joined(self, piece: Packet) -> dict[str, Any] | None:
         if piece.first and not piece.last and not _LONG.match(piece.body):
@@ -229,6 +245,7 @@ class Channel:
         return message
 
     def _end(self, why: str | None) -> None:
+        self._hear_older()
         self.close()
         self._left(why)
 

@@ -1,68 +1,35 @@
 """A command at level process: each request is one process tree at the keeper, in the box of the instance.
 
-Between two requests there is nothing that lives, so there is nothing that could die.
+Between two runs there is no process, so that a cell without a run is alive. A run that has ended is kept, with its exit
+record at the keeper and its log, until the manager confirms its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from ostler.agents import AgentContext, CommandSpec
-from ostler.agents.child import Start
-from ostler.agents.command import STOP_GRACE_S, answer_of, place_of, prompt_of, require_runnable, start_of
+from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
-from ostler.isolation.calls import wake
 from ostler.isolation.mailbox import Mailbox
-from ostler.isolation.process.ending import KeptCell, enforcement_of
-from ostler.isolation.process.exits import LOST, ending_of, was_lost
-from ostler.isolation.process.home import KeeperHome, Tenant
-from ostler.isolation.process.limits import box_limits, niceness
-from ostler.isolation.process.link import KeeperError
-from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, read_output
-from ostler.isolation.process.umask import own_umask
+from ostler.isolation.process.ending import KeptCell, enforcement_of, require_workdir
+from ostler.isolation.process.exits import LOST
+from ostler.isolation.process.home import KeeperHome
+from ostler.isolation.process.link import Answer, KeeperError
+from ostler.isolation.process.logs import log_of, prune_runs, remove_log
+from ostler.isolation.process.runs import Run, in_memory, old_place
 from ostler.model import ContextData
 from ostler.seams import Clock
 
 #: As long as a keeper waits at most; the manager's own clock says when it is enough.
 _PATIENCE_SECONDS = 3600.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Run(Tenant):
-    """One run of the program, from its start until its caller has the answer."""
-
-    def __init__(self, cell: CommandCell, call_id: UUID) -> None:
-        self.cell = cell
-        self.call_id = call_id
-        self.leaf = call_id.hex
-        self.unit = f"{cell.box}.{self.leaf}"
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.record: Mapping[str, Any] | None = None
-        self.stuck = False
-
-    def has_ended(self, record: Mapping[str, Any]) -> None:
-        if was_lost(record):
-            self.was_lost()
-            return
-        self.record = record
-        self.finish()
-
-    def was_lost(self) -> None:
-        self.cell.lose()
-
-    def was_taken(self) -> None:
-        self.cell.let_go()
-
-    def finish(self) -> None:
-        wake(self.over)
 
 
 class CommandCell(KeptCell):
@@ -79,27 +46,43 @@ class CommandCell(KeptCell):
             limits=plan.limits,
             clock=clock,
             voice=Mailbox(self._loop, listener, plan.attempt),
-            directory=plan.workspace,
+            directory=plan.workdir,
+            owns_directory=plan.owns_workdir,
+            env=plan.env,
         )
+        #: Every run whose answer is not confirmed; and of these, those that an earlier manager began.
         self._runs: dict[UUID, Run] = {}
         self._found: dict[UUID, Run] = {}
+        #: Starts that the keeper was asked for and has not answered; a freeze waits for them.
+        self._starts: set[asyncio.Future[Answer]] = set()
+        #: The keeper was told to freeze the box. `_frozen` alone means that a run that would begin waits.
+        self._box_frozen = False
+        self._changing = asyncio.Lock()
+        #: Done when the cell is thawed or closed.
+        self._released: asyncio.Future[None] = self._loop.create_future()
         #: Of boxes that went with their last run.
         self._cpu_before = 0.0
+        self._forgetting: dict[UUID, asyncio.Task[None]] = {}
         self._tidying = asyncio.Lock()
         self._quiet = False
 
     def adopt(self, statuses: Iterable[Mapping[str, Any]]) -> None:
         """The runs that an earlier manager began."""
         for status in statuses:
-            run = Run(self, UUID(hex=str(status["unit"]).rpartition(".")[2]))
-            self._runs[run.call_id] = self._found[run.call_id] = run
-            self._frozen = self._frozen or bool(status.get("frozen"))
+            call_id = UUID(hex=str(status["unit"]).rpartition(".")[2])
+            run = self._found[call_id] = self._add(call_id, old_place(self._plan, call_id))
+            run.is_asked = True
+            self._frozen = self._box_frozen = self._frozen or bool(status.get("frozen"))
             before = self._home.move_in(run.unit, run)
             if isinstance(before, Run):
-                before.cell.let_go()
+                before.owner.detach()
                 self._home.move_in(run.unit, run)
             if status.get("exit"):
                 run.has_ended(status["exit"])
+
+    def _add(self, call_id: UUID, place: Place) -> Run:
+        run = self._runs[call_id] = Run(self, call_id, place, log_of(self._home.directory, self._plan, call_id))
+        return run
 
     # --- the contract --------------------------------------------------------------------------------
 
@@ -109,7 +92,11 @@ class CommandCell(KeptCell):
 
     @property
     def is_stuck(self) -> bool:
-        return any(run.stuck for run in self._runs.values())
+        return any(run.given_up for run in self._running)
+
+    @property
+    def _running(self) -> list[Run]:
+        return [run for run in self._runs.values() if run.is_running]
 
     @property
     def in_flight(self) -> Mapping[UUID, Verb]:
@@ -122,11 +109,11 @@ class CommandCell(KeptCell):
             case Verb.INITIALIZE:
                 await self._told(self._initialize())
             case Verb.PROCESS:
-                return await self._told(self._process(call_id or uuid4(), payload))
+                return await self._told(self._process(call_id, payload))
             case Verb.CLEANUP:
                 return []
             case Verb.SHUTDOWN:
-                await asyncio.gather(*(self._force(STOP_GRACE_S, run.leaf) for run in tuple(self._runs.values())))
+                await asyncio.gather(*(self._force(STOP_GRACE_S, run.leaf) for run in self._running if run.is_asked))
             case _:
                 return None
         return None
@@ -137,30 +124,81 @@ class CommandCell(KeptCell):
             return await super().rejoin(call_id)
         return await self._told(self._answered(run))
 
+    def confirm(self, call_id: UUID) -> None:
+        run = self._runs.get(call_id)
+        if run is not None and not run.is_running and not self._closing:
+            self._forget_later(run)
+
     async def ping(self) -> None:
         if self._closing:
             raise AgentGoneError
 
     def alive_now(self) -> bool | None:
-        return None if self._runs else not self._closing
-
-    async def freeze(self) -> None:
-        if self._runs:
-            await super().freeze()
-
-    async def thaw(self) -> None:
-        if self._frozen:
-            await super().thaw()
+        return None if self._running else not self._closing
 
     async def usage(self) -> Usage:
         if not self._runs:
             return Usage(cpu_seconds=self._cpu_before)
-        used = await super().usage()
+        is_running = bool(self._running)
+        try:
+            used = await super().usage()
+        except AgentGoneError:
+            if self._closing:
+                raise
+            return Usage(cpu_seconds=self._cpu_before)  # no run has begun, or the last one took the box along
         return Usage(
             cpu_seconds=self._cpu_before + used.cpu_seconds,
-            memory_bytes=used.memory_bytes,
-            thread_count=used.thread_count,
+            memory_bytes=used.memory_bytes if is_running else 0,
+            thread_count=used.thread_count if is_running else 0,
         )
+
+    # --- freezing ------------------------------------------------------------------------------------
+
+    async def freeze(self) -> None:
+        async with self._changing:
+            before, self._frozen = self._frozen, True  # from here on a run that would begin waits
+            while self._starts and not self._closing:
+                # A process that is frozen half-way into its program would never answer for its start.
+                waiting: list[asyncio.Future[Any]] = [*self._starts, self._released]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._closing:
+                raise AgentGoneError
+            if not self._running:
+                return
+            held, self._box_frozen = self._box_frozen, True  # also when the caller does not wait for the answer
+            try:
+                await self._ask_box("freeze")
+            except InvalidOperationError:
+                self._frozen, self._box_frozen = before, held
+                self._release_waiting()
+                raise
+
+    async def thaw(self) -> None:
+        async with self._changing:
+            if self._box_frozen:
+                await self._ask_box("thaw")
+            self._frozen = self._box_frozen = False
+            self._release_waiting()
+
+    async def _ask_box(self, op: str) -> None:
+        """A box that went with its last run needs neither to be frozen nor to be thawed."""
+        try:
+            await self._ask(op, box=self.box)
+        except AgentGoneError:
+            await self._home.settled()  # of a keeper that was lost it is known now what it took along
+            if self._how is not None:
+                raise
+
+    def _release_waiting(self) -> None:
+        if not self._frozen or self._closing:
+            released, self._released = self._released, self._loop.create_future()
+            released.set_result(None)
+
+    async def _until_thawed(self) -> None:
+        while self._frozen and not self._closing:
+            await asyncio.wait((self._released,))
+        if self._closing:
+            raise AgentGoneError
 
     # --- one run -------------------------------------------------------------------------------------
 
@@ -175,20 +213,37 @@ class CommandCell(KeptCell):
             raise execution_error(error, ours=__file__) from error
 
     async def _initialize(self) -> None:
+        require_workdir(self._plan)
         require_runnable(self._spec, self._context)
 
-    async def _process(self, call_id: UUID, payload: Any) -> dict[str, Any]:
-        if call_id in self._runs:
-            raise InvalidOperationError(f"call {call_id} was made before; rejoin it")
+    async def _process(self, given: UUID | None, payload: Any) -> dict[str, Any]:
+        call_id = given or uuid4()
+        while (forgetting := self._forgetting.get(call_id)) is not None:
+            await asyncio.wait((forgetting,))  # the same call again: what was confirmed is gone before it begins
+        before = self._runs.get(call_id)
+        if before is not None:
+            if before.is_running and call_id not in self._found:
+                raise InvalidOperationError(f"call {call_id} was made before; rejoin it")
+            self._found.pop(call_id, None)
+            return await self._answered(before)
+        if self._closing:
+            raise AgentGoneError
         prompt = prompt_of(payload, self._plan.manifest.prompt)
-        with place_of(self._spec, self._context, prompt) as place:
+        require_workdir(self._plan)
+        place = place_of(self._spec, self._context, prompt, call_id.hex)
+        try:
             start = start_of(self._spec, self._context, place, prompt)
-            run = self._runs[call_id] = Run(self, call_id)
-            return await self._answered(run, start)
+        except BaseException:
+            place.remove()
+            raise
+        try:
+            return await self._answered(self._add(call_id, place), start)
+        finally:
+            if given is None:
+                self.confirm(call_id)
 
     async def _answered(self, run: Run, start: Start | None = None) -> dict[str, Any]:
-        """Through to its end; `start` when it does not run yet. What is not over by then is stopped."""
-        began = None if start is None else self._clock.mono()
+        """Through to its end; `start` when it does not run yet. The run of a cancelled caller is stopped."""
         try:
             if start is not None:
                 await self._begin(run, start)
@@ -196,92 +251,108 @@ class CommandCell(KeptCell):
         except asyncio.CancelledError:
             await self._end(run)
             raise
+        except BaseException:
+            self._forget_later(run)
+            raise
         finally:
-            if not run.stuck:
-                self._part(run)
-        record = run.record
-        if record is None or self._stopping is not None:
+            if not run.is_running and not self._detached:
+                run.place.remove()
+        if run.record is None or self._stopping is not None:
             raise AgentGoneError
-        seconds = _lasted(record) if began is None else self._clock.mono() - began
-        output, lost = read_output(self._log(run), int(record.get("written", 0)), self._spec.max_output_bytes)
-        return answer_of(self._spec, ending_of(record), output, seconds, lost + int(record.get("dropped", 0)))
+        return run.answer(self._spec, run.record)
 
     async def _begin(self, run: Run, start: Start) -> None:
-        await self._home.open()
+        while self._frozen or not self._home.is_linked:
+            await self._home.open()
+            await self._until_thawed()
+        if self._closing:
+            raise AgentGoneError
+        remove_log(run.log)  # of an earlier run of the same call
         self._home.move_in(run.unit, run)
+        run.is_asked = True
         try:
             with contextlib.ExitStack() as held:
-                fds = [] if start.stdin is None else [held.enter_context(_in_memory(start.stdin)).fileno()]
-                answer = self._home.ask("start", fds=fds, stdin=bool(fds), **self._asked(run, start))
-            said, _ = await answer
+                fds = [] if start.stdin is None else [held.enter_context(in_memory(start.stdin)).fileno()]
+                asked = run.asked(self._plan, self._spec, start)
+                answer = self._home.ask("start", fds=fds, stdin=bool(fds), **asked)
+            self._starts.add(answer)
+            answer.add_done_callback(self._start_answered)
+            said, _ = await asyncio.shield(answer)
         except KeeperError as error:
-            if error.kind == "lost":
+            if error.kind == "lost" or self._closing:
                 raise AgentGoneError from error
             if error.kind == "late":  # should it begin yet, it is to end
                 self._home.run(self._force(leaf=run.leaf))
             raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
         self._enforcement = enforcement_of(said.get("enforcement") or {})
 
-    def _asked(self, run: Run, start: Start) -> dict[str, Any]:
-        return {
-            "unit": run.unit,
-            "box": self.box,
-            "leaf": run.leaf,
-            "limits": box_limits(self._plan),
-            "how": {"argv": list(start.argv)},
-            "env": dict(start.env),
-            "cwd": str(start.cwd),
-            "log": str(self._log(run)),
-            "log_bytes": max(LOG_BYTES, self._spec.max_output_bytes),
-            "pty": start.pty,
-            "channel": False,
-            "nice": niceness(self._plan),
-            "umask": own_umask(),
-        }
+    def _start_answered(self, answer: asyncio.Future[Answer]) -> None:
+        self._starts.discard(answer)
+        if not answer.cancelled():
+            answer.exception()  # the caller may have been cancelled
 
     async def _end(self, run: Run) -> None:
-        """More cancelling does not shorten the wait; the keeper bounds it."""
-        if run.over.done():
-            return
-        stopping = self._home.run(self._force(STOP_GRACE_S, run.leaf))
-        while not stopping.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait((stopping,))
-        run.stuck = bool(stopping.result())
+        """The caller was cancelled. More cancelling does not shorten the wait, which the keeper bounds."""
+        if run.is_running and run.is_asked:
+            # What is frozen cannot heed a signal, and its neighbours must not be thawed for it.
+            grace = 0.0 if self._frozen else STOP_GRACE_S
+            ending = self._home.run(self._is_ended(run, grace))
+            while not ending.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((ending,))
+            run.given_up = not (ending.result() or run.over.done())
+        if not run.given_up:
+            self._forget_later(run)
 
-    def _part(self, run: Run) -> None:
-        """It is over, and forgotten, so that no records gather. With the last one the box goes too."""
-        self._runs.pop(run.call_id, None)
+    async def _is_ended(self, run: Run, grace_seconds: float) -> bool:
+        forcing = self._home.run(self._force(grace_seconds, run.leaf))
+        return await self._home.is_answered(forcing) and not forcing.result()
+
+    # --- after it ------------------------------------------------------------------------------------
+
+    def _forget_later(self, run: Run) -> None:
+        """It is over and confirmed, so that no records gather. With the last one the box goes too."""
+        if self._runs.get(run.call_id) is not run:
+            return
+        del self._runs[run.call_id]
         self._found.pop(run.call_id, None)
         self._home.move_out(run.unit, run)
-        if not self._closing:
-            self._home.run(self._tidy(run))
+        run.finish()
+        if run.is_asked and not self._closing:
+            task = self._forgetting[run.call_id] = self._home.run(self._tidy(run))
+            task.add_done_callback(partial(self._forgotten, run.call_id))
+
+    def _forgotten(self, call_id: UUID, _: object) -> None:
+        del self._forgetting[call_id]
 
     async def _tidy(self, run: Run) -> None:
         prune_runs(self._home.directory, self._plan, self._runs)
         async with self._tidying:
-            await self._forget(run)
+            with contextlib.suppress(KeeperError):
+                await self._forget(run)
 
     async def _forget(self, run: Run) -> None:
-        with contextlib.suppress(KeeperError):
-            if self._runs:
-                await self._home.request("forget", unit=run.unit)
-                return
-            used = await self._home.request("usage", box=self.box)
+        if not self._runs:
+            used: Mapping[str, Any] = {}
+            with contextlib.suppress(KeeperError):  # of a box that only its records are left of nothing is known
+                used = await self._home.request("usage", box=self.box)
             if not self._runs:
                 await self._home.request("forget", box=self.box)
                 self._cpu_before += float(used.get("cpu_seconds", 0.0))
-
-    def _log(self, run: Run) -> Any:
-        return log_of(self._home.directory, self._plan, run.call_id)
+                return
+        await self._home.request("forget", unit=run.unit)
 
     # --- the end -------------------------------------------------------------------------------------
 
     def lose(self) -> None:
         self._die(LOST)
 
+    def _shut(self) -> None:
+        super()._shut()
+        self._release_waiting()
+
     async def _wind_up(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
-        if not self._runs:
+        if not any(run.is_asked for run in self._running):
             return True, []
         if not over.done() and (left := await self._signal(over, _PATIENCE_SECONDS)) is not None:
             return True, left
@@ -293,19 +364,5 @@ class CommandCell(KeptCell):
             run.finish()
 
     def _close(self) -> None:
-        for run in (*self._runs.values(), *self._found.values()):
+        for run in self._runs.values():
             self._home.move_out(run.unit, run)
-
-
-def _in_memory(text: bytes) -> Any:
-    """A file in memory has room for all of it and ends by itself; a pipe would have to be fed."""
-    file = os.fdopen(os.memfd_create("ostler-prompt", os.MFD_CLOEXEC), "w+b")
-    file.write(text)
-    file.seek(0)
-    return file
-
-
-def _lasted(record: Mapping[str, Any]) -> float:
-    """How long a run took that an earlier manager began: by the machine's own clock, which the kernel noted it with."""
-    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + float(record.get("start_time") or 0) / _TICKS
-    return max(float(record.get("ended") or 0.0) - started, 0.0)

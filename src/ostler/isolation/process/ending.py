@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from ostler.errors import AgentGoneError, InvalidOperationError
+from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
@@ -22,7 +22,7 @@ from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
 #: The keeper's words for limits, and the fields of `ResourceLimits` that they hold. How many processes and threads a
-#: box has room for is nobody's to choose, so that has no field; how well it is held is recorded all the same.
+#: box has room for cannot be chosen, so that has no field; how well it is held is recorded all the same.
 _HELD_BY: Mapping[str, str] = MappingProxyType(
     {"memory": "max_memory_mb", "cpu": "max_cpu_percent", "pids": "processes"}
 )
@@ -46,6 +46,12 @@ def box_of(plan: StartPlan) -> str:
     return f"{plan.instance_id.hex}.{plan.attempt}"
 
 
+def require_workdir(plan: StartPlan) -> None:
+    """A directory that the spawn has given must be there: it is not made here."""
+    if plan.workdir is not None and not plan.owns_workdir and not plan.workdir.is_dir():
+        raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
+
+
 class KeptCell(Cell):
     """A box at the keeper. What is left to the two kinds is how they are spoken to."""
 
@@ -63,7 +69,7 @@ class KeptCell(Cell):
         #: It was told to end, or has ended: no new calls.
         self._closing = False
         self._how: Exit | None = None
-        #: Nobody has heard of it yet, or nobody wants to hear any more.
+        #: Its end is not told to the listener: `start` or `recover` is under way, or it was asked for.
         self._quiet = True
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Task[StopReport] | None = None
@@ -71,7 +77,8 @@ class KeptCell(Cell):
         self._words_over: asyncio.Future[None] = self._loop.create_future()
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._graces: list[Timer] = []
-        self._destroyed = False
+        self._detached = False
+        self._destroying: asyncio.Task[None] | None = None
 
     # --- what a kind adds ----------------------------------------------------------------------------
 
@@ -81,7 +88,7 @@ class KeptCell(Cell):
 
     @abstractmethod
     def _release(self, how: Exit | None) -> None:
-        """Nobody waits for anything of it any longer; `how` when it ended by itself."""
+        """No caller waits for anything of it any longer; `how` when it ended by itself."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -147,16 +154,23 @@ class KeptCell(Cell):
         return not self.is_stuck
 
     async def destroy(self) -> None:
+        if self._detached:
+            return
+        if self._destroying is None:
+            self._destroying = self._home.run(self._destroy())
+        if not await self._home.is_answered(self._destroying):
+            _log.warning("the keeper does not answer, so box %s is ended when it does", self.box)
+            self._close()
+
+    async def _destroy(self) -> None:
         with contextlib.suppress(Exception):
             await self.stop(timedelta(0))
-        if not self._destroyed:
-            self._destroyed = True
+        if not self._detached:  # else another manager has taken it meanwhile
             self._close()
-            with contextlib.suppress(KeeperError):
-                await self._home.request("forget", box=self.box)
+            await self._home.forget_box(self.box)
 
-    def let_go(self) -> None:
-        self._quiet = self._destroyed = True
+    def detach(self) -> None:
+        self._quiet = self._detached = True
         self._shut()
         self._close()
         self._release(None)
@@ -165,7 +179,7 @@ class KeptCell(Cell):
             self._stopping = self._loop.create_task(_left_alone(), name="ostler-stop")
 
     def was_taken(self) -> None:
-        self.let_go()
+        self.detach()
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -196,24 +210,24 @@ class KeptCell(Cell):
                 return []
             if error.kind != "lost":
                 return [str(error)]
-            await self._home.settled()  # it is buried, and told so; or the keeper had only hung up on us
+            await self._home.settled()  # by now it was told that it is gone; or the keeper had only hung up on us
             if self._gone.done():
                 return []
             if not again:
-                return [f"{error}, and nobody knows what it left"]
+                return [f"{error}, and what it left is not known"]
             return await self._force(grace_seconds, leaf, again=False)
 
     async def _signal(self, over: asyncio.Future[None], patience_seconds: float) -> list[str] | None:
         """TERM, and CONT so that it is heard, to its group; waits until it is gone. What is left; None if time is up.
 
-        The keeper has a patience of its own, for the case that nobody comes back to say that the time is up.
+        The keeper has a patience of its own, for the case that this manager dies before the time is up.
         """
         asking = self._home.run(self._force(patience_seconds))
         await asyncio.wait((asking, over), return_when=asyncio.FIRST_COMPLETED)
         return asking.result() if asking.done() else None
 
     def _die(self, how: Exit) -> None:
-        """It has ended, and all of it is proven gone. Told once, and only if nobody asked for it."""
+        """It has ended, and all of it is proven gone. Told once, and only if it was not asked for."""
         wake(self._gone)
         if self._how is not None or self._stopping is not None:
             return

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from ostler.agents.child import Ending
+from ostler.agents.command import Ending
 from ostler.isolation.base import Exit
 from ostler.model import AttemptOutcome
 
 LOST = Exit(
     outcome=AttemptOutcome.LOST,
-    detail="the keeper of this home was killed, and with it all its agents; how this one ended nobody saw",
+    detail="the keeper of this home was killed, and with it all its agents; how this one ended is not known",
 )
 #: What ended by our own hand, by the keeper's word for it.
 _OURS: Mapping[str, str] = MappingProxyType(
@@ -25,6 +27,25 @@ _PIDS = "it had more processes and threads than its limit"
 
 def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None) -> Exit:
     """`crash` is what the agent itself said of its end, if it could: it knows the error and the trace."""
+    return with_record(_exit_of(record, memory_mb, crash), record)
+
+
+def with_record(how: Exit, record: Mapping[str, Any]) -> Exit:
+    """The same with what the keeper saw of the process: code, signal and time."""
+    ended = record.get("ended")
+    return replace(
+        how,
+        code=_whole(record.get("code")),
+        signal=_whole(record.get("signal")),
+        ended_at=datetime.fromtimestamp(ended, UTC) if isinstance(ended, int | float) else None,
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None) -> Exit:
     by = str(record.get("by"))
     if record.get("oom") or by == "memory":
         return Exit(outcome=AttemptOutcome.OOM, detail=f"it used more memory than its limit of {memory_mb} MB")
@@ -40,14 +61,14 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
     if isinstance(number, int):
         return Exit(outcome=AttemptOutcome.SIGNAL, detail=f"killed by {signal_name(number)}")
     if not isinstance(code, int):
-        return Exit(outcome=AttemptOutcome.UNKNOWN, detail="it ended, and nobody saw how")
+        return Exit(outcome=AttemptOutcome.UNKNOWN, detail="it ended, and how is not known")
     if code == 0:
         return Exit(outcome=AttemptOutcome.CLEAN, detail="its process ended by itself")
     return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {code}")
 
 
 def was_lost(record: Mapping[str, Any]) -> bool:
-    """Whether a later keeper wrote it, who found only what outlived it."""
+    """Whether a later keeper wrote it, which found only what outlived it."""
     return record.get("by") == "lost"
 
 

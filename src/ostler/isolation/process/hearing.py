@@ -41,10 +41,18 @@ def message_of(said: Mapping[str, Any]) -> Message:
                 details=_mapping("details", said.get("details")),
             )
         case "signal":
-            return Signal(name=_name("name", said.get("name")), payload=_mapping("payload", said.get("payload")))
+            return Signal(
+                name=_name("name", said.get("name")),
+                payload=_mapping("payload", said.get("payload")),
+                number=_count(said.get("number", 0)),
+            )
         case "tokens":
             model = said.get("model")
-            return TokensUsed(count=_count(said.get("count")), model=None if model is None else _name("model", model))
+            return TokensUsed(
+                count=_count(said.get("count")),
+                model=None if model is None else _name("model", model),
+                number=_count(said.get("number", 0)),
+            )
         case "metric":
             return MetricReported(name=_name("name", said.get("name")), value=_number("value", said.get("value")))
         case other:

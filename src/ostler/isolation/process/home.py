@@ -6,6 +6,7 @@ Whoever has a unit there registers for it *before* it is started, so that no end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -30,6 +31,8 @@ _CONNECT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.025
 _REFUSED_SECONDS = 1.0
 _DYING_LOOKS = 80
+#: How long a keeper may work on what it was asked before it is asked whether it lives; that takes 2 s more.
+_UNANSWERED_SECONDS = 2.0
 #: It hung up, or is about to, or says nothing.
 _GOING = frozenset({"lost", "ending", "late"})
 
@@ -148,6 +151,38 @@ class KeeperHome:
         if left or leaf is None:
             self.remains.note(box, left)
         return left
+
+    async def is_answered(self, work: asyncio.Task[Any]) -> bool:
+        """Wait until the work that asks the keeper is done. False after about 4 s of a keeper that does not answer.
+
+        The work goes on then.
+        """
+        while True:
+            await asyncio.wait((work,), timeout=_UNANSWERED_SECONDS)
+            if work.done():
+                return True
+            link = self._link
+            try:
+                if link is not None:
+                    await link.request("ping")
+            except KeeperError as error:
+                if error.kind == "late" and not work.done():
+                    return False
+
+    async def forget_box(self, box: str) -> None:
+        """All of it has ended; the keeper may forget how. One that does not answer is told again when it does."""
+        while (link := self._link) is not None:
+            try:
+                await link.request("forget", box=box)
+            except KeeperError as error:
+                if error.kind == "late":
+                    await link.next_word()
+                else:
+                    return
+            else:
+                return
+            with contextlib.suppress(KeeperError):  # it has read by now what it was asked before
+                await self.strike(box)
 
     # --- coming and going ----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ostler.errors import AgentInitializationError, InvalidOperationError, Ostle
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.command import CommandCell
-from ostler.isolation.process.ending import KeptCell, box_of, enforcement_of
+from ostler.isolation.process.ending import KeptCell, box_of, enforcement_of, require_workdir
 from ostler.isolation.process.exits import exit_of
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.limits import box_limits, likely_enforcement, niceness
@@ -34,7 +34,7 @@ from ostler.seams import Clock
 
 C = TypeVar("C", bound=KeptCell)
 
-_UNKNOWN = Exit(outcome=AttemptOutcome.LOST, detail="no keeper knows of it; it ended, and nobody saw how")
+_UNKNOWN = Exit(outcome=AttemptOutcome.LOST, detail="no keeper knows of it; it ended, and how is not known")
 _ENDED_WITH_IT = Exit(outcome=AttemptOutcome.LOST, detail="it ended with the program of its manager")
 _AT_ONCE = 64
 _FORGET_SECONDS = 5.0
@@ -50,7 +50,7 @@ class ProcessIsolation(Isolation):
         self._likely: Mapping[str, str] | None = None
         self._templates = Templates()
         self._hardened = False
-        #: How the units of a keeper that is gone ended; None until somebody asks.
+        #: How the units of a keeper that is gone ended; None until it is read.
         self._last_will: Mapping[str, Mapping[str, Any]] | None = None
         self._reading = asyncio.Lock()
         #: Boxes in which nothing lives any more, that the keeper is to forget when their ends are written down.
@@ -66,6 +66,7 @@ class ProcessIsolation(Isolation):
             freezes=True,
             kills=True,
             outlives_manager=self._home.outlives,
+            kinds=frozenset(AgentKind),
         )
 
     # --- starting ------------------------------------------------------------------------------------
@@ -82,15 +83,16 @@ class ProcessIsolation(Isolation):
             return self._command(plan, listener)
         if self._home.has_tenant(box_of(plan)):
             raise AgentInitializationError(f"attempt {plan.attempt} of {plan.name} lives already")
-        cell = self._noted(ProcessCell(self._clock, self._home, plan, listener, self._site.epoch))
+        require_workdir(plan)
         source = source_of(plan.maker)
+        cell = self._noted(ProcessCell(self._clock, self._home, plan, listener, self._site.epoch))
         try:
             await cell.open(self._asked(plan, source), _begin(plan, source))
         except BaseException as error:
             if isinstance(error, KeeperError) and error.kind == "taken":
-                cell.let_go()  # it is somebody else's, and must not be touched
+                cell.detach()  # it belongs to another start, and must not be touched
             else:
-                # In a task of its own: whoever gave up waiting must not keep it from being undone.
+                # In a task of its own: a second cancelling must not keep it from being undone.
                 await asyncio.shield(self._home.run(cell.destroy()))
             if isinstance(error, KeeperError | OSError):
                 raise AgentInitializationError(f"its process could not be started: {error}") from error
@@ -98,7 +100,7 @@ class ProcessIsolation(Isolation):
         return cell
 
     async def _open(self, *, start: bool = True) -> bool:
-        if not self._hardened and (start or is_kept(self._home.directory)):  # before anybody is there who could look
+        if not self._hardened and (start or is_kept(self._home.directory)):  # before there is an agent that could look
             self._hardened = True
             harden()
         return await self._home.open(start=start)
@@ -115,14 +117,15 @@ class ProcessIsolation(Isolation):
 
     def _asked(self, plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:
         """What the keeper is told of it."""
-        env = {name: os.environ[name] for name in self._site.environment if name in os.environ}
+        passed = {name: os.environ[name] for name in self._site.environment if name in os.environ}
         cwd = _working_directory()
+        own = {**plan.env, "OSTLER_MAX_WORKER_THREADS": str(plan.limits.max_worker_threads)}
         return {
             "leaf": None,
             "limits": box_limits(plan),
-            "how": self._templates.find(source, env, cwd),
-            "env": env,
-            "cwd": cwd,
+            "how": self._templates.find(source, passed, cwd),
+            "env": {**passed, **own},
+            "cwd": cwd if plan.workdir is None or plan.owns_workdir else str(plan.workdir),
             "log": str(log_of(self._home.directory, plan)),
             "log_bytes": LOG_BYTES,
             "pty": False,
@@ -146,14 +149,14 @@ class ProcessIsolation(Isolation):
         before = self._home.move_in(box, cell)
         try:
             if isinstance(before, ProcessCell):
-                before.let_go()
+                before.detach()
                 self._home.move_in(box, cell)
             found = await self._adopted(cell, box)
         except BaseException:
-            cell.let_go()
+            cell.detach()
             raise
         if isinstance(found, Exit):
-            cell.let_go()
+            cell.detach()
         return found
 
     async def _ended_with_it(self, plan: StartPlan) -> Exit:
@@ -215,7 +218,7 @@ class ProcessIsolation(Isolation):
             with contextlib.suppress(KeeperError):
                 await self._home.request("forget", box=box)
 
-    async def end_remains(self, instance_id: UUID) -> str | None:
+    async def kill_survivors(self, instance_id: UUID) -> str | None:
         left: list[str] = []
         try:
             if not await self._open(start=self._home.was_killed()):  # who follows it finds what outlived it
@@ -228,7 +231,7 @@ class ProcessIsolation(Isolation):
                     self._emptied.add(box)
                     self._clock.call_later(_FORGET_SECONDS, partial(self._forget_later, box))
         except (OstlerError, KeeperError, OSError) as error:
-            left.append(f"{error}, and nobody knows what lives of it")
+            left.append(f"{error}, and what lives of it is not known")
         return "; ".join(left) or None
 
     def _forget_later(self, box: str) -> None:
@@ -244,7 +247,7 @@ class ProcessIsolation(Isolation):
         for box in tuple(self._emptied):
             await self._forget(box)
         for cell in list(self._cells):
-            cell.let_go()
+            cell.detach()
         await self._home.close()
 
 
@@ -257,7 +260,9 @@ def _begin(plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:
         "definition_id": str(plan.manifest.id),
         "context": dict(plan.context),
         "limits": json.loads(plan.limits.to_json()),
-        "workspace": None if plan.workspace is None else str(plan.workspace),
+        "workdir": None if plan.workdir is None else str(plan.workdir),
+        "owns_workdir": plan.owns_workdir,
+        "env": dict(plan.env),
         "source": dict(source),
     }
 

@@ -23,8 +23,10 @@ _GONE = "the keeper of this home is gone"
 #: How long an answer may take, besides the grace that a question gives: by real time, for a keeper that hangs does not
 #: look at our clock. A start may import a large module first, and an upgrade waits until all is quiet.
 _SECONDS = 30.0
-_SECONDS_OF: Mapping[str, float] = MappingProxyType({"hello": 5.0, "bye": 5.0, "start": 150.0, "upgrade": 45.0})
-#: Of one that has just let a question go unanswered, and said nothing since.
+_SECONDS_OF: Mapping[str, float] = MappingProxyType(
+    {"hello": 5.0, "bye": 5.0, "ping": 2.0, "start": 150.0, "upgrade": 45.0}
+)
+#: Of a keeper that has just left a question unanswered, and said nothing since.
 _SILENT_SECONDS = 2.0
 #: This program is short of something; the keeper is as well as ever.
 SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
@@ -56,7 +58,9 @@ class Link:
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Answer]] = {}
         self._is_silent = False
-        #: Resolved when the keeper has left, by whosever wish.
+        #: Done when the keeper says something, or has left.
+        self._word: asyncio.Future[None] = self._loop.create_future()
+        #: Done when the keeper has left.
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._line, self._read)
         keep_from_children(self)
@@ -64,6 +68,10 @@ class Link:
     @property
     def is_open(self) -> bool:
         return not self.over.done()
+
+    async def next_word(self) -> None:
+        """Until the keeper says anything, or has left."""
+        await asyncio.wait((self._word,))
 
     async def request(self, op: str, /, **fields: Any) -> dict[str, Any]:
         """Ask and wait. Raises `KeeperError`."""
@@ -149,6 +157,8 @@ class Link:
                 self._end()
                 return
             self._is_silent = False
+            word, self._word = self._word, self._loop.create_future()
+            word.set_result(None)
             try:
                 self._take(*came)
             except Exception:  # noqa: BLE001 - logged; the next message is for somebody else
@@ -180,6 +190,7 @@ class Link:
         if not self.is_open:
             return
         self.over.set_result(None)
+        self._word.set_result(None)
         self._loop.remove_reader(self._line)
         self._loop.remove_writer(self._line)
         self._line.close()

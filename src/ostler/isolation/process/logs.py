@@ -49,6 +49,13 @@ def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> N
             file.with_name(f"{file.name}.1").unlink(missing_ok=True)
 
 
+def remove_log(file: Path) -> None:
+    """Of an earlier run, so that an answer never holds the output of two. Never raises."""
+    for part in (file, file.with_name(f"{file.name}.1")):
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
 def read_output(file: Path, written: int, limit: int) -> tuple[KeptOutput, int]:
     """What a run said, as far as it was kept; and how many bytes of what was written are on no disk any more."""
     output, size = KeptOutput(limit), 0

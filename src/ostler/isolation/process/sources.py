@@ -1,4 +1,4 @@
-"""Where the class of an agent stands, so that another process finds it again: by module and name, never by pickle."""
+"""Where the code of an agent stands, so that another process finds it again: by module and name, never by pickle."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from ostler.agents import AgentMaker
+from ostler.agents.base import FunctionMaker
 from ostler.errors import AgentInitializationError
 
-_MOVE = "move it to the top level of a file, so that another process can import it"
+_MOVE = "define it at the top of a module, so that another process can import it"
 
 
 def source_of(maker: AgentMaker) -> Mapping[str, Any]:
@@ -20,18 +21,19 @@ def source_of(maker: AgentMaker) -> Mapping[str, Any]:
     if isinstance(target, str) and ":" in target:  # from a definition file: it is imported only where it lives
         named, _, path_in_it = target.partition(":")
         return {"module": named, "path": None, "qualname": path_in_it, "main": False}
-    module, qualname = getattr(maker, "__module__", None), getattr(maker, "__qualname__", None)
+    made_by = maker.function if isinstance(maker, FunctionMaker) else maker
+    module, qualname = getattr(made_by, "__module__", None), getattr(made_by, "__qualname__", None)
     if not module or not qualname:
         raise AgentInitializationError(
-            f"{maker!r:.100} has no name of its own, so no other process can find it; register a class or a function "
-            "from the top level of a file"
+            f"{made_by!r:.100} has no name by which another process finds it; register a class or a function that is "
+            "defined at the top of a module"
         )
     if "<lambda>" in qualname:
         raise AgentInitializationError(f"a lambda cannot be found by another process; give it a name and {_MOVE}")
     if "<locals>" in qualname:
         raise AgentInitializationError(f"{qualname} is defined inside a function; {_MOVE}")
     held = sys.modules.get(module)
-    if held is None or _found(held, qualname) is not maker:
+    if held is None or _found(held, qualname) is not made_by:
         raise AgentInitializationError(f"{module}:{qualname} is not what is found under that name; {_MOVE}")
     if module == "__main__":
         return _of_script(held, qualname)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ostler.agents import Agent, AgentContext
@@ -59,6 +60,26 @@ class ScriptedAgent(Agent):
             "thread": threading.get_ident(),
             "process": os.getpid(),
         }
+
+    async def where(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Where it works, and which variables it has."""
+        names = request.get("names", ())
+        workdir = self._context.workdir
+        return {
+            "workdir": None if workdir is None else str(workdir),
+            "cwd": str(Path.cwd()),
+            "env": dict(self._context.env),
+            "environ": {name: os.environ[name] for name in names if name in os.environ},
+        }
+
+    async def say(self, request: Mapping[str, Any]) -> int:
+        """Signals and token counts by turns; the signals are named by their place."""
+        for number in range(1, request["count"] + 1):
+            if number % 2:
+                self._context.signal(f"say {number}")
+            else:
+                self._context.report_tokens(number)
+        return self._asked
 
     async def fail(self, _request: Mapping[str, Any]) -> None:
         _fail()
@@ -187,6 +208,16 @@ class PlainAgent(Agent):
             self._context.signal("stopped")
 
 
+async def greet(request: Any, context: AgentContext) -> str:
+    """An agent that is one function."""
+    return f"{context.name} greets {request}"
+
+
+def double(request: int) -> int:
+    """The same, plain and without the context."""
+    return 2 * request
+
+
 class UnmadeAgent(Agent):
     def __init__(self) -> None:
         raise ValueError("cannot be made")
@@ -202,10 +233,10 @@ def _fail() -> None:
 
 
 def _released(context: AgentContext) -> bool:
-    workspace = context.workspace
-    if workspace is None:
+    workdir = context.workdir
+    if workdir is None:
         return True
-    if not (workspace / "since").exists():
-        (workspace / "since").touch()
-    age = time.time() - (workspace / "since").stat().st_mtime
-    return age > _LAST_RESORT_SECONDS or (workspace / RELEASE).exists()
+    if not (workdir / "since").exists():
+        (workdir / "since").touch()
+    age = time.time() - (workdir / "since").stat().st_mtime
+    return age > _LAST_RESORT_SECONDS or (workdir / RELEASE).exists()

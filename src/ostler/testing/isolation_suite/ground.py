@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from ostler.agents import Agent, AgentKind, AgentManifest, Message, Signal, WaitAnswer, WaitAsked
+from ostler.agents import Agent, AgentKind, AgentManifest, Message, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
 from ostler.model import IsolationLevel, ResourceLimits
 from ostler.testing.clock import ManualClock
@@ -68,6 +68,10 @@ class Ear:
     @property
     def signals(self) -> list[str]:
         return [one.name for one in self.messages if isinstance(one, Signal)]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [one.number for one in self.messages if isinstance(one, Signal | TokensUsed)]
 
     async def signal(self, name: str) -> None:
         await until(lambda: name in self.signals)
@@ -149,7 +153,7 @@ class IsolationGround:
                 maker=agent,
                 limits=ResourceLimits(),
                 context=context or {},
-                workspace=tmp_path / "workspace",
+                workdir=tmp_path / "workdir",
             )
 
         return plan
@@ -159,8 +163,8 @@ class IsolationGround:
         """Lets go of every agent that refuses to end."""
 
         def let_go() -> None:
-            (tmp_path / "workspace").mkdir(exist_ok=True)
-            (tmp_path / "workspace" / RELEASE).touch()
+            (tmp_path / "workdir").mkdir(exist_ok=True)
+            (tmp_path / "workdir" / RELEASE).touch()
 
         return let_go
 

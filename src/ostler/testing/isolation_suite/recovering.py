@@ -5,15 +5,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
 from ostler.agents import WaitAnswer
-from ostler.errors import AgentGoneError, InvalidOperationError
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
 from ostler.model import AttemptOutcome
 from ostler.testing.isolation_suite.ground import ATTEMPT, INSTANCE, Ear, IsolationGround, do, until
@@ -27,8 +28,12 @@ class RecoveringContract(IsolationGround):
 
     @pytest.fixture
     def successor(self) -> Successor:
-        """Makes the level of the next manager over the same home; whoever made it closes it."""
-        raise NotImplementedError("a level that outlives its manager says how the next one is made")
+        """Makes the level of the next manager over the same home; the test that made it closes it."""
+
+        def make() -> Isolation:
+            raise NotImplementedError("a level that outlives its manager says how the next one is made")
+
+        return make
 
     @pytest.fixture
     async def heir(self, isolation: Isolation, request: pytest.FixtureRequest) -> AsyncIterator[Isolation | None]:
@@ -111,6 +116,135 @@ class RecoveringContract(IsolationGround):
         assert await found.call(Verb.FINAL_STATE) == {"asked": 1}
         await found.destroy()
 
+    async def test_an_answer_that_was_not_confirmed_is_given_again_and_a_confirmed_one_is_not(
+        self, isolation: Isolation, successor: Successor, ear: Ear, plan: StartPlan
+    ) -> None:
+        if not isolation.capabilities.outlives_manager:
+            return
+        cell = await _started(isolation, plan, ear)
+        failed = uuid4()
+        assert await cell.call(Verb.PROCESS, do("echo", value="once"), call_id=CALL) == "once"
+        with pytest.raises(AgentExecutionError, match="as told"):
+            await cell.call(Verb.PROCESS, do("fail"), call_id=failed)
+        assert await cell.call(Verb.PROCESS, do("echo", value="unnamed")) == "unnamed"
+        assert not cell.in_flight
+        assert not cell.is_stuck
+        await isolation.close()
+        second = successor()
+        found = await second.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        assert found.in_flight == {CALL: Verb.PROCESS, failed: Verb.PROCESS}
+        assert not found.is_stuck
+        assert await found.rejoin(CALL) == "once"
+        with pytest.raises(AgentExecutionError, match="as told"):
+            await found.rejoin(failed)
+        found.confirm(CALL)
+        await second.close()
+        third = successor()
+        found = await third.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        assert found.in_flight == {failed: Verb.PROCESS}
+        found.confirm(failed)  # also of one that this manager does not want
+        assert not found.in_flight
+        assert await found.call(Verb.FINAL_STATE) == {"asked": 3}, "nothing was done twice"
+        await found.destroy()
+        await third.close()
+
+    async def test_a_call_that_was_given_up_is_not_found_again(
+        self, isolation: Isolation, heir: Isolation | None, ear: Ear, plan: StartPlan
+    ) -> None:
+        if heir is None:
+            return
+        cell = await _started(isolation, plan, ear)
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("hang"), call_id=CALL))
+        await ear.signal("began")
+        call.cancel()
+        await asyncio.wait((call,))
+        await isolation.close()
+        found = await heir.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        assert not found.in_flight
+        await found.destroy()
+
+    async def test_what_was_not_acknowledged_is_said_again_in_order(
+        self, isolation: Isolation, successor: Successor, ear: Ear, plan: StartPlan
+    ) -> None:
+        if not isolation.capabilities.outlives_manager:
+            return
+        cell = await _started(isolation, plan, ear)
+        await cell.call(Verb.PROCESS, do("say", count=9), call_id=CALL)
+        assert ear.numbers == list(range(1, 10))
+        cell.confirm_heard(4)
+        await isolation.close()
+        second, again = successor(), Ear()
+        found = await second.recover(cell.handle, plan, again)
+        assert isinstance(found, Cell)
+        assert await found.rejoin(CALL) == 1
+        assert again.numbers == list(range(5, 10)), "what was said before an answer is heard before it"
+        assert [one for one in again.messages if one in ear.messages] == again.messages
+        await found.call(Verb.PROCESS, do("say", count=2))
+        assert again.numbers == list(range(5, 12))
+        found.confirm_heard(11)
+        await second.close()
+        third, silent = successor(), Ear()
+        found = await third.recover(cell.handle, plan, silent)
+        assert isinstance(found, Cell)
+        await found.ping()
+        assert silent.numbers == []
+        await found.destroy()
+        await third.close()
+
+    async def test_an_adopted_agent_reports_once_what_it_works_on(
+        self, isolation: Isolation, successor: Successor, ear: Ear, plan: StartPlan
+    ) -> None:
+        if not isolation.capabilities.outlives_manager:
+            return
+        told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]] = []
+        cell = await _started(isolation, plan, ear)
+        await isolation.close()
+        second = successor()
+        found = await second.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        _tell_into(found, told)
+        assert not told, "not from within"
+        await until(lambda: bool(told))
+        assert told == [({}, frozenset())], "also when that is nothing"
+        asyncio.ensure_future(found.call(Verb.PROCESS, do("ask"), call_id=CALL)).add_done_callback(_retrieve)
+        await until(lambda: len(ear.questions) == 1)
+        await second.close()
+        third = successor()
+        found = await third.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        _tell_into(found, told)
+        await until(lambda: len(told) == 2)
+        (question, *_) = ear.questions
+        assert told[1] == ({CALL: Verb.PROCESS}, frozenset({question.ask_id}))
+        await asyncio.sleep(0.05)
+        assert len(told) == 2
+        ear.answer.set_result(WaitAnswer(outcome="answered"))
+        assert list(await found.rejoin(CALL)) == ["answered", None]
+        assert found.open_asks == frozenset()
+        await found.destroy()
+        await third.close()
+
+    async def test_a_frozen_agent_reports_after_the_thaw(
+        self, isolation: Isolation, heir: Isolation | None, ear: Ear, plan: StartPlan
+    ) -> None:
+        if heir is None or not heir.capabilities.freezes:
+            return
+        cell = await _started(isolation, plan, ear)
+        await cell.freeze()
+        await isolation.close()
+        found = await heir.recover(cell.handle, plan, ear)
+        assert isinstance(found, Cell)
+        told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]] = []
+        _tell_into(found, told)
+        await asyncio.sleep(0.1)
+        assert not told
+        await found.thaw()
+        await until(lambda: len(told) == 1)
+        await found.destroy()
+
     async def test_an_end_that_nobody_saw_is_told_as_it_was(
         self, isolation: Isolation, heir: Isolation | None, ear: Ear, plan: StartPlan, release: Callable[[], None]
     ) -> None:
@@ -128,7 +262,7 @@ class RecoveringContract(IsolationGround):
             how = await heir.recover(cell.handle, plan, ear)
             if isinstance(how, Exit):
                 break
-            how.let_go()
+            how.detach()
             await asyncio.sleep(0.01)
         assert isinstance(how, Exit)
         assert how.outcome in {AttemptOutcome.EXIT_CODE, AttemptOutcome.ERROR}
@@ -202,6 +336,15 @@ class RecoveringContract(IsolationGround):
         assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1
         assert await heir.sweep(keep=()) == 0, "what it holds itself is not swept"
         await found.destroy()
+
+
+def _tell_into(cell: Cell, told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]]) -> None:
+    cell.on_reported(lambda: told.append((dict(cell.in_flight), cell.open_asks)))
+
+
+def _retrieve(call: asyncio.Future[Any]) -> None:
+    """It ends with its manager."""
+    call.exception()
 
 
 async def _started(isolation: Isolation, plan: StartPlan, ear: Ear) -> Cell:

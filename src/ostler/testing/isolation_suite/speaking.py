@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from uuid import UUID, uuid4
 
 import pytest
 
 from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
 from ostler.errors import AgentGoneError
-from ostler.isolation import Verb
+from ostler.isolation import Isolation, Verb
+from ostler.model import IsolationLevel
 from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import ATTEMPT, Ear, IsolationGround, Start, do, passing, until
 
@@ -64,6 +66,36 @@ class SpeakingContract(IsolationGround):
         ear.answer.set_result(WaitAnswer(outcome="answered", answer={"colour": "red"}))
         outcome, answer = await call
         assert (outcome, answer) == ("answered", {"colour": "red"})
+
+    async def test_a_question_says_which_it_is_and_in_which_call(self, start: Start, ear: Ear) -> None:
+        cell, ids = await start(), [uuid4(), uuid4()]
+        calls = [asyncio.ensure_future(cell.call(Verb.PROCESS, do("ask"), call_id=one)) for one in ids]
+        await until(lambda: len(ear.questions) == 2)
+        assert {question.call_id for question in ear.questions} == set(ids)
+        assert all(isinstance(question.ask_id, UUID) for question in ear.questions)
+        assert len({question.ask_id for question in ear.questions}) == 2
+        ear.answer.set_result(WaitAnswer(outcome="answered"))
+        await asyncio.gather(*calls)
+
+    async def test_what_counts_is_numbered_where_it_can_be_said_again(
+        self, isolation: Isolation, start: Start, ear: Ear
+    ) -> None:
+        cell = await start()
+        await cell.call(Verb.PROCESS, do("say", count=6))
+        wanted = [1, 2, 3, 4, 5, 6] if isolation.level is IsolationLevel.PROCESS else [0] * 6
+        assert ear.numbers == wanted
+        cell.confirm_heard(6)
+        cell.confirm_heard(3)  # it has been said before
+        await cell.call(Verb.PROCESS, do("say", count=1))
+        assert len(ear.numbers) == 7
+
+    async def test_confirming_an_answer_is_harmless(self, start: Start) -> None:
+        cell, call_id = await start(), uuid4()
+        cell.confirm(call_id)
+        assert await cell.call(Verb.PROCESS, do("echo", value=1), call_id=call_id) == 1
+        cell.confirm(call_id)
+        cell.confirm(call_id)
+        assert await cell.call(Verb.PROCESS, do("echo", value=2), call_id=call_id) == 2, "its name is free again"
 
     async def test_a_question_is_called_off_with_its_call(self, start: Start, ear: Ear) -> None:
         cell = await start()

@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ostler.agents import Agent
-from ostler.errors import AgentExecutionError, InvalidOperationError
-from ostler.isolation import Exit, Isolation, StartPlan, Verb
-from ostler.model import AttemptOutcome, Enforcement
-from ostler.testing.isolation_suite.agents import LeavingAgent, UnmadeAgent
+from ostler.agents import Agent, AgentKind
+from ostler.agents.base import FunctionMaker
+from ostler.errors import AgentExecutionError, AgentInitializationError, InvalidOperationError
+from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
+from ostler.model import AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
+from ostler.testing.isolation_suite.agents import LeavingAgent, UnmadeAgent, double, greet
 from ostler.testing.isolation_suite.ground import (
     ATTEMPT,
     INSTANCE,
@@ -34,7 +38,8 @@ class StartingContract(IsolationGround):
         can = isolation.capabilities
         assert all(isinstance(can.holds(limit), Enforcement) for limit in _LIMITS)
         assert can.holds("something unheard of") is Enforcement.ADVISORY
-        assert can.kinds
+        assert AgentKind.PYTHON in can.kinds
+        assert AgentKind.COMMAND not in can.kinds or isolation.level not in {IsolationLevel.NONE, IsolationLevel.THREAD}
 
     async def test_an_agent_knows_who_it_is(self, start: Start) -> None:
         cell = await start(context={"Colour": "red"})
@@ -43,6 +48,82 @@ class StartingContract(IsolationGround):
         assert told["attempt"] == ATTEMPT
         assert told["name"] == "somebody"
         assert told["data"] == {"Colour": "red"}
+
+    async def test_a_private_workdir_is_made_when_it_is_asked_for(self, start: Start, tmp_path: Path) -> None:
+        cell = await start()
+        assert not (tmp_path / "workdir").exists()
+        assert (await cell.call(Verb.PROCESS, do("where")))["workdir"] == str(tmp_path / "workdir")
+        assert (tmp_path / "workdir").is_dir()
+
+    async def test_a_workdir_that_was_given_is_neither_made_nor_removed(
+        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], tmp_path: Path
+    ) -> None:
+        given = tmp_path / "given"
+        given.mkdir()
+        (given / "note").write_text("mine")
+        cell = await self._started(isolation, ear, replace(plan_of(), workdir=given, owns_workdir=False))
+        told = await cell.call(Verb.PROCESS, do("where"))
+        assert told["workdir"] == str(given)
+        assert told["cwd"] == str(given if isolation.level is IsolationLevel.PROCESS else Path.cwd())
+        await cell.destroy()
+        assert (given / "note").read_text() == "mine"
+        missing = replace(plan_of(), workdir=tmp_path / "missing", owns_workdir=False)
+        if isolation.level is IsolationLevel.PROCESS:
+            with pytest.raises(AgentInitializationError, match="is not a directory; make it first"):
+                await self._started(isolation, ear, missing)
+        else:
+            cell = await self._started(isolation, ear, missing)
+            assert (await cell.call(Verb.PROCESS, do("where")))["workdir"] == str(tmp_path / "missing")
+            await cell.destroy()
+        assert not (tmp_path / "missing").exists()
+
+    async def test_the_variables_of_a_spawn_are_its_own(
+        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+    ) -> None:
+        names = ["COLOUR", "HOME", "OSTLER_MAX_WORKER_THREADS"]
+        for env in ({"COLOUR": "red", "HOME": "/nowhere"}, {"COLOUR": "blue"}, {}):
+            limits = ResourceLimits(max_worker_threads=3)
+            cell = await self._started(isolation, ear, replace(plan_of(), env=env, limits=limits))
+            told = await cell.call(Verb.PROCESS, do("where", names=names))
+            assert told["env"] == env
+            if isolation.level is IsolationLevel.PROCESS:
+                passed_on = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
+                assert told["environ"] == {**passed_on, **env, "OSTLER_MAX_WORKER_THREADS": "3"}
+            await cell.destroy()
+
+    async def test_a_function_is_an_agent(
+        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+    ) -> None:
+        cell = await self._started(isolation, ear, replace(plan_of(), maker=FunctionMaker(greet)))
+        assert await cell.call(Verb.PROCESS, "you") == "somebody greets you"
+        assert await cell.call(Verb.HEALTH) is None
+        await cell.destroy()
+        cell = await self._started(isolation, ear, replace(plan_of(), maker=FunctionMaker(double)))
+        assert await cell.call(Verb.PROCESS, 21) == 42
+        await cell.destroy()
+
+    async def test_what_only_this_program_can_find_is_refused_outside_of_it(
+        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+    ) -> None:
+        def local(request: Any) -> Any:
+            return request
+
+        for maker in (FunctionMaker(local), FunctionMaker(lambda request: request)):
+            plan = replace(plan_of(), maker=maker)
+            if isolation.level in {IsolationLevel.NONE, IsolationLevel.THREAD}:
+                cell = await self._started(isolation, ear, plan)
+                assert await cell.call(Verb.PROCESS, 1) == 1
+                await cell.destroy()
+            else:
+                with pytest.raises(AgentInitializationError, match="define it at the top of a module"):
+                    await isolation.prepare(plan)
+
+    @staticmethod
+    async def _started(isolation: Isolation, ear: Ear, plan: StartPlan) -> Cell:
+        await isolation.prepare(plan)
+        cell = await isolation.start(plan, ear)
+        await cell.call(Verb.INITIALIZE)
+        return cell
 
     async def test_a_handle_is_json(self, start: Start) -> None:
         handle = (await start()).handle

@@ -34,7 +34,7 @@ class Holder(Protocol):
 
     def announce(self) -> None: ...
 
-    def let_go(self) -> None: ...
+    def detach(self) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -66,7 +66,7 @@ class Machine(World):
         """The manager died. Everything else goes on."""
         for body in self.bodies.values():
             if body.hand is not None:
-                body.hand.let_go()
+                body.hand.detach()
 
 
 class Body:

@@ -200,7 +200,7 @@ class Hand(Cell):
             self.body.vanish()
             self._machine.bodies.pop((self.body.plan.instance_id, self.body.plan.attempt), None)
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         if not self._loose.done():
             self._loose.set_result(None)
             self.body.hand = None

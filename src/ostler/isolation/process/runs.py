@@ -1,0 +1,114 @@
+"""One run of a command at the keeper: what it is started with, how it ends, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+from ostler.agents import CommandSpec
+from ostler.agents.command import Place, Start, answer_of, prompt_file_of
+from ostler.isolation.base import StartPlan
+from ostler.isolation.calls import wake
+from ostler.isolation.process.exits import ending_of, was_lost
+from ostler.isolation.process.home import Tenant
+from ostler.isolation.process.limits import box_limits, niceness
+from ostler.isolation.process.logs import LOG_BYTES, read_output
+from ostler.isolation.process.umask import own_umask
+
+
+class Owner(Protocol):
+    """The cell of a run."""
+
+    box: str
+
+    def confirm(self, call_id: UUID) -> None: ...
+    def lose(self) -> None: ...
+    def detach(self) -> None: ...
+
+
+class Run(Tenant):
+    """Exists until its answer is confirmed, also when the process has ended."""
+
+    def __init__(self, owner: Owner, call_id: UUID, place: Place, log: Path) -> None:
+        self.owner = owner
+        self.call_id = call_id
+        self.leaf = call_id.hex
+        self.unit = f"{owner.box}.{self.leaf}"
+        self.place = place
+        self.log = log
+        #: The keeper was asked to start it.
+        self.is_asked = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.record: Mapping[str, Any] | None = None
+        #: Its caller was cancelled, and it could not be ended.
+        self.given_up = False
+
+    @property
+    def is_running(self) -> bool:
+        return not self.over.done()
+
+    def has_ended(self, record: Mapping[str, Any]) -> None:
+        if not self.is_running:
+            return  # a keeper that follows another one tells it again
+        if was_lost(record):
+            self.was_lost()
+            return
+        self.record = record
+        self.place.remove()
+        self.finish()
+        if self.given_up:
+            self.owner.confirm(self.call_id)
+
+    def was_lost(self) -> None:
+        if self.is_running:
+            self.place.remove()
+            self.owner.lose()
+
+    def was_taken(self) -> None:
+        self.owner.detach()
+
+    def finish(self) -> None:
+        wake(self.over)
+
+    def answer(self, spec: CommandSpec, record: Mapping[str, Any]) -> dict[str, Any]:
+        """By the keeper's record and the log, so that every manager reads the same. Raises for a run that failed."""
+        output, lost = read_output(self.log, int(record.get("written", 0)), spec.max_output_bytes)
+        dropped = lost + int(record.get("dropped", 0))
+        return answer_of(spec, ending_of(record), output, float(record.get("lasted") or 0.0), dropped)
+
+    def asked(self, plan: StartPlan, spec: CommandSpec, start: Start) -> dict[str, Any]:
+        """What the keeper is told of it."""
+        return {
+            "unit": self.unit,
+            "box": self.owner.box,
+            "leaf": self.leaf,
+            "limits": box_limits(plan),
+            "how": {"argv": list(start.argv)},
+            "env": dict(start.env),
+            "cwd": str(start.cwd),
+            "log": str(self.log),
+            "log_bytes": max(LOG_BYTES, spec.max_output_bytes),
+            "pty": start.pty,
+            "channel": False,
+            "nice": niceness(plan),
+            "umask": own_umask(),
+        }
+
+
+def old_place(plan: StartPlan, call_id: UUID) -> Place:
+    """Of a run that an earlier manager began."""
+    if plan.workdir is None:
+        return Place(cwd=Path("/"), workdir=Path("/"))
+    return Place(cwd=plan.workdir, workdir=plan.workdir, prompt_file=prompt_file_of(plan.workdir, call_id.hex))
+
+
+def in_memory(text: bytes) -> Any:
+    """A file in memory has room for all of it and ends by itself; a pipe would have to be fed."""
+    file = os.fdopen(os.memfd_create("ostler-prompt", os.MFD_CLOEXEC), "w+b")
+    file.write(text)
+    file.seek(0)
+    return file

@@ -1,0 +1,128 @@
+"""Freezing at a real keeper: what stands still can always be ended, also what was frozen on its way to its program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keeper_box_ground import KINDS
+from keeper_client import Home, Manager, Refused, is_alive, launch, wait_until
+
+from ostler.keeper import cgroupfs
+from ostler.keeper.tree import marked
+
+SLEEP = ["sleep", "1000"]
+#: The three ways to name what a keeper shall stop.
+PATHS = {"box": {}, "leaf": {"leaf": "two"}, "unit": {"unit": "a.1.two"}}
+
+
+@pytest.fixture(params=KINDS)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "keeper", request.param)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Home]:
+    """With groups of cgroup v1, where a signal reaches what is frozen only after the thaw."""
+    if "cgroup1" not in KINDS:
+        pytest.skip("this machine has no freezer of cgroup v1")
+    made = Home(tmp_path / "keeper", "cgroup1")
+    yield made
+    made.end()
+
+
+def freezer_of(home: Home, box: str) -> Path:
+    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
+    return Path(own["freezer"]) / f"ostler-{home.token}" / box
+
+
+def stuck_start(home: Home, manager: Manager) -> tuple[int, int]:
+    """A run whose newborn process is frozen before its program begins: its pid, and the number of the question."""
+    manager.start("a.1.one", SLEEP, box="a.1", leaf="one")
+    group = freezer_of(home, "a.1")
+    (group / "freezer.state").write_text("FROZEN")
+    number = manager.say_start("a.1.two", SLEEP, box="a.1", leaf="two")
+    wait_until(lambda: cgroupfs.members(str(group / "two")))
+    (pid,) = cgroupfs.members(str(group / "two"))
+    assert number not in manager.answers
+    return pid, number
+
+
+def test_a_freeze_in_the_midst_of_a_start_is_refused_or_waits(home: Home) -> None:
+    """Every freeze hits somewhere between the fork and the program; nothing may hang, and nothing may be left."""
+    for number in range(40):
+        manager = home.manager(epoch=number + 1)
+        box = f"u{number}.1"
+        start = manager.say_start(f"{box}.run", SLEEP, box=box, leaf="run")
+        time.sleep((number % 8) * 0.0005)
+        freeze = manager.say("freeze", box=box)
+        pid = manager.hear(start)[0]["pid"]
+        try:
+            manager.hear(freeze)
+        except Refused as refused:
+            assert refused.kind == "busy"
+        assert manager.stop(box, leaf="run" if number % 2 else None, grace=(number % 3) * 1.0)["left"] == []
+        assert not is_alive(pid)
+        manager.ask("forget", box=box)
+        manager.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("grace", [0.0, 0.5])
+def test_one_that_was_frozen_before_its_program_can_be_stopped(cold: Home, path: str, grace: float) -> None:
+    manager = cold.manager()
+    pid, number = stuck_start(cold, manager)
+    assert manager.stop("a.1", grace, **PATHS[path])["left"] == []
+    assert not is_alive(pid)
+    manager.hear(number)
+    assert manager.exit_of("a.1.two")["signal"] in {signal.SIGTERM, signal.SIGKILL}
+    assert manager.stop("a.1")["left"] == []
+    assert not marked(f"{cold.token}:")
+
+
+def test_the_end_of_the_lease_ends_it_too(cold: Home) -> None:
+    manager = cold.manager(lease=0.1)
+    pid, _ = stuck_start(cold, manager)
+    manager.close()
+    wait_until(lambda: not (cold.directory / "keeper.sock").exists())
+    assert not is_alive(pid)
+    assert not marked(f"{cold.token}:")
+    assert not freezer_of(cold, "a.1").exists()
+    cold.launch()
+
+
+def test_a_keeper_that_is_killed_with_it_is_followed_by_another(cold: Home) -> None:
+    """The newborn must hold neither the lock nor the socket of its keeper when it stands still."""
+    manager = cold.manager()
+    pid, _ = stuck_start(cold, manager)
+    os.kill(manager.about["pid"], signal.SIGKILL)
+    wait_until(lambda: not is_alive(manager.about["pid"]))
+    done = launch(cold.directory, "cgroup1")
+    assert done.returncode == 0, done.stderr
+    assert not is_alive(pid)
+    assert not marked(f"{cold.token}:")
+    assert not freezer_of(cold, "a.1").exists()
+    with cold.manager(epoch=2) as second:
+        assert second.ask("list") == {"units": []}
+
+
+def test_a_run_that_is_stopped_in_a_frozen_box_leaves_the_others_frozen(home: Home) -> None:
+    manager = home.manager()
+    one = manager.start("a.1.one", SLEEP, box="a.1", leaf="one")["pid"]
+    two = manager.start("a.1.two", SLEEP, box="a.1", leaf="two")["pid"]
+    manager.ask("freeze", box="a.1")
+    began = time.monotonic()
+    assert manager.stop("a.1", 5.0, leaf="two") == {"graceful": False, "left": []}
+    assert time.monotonic() - began < 3, "what is frozen cannot heed a signal, so its grace is not waited for"
+    assert is_alive(one)
+    assert not is_alive(two)
+    assert manager.statuses()["a.1.one"]["frozen"] is True
+    with pytest.raises(Refused, match="frozen"):
+        manager.start("a.1.three", SLEEP, box="a.1", leaf="three")
+    assert manager.stop("a.1", 5.0) == {"graceful": True, "left": []}
