@@ -1,8 +1,7 @@
 """Ostler keeps AI agents alive: one durable record per agent, a numbered log, and decisions that can be read.
 
-Every public name can be imported from here. Each is loaded at its first use, so that a program which needs a
-state or an error pays for neither the database driver nor the validation library. `__init__.pyi` says the same to
-type checkers.
+Every public name can be imported from here. Each is loaded at its first use, so that a program which needs a state or
+an error pays for neither the database driver nor the validation library. `__init__.pyi` says the same to type checkers.
 """
 
 from importlib import import_module
@@ -10,217 +9,69 @@ from typing import Any
 
 from ostler.version import __version__
 
-__all__ = [
-    "ACTIVE_STATES",
-    "AGENT_TRANSITIONS",
-    "FINISHED_TASK_STATES",
-    "FREEZE_TRANSITIONS",
-    "HOME_WORKSPACE_ID",
-    "INACTIVE_STATES",
-    "PLANS",
-    "TASK_TRANSITIONS",
-    "AccessDecision",
-    "Actor",
-    "Agent",
-    "AgentAttemptStartedEvent",
-    "AgentBusyError",
-    "AgentContext",
-    "AgentError",
-    "AgentErrorEvent",
-    "AgentEvent",
-    "AgentExecutionError",
-    "AgentFactory",
-    "AgentGoneError",
-    "AgentHealthChangedEvent",
-    "AgentHealthStatus",
-    "AgentInitializationError",
-    "AgentInstance",
-    "AgentKind",
-    "AgentLifecycleManager",
-    "AgentManifest",
-    "AgentMetrics",
-    "AgentMetricsUpdatedEvent",
-    "AgentNotFoundError",
-    "AgentPriority",
-    "AgentProgressEvent",
-    "AgentRegistry",
-    "AgentRestartingEvent",
-    "AgentSignalEvent",
-    "AgentSpawnOptions",
-    "AgentSpawnedEvent",
-    "AgentState",
-    "AgentStateChangedEvent",
-    "AgentStateTransitions",
-    "AgentTerminatedEvent",
-    "Attempt",
-    "AttemptEnd",
-    "AttemptOutcome",
-    "AuditBrokenError",
-    "AuditEntry",
-    "AuditHead",
-    "AuditReport",
-    "AuthorizationError",
-    "Beside",
-    "Clock",
-    "Command",
-    "CommandSpec",
-    "ConflictError",
-    "ContextData",
-    "CreateRun",
-    "CreateTask",
-    "CursorGoneError",
-    "DamagedRowError",
-    "DeadlineError",
-    "Definition",
-    "DefinitionError",
-    "EndAttempt",
-    "EndWait",
-    "Enforcement",
-    "Event",
-    "EventPage",
-    "EventsMissed",
-    "ExecutionTimeoutError",
-    "ExitMeaning",
-    "Fault",
-    "GetInstancesFilter",
-    "Head",
-    "HealthCheckConfig",
-    "HealthState",
-    "HistoryBrokenError",
-    "IdSource",
-    "Idempotency",
-    "IdempotencyConflictError",
-    "InitializationTimeoutError",
-    "InvalidOperationError",
-    "IsolationLevel",
-    "Lease",
-    "LeaseHeldError",
-    "LicenseError",
-    "LifecycleSettings",
-    "LifecycleStatistics",
-    "MissingExtraError",
-    "MoveInstance",
-    "MoveRun",
-    "MoveTask",
-    "NewAttempt",
-    "NotFoundError",
-    "Observation",
-    "ObservationOptions",
-    "OpenWait",
-    "OstlerError",
-    "OutcomeUnknownError",
-    "Permission",
-    "Plan",
-    "Principal",
-    "ProbeOutcome",
-    "ProbeResult",
-    "ProbeType",
-    "PromptBy",
-    "PutRecord",
-    "Record",
-    "RecordAudit",
-    "RecordIdentity",
-    "RecordTurn",
-    "Refusal",
-    "ReportHealth",
-    "ReportMetrics",
-    "ReportProgress",
-    "ReportSignal",
-    "ReportSignals",
-    "ReserveInstance",
-    "ResourceLimits",
-    "RestartDecision",
-    "RestartFacts",
-    "RestartInstance",
-    "RestartPolicy",
-    "RestartPolicyType",
-    "RestartReason",
-    "Restarting",
-    "RetentionPolicy",
-    "Role",
-    "RunState",
-    "Seams",
-    "SimulationError",
-    "SimulationNotFoundError",
-    "SimulationRun",
-    "SimulationTurn",
-    "SpawnRequest",
-    "StaleWriterError",
-    "Store",
-    "StoreBusyError",
-    "StoreClosedError",
-    "StoreError",
-    "StoreFailedError",
-    "StoreFullError",
-    "StoreTooNewError",
-    "SuspendDepth",
-    "SweepResult",
-    "SystemClock",
-    "Task",
-    "TaskCreatedEvent",
-    "TaskEvent",
-    "TaskFilter",
-    "TaskNotFoundError",
-    "TaskState",
-    "TaskStateChangedEvent",
-    "TaskStateTransitions",
-    "TaskUpdatedEvent",
-    "TerminationOptions",
-    "TerminationResult",
-    "TerminationTimeoutError",
-    "Tier",
-    "Token",
-    "UpdateTask",
-    "Uuid7Source",
-    "ValidationError",
-    "ValidationResult",
-    "VersionConflictError",
-    "Wait",
-    "WaitAnswer",
-    "WaitKind",
-    "Why",
-    "Workspace",
-    "WorkspaceNotFoundError",
-    "__version__",
-    "agent",
-    "decide_access",
-    "decide_restart",
-    "event_from_json",
-    "gate_refusals",
-    "next_health",
-    "open",
-    "open_store",
-    "register_files",
-    "require_access",
-    "slot_refusal",
-    "view_store",
-]
+#: Public names by the module that holds them.
+_NAMES = {
+    "ostler.agents.base": "Agent",
+    "ostler.agents.commandspec": "CommandSpec ExitMeaning PromptBy",
+    "ostler.agents.context": "AgentContext",
+    "ostler.agents.factory": "AgentFactory",
+    "ostler.agents.files.registration": "register_file register_files",
+    "ostler.agents.manifest": "AgentKind AgentManifest",
+    "ostler.agents.marks": "agent",
+    "ostler.agents.messages": "WaitAnswer",
+    "ostler.agents.registry": "AgentRegistry",
+    "ostler.errors": (
+        "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError AuditBrokenError "
+        "AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError DefinitionError "
+        "ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError InvalidOperationError LeaseHeldError "
+        "LicenseError MissingExtraError NotFoundError OstlerError OutcomeUnknownError StaleWriterError StoreBusyError "
+        "StoreClosedError StoreError StoreFailedError StoreFullError StoreTooNewError ValidationError "
+        "VersionConflictError WorkspaceNotFoundError"
+    ),
+    "ostler.lifecycle.handle": "AgentHandle",
+    "ostler.lifecycle.logs": "LogLine",
+    "ostler.lifecycle.manager": "AgentLifecycleManager",
+    "ostler.lifecycle.observe": "Observation",
+    "ostler.lifecycle.open": "default_home open_manager",
+    "ostler.lifecycle.settings": "LifecycleSettings",
+    "ostler.model.context": "ContextData",
+    "ostler.model.events": (
+        "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
+        "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "
+        "AgentWaitEndedEvent AgentWaitOpenedEvent Event EventsMissed"
+    ),
+    "ostler.model.faults": "Fault ValidationResult",
+    "ostler.model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
+    "ostler.model.ledger": (
+        "Attempt AttemptOutcome AuditEntry AuditHead AuditReport Lease Request RequestState Wait WaitKind"
+    ),
+    "ostler.model.people": ("HOME_WORKSPACE_ID Actor Definition Permission Principal Role Token Workspace"),
+    "ostler.model.query": "GetInstancesFilter LifecycleStatistics ObservationOptions",
+    "ostler.model.record": "Record",
+    "ostler.model.spawn": (
+        "AgentSpawnOptions HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"
+    ),
+    "ostler.model.states": (
+        "AgentPriority AgentState AgentStateTransitions Enforcement HealthState IsolationLevel ProbeType "
+        "RestartPolicyType SuspendDepth Tier"
+    ),
+    "ostler.policy.retention": "RetentionPolicy",
+    "ostler.seams": "Clock IdSource Seams SystemClock Uuid7Source",
+    "ostler.store.store": "Store",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+#: `ostler.open` reads well; inside the package the name is the built-in's.
+_HOMES["open"] = _HOMES.pop("open_manager")
 
-#: Where a name may live, the cheapest first. Model and agents load nothing but what they are asked for, and each of
-#: the others imports most of those before it anyway, so the search never loads more than the name itself needs.
-_ROOMS = (
-    "ostler.errors",
-    "ostler.model",
-    "ostler.agents",
-    "ostler.seams",
-    "ostler.policy",
-    "ostler.agents.files",
-    "ostler.store.commands",
-    "ostler.store",
-    "ostler.lifecycle",
-)
-#: `ostler.open` reads well; inside the house the name is the built-in's.
-_OTHER_NAMES = (("open", "open_manager"),)
+__all__ = sorted(["__version__", *_HOMES])  # noqa: PLE0605 - made from the table above
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        inside = dict(_OTHER_NAMES).get(name, name)
-        for room in _ROOMS:
-            module = import_module(room)
-            if hasattr(module, inside):
-                return globals().setdefault(name, getattr(module, inside))
-    raise AttributeError(f"module 'ostler' has no attribute {name!r}")
+    module = _HOMES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ostler' has no attribute {name!r}")
+    found = getattr(import_module(module), "open_manager" if name == "open" else name)
+    return globals().setdefault(name, found)
 
 
 def __dir__() -> list[str]:

@@ -1,37 +1,44 @@
-from ostler.agents import (
+"""What `ostler` offers, for type checkers; the module itself loads each name at its first use."""
+
+from ostler.agents.base import (
     Agent as Agent,
 )
-from ostler.agents import (
-    AgentContext as AgentContext,
-)
-from ostler.agents import (
-    AgentFactory as AgentFactory,
-)
-from ostler.agents import (
-    AgentKind as AgentKind,
-)
-from ostler.agents import (
-    AgentManifest as AgentManifest,
-)
-from ostler.agents import (
-    AgentRegistry as AgentRegistry,
-)
-from ostler.agents import (
+from ostler.agents.commandspec import (
     CommandSpec as CommandSpec,
 )
-from ostler.agents import (
+from ostler.agents.commandspec import (
     ExitMeaning as ExitMeaning,
 )
-from ostler.agents import (
+from ostler.agents.commandspec import (
     PromptBy as PromptBy,
 )
-from ostler.agents import (
-    WaitAnswer as WaitAnswer,
+from ostler.agents.context import (
+    AgentContext as AgentContext,
 )
-from ostler.agents import (
+from ostler.agents.factory import (
+    AgentFactory as AgentFactory,
+)
+from ostler.agents.files.registration import (
+    register_file as register_file,
+)
+from ostler.agents.files.registration import (
+    register_files as register_files,
+)
+from ostler.agents.manifest import (
+    AgentKind as AgentKind,
+)
+from ostler.agents.manifest import (
+    AgentManifest as AgentManifest,
+)
+from ostler.agents.marks import (
     agent as agent,
 )
-from ostler.agents.files import register_files as register_files
+from ostler.agents.messages import (
+    WaitAnswer as WaitAnswer,
+)
+from ostler.agents.registry import (
+    AgentRegistry as AgentRegistry,
+)
 from ostler.errors import (
     AgentBusyError as AgentBusyError,
 )
@@ -72,9 +79,6 @@ from ostler.errors import (
     ExecutionTimeoutError as ExecutionTimeoutError,
 )
 from ostler.errors import (
-    HistoryBrokenError as HistoryBrokenError,
-)
-from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
 )
 from ostler.errors import (
@@ -102,12 +106,6 @@ from ostler.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
 )
 from ostler.errors import (
-    SimulationError as SimulationError,
-)
-from ostler.errors import (
-    SimulationNotFoundError as SimulationNotFoundError,
-)
-from ostler.errors import (
     StaleWriterError as StaleWriterError,
 )
 from ostler.errors import (
@@ -129,12 +127,6 @@ from ostler.errors import (
     StoreTooNewError as StoreTooNewError,
 )
 from ostler.errors import (
-    TaskNotFoundError as TaskNotFoundError,
-)
-from ostler.errors import (
-    TerminationTimeoutError as TerminationTimeoutError,
-)
-from ostler.errors import (
     ValidationError as ValidationError,
 )
 from ostler.errors import (
@@ -143,287 +135,206 @@ from ostler.errors import (
 from ostler.errors import (
     WorkspaceNotFoundError as WorkspaceNotFoundError,
 )
-from ostler.lifecycle import (
+from ostler.lifecycle.handle import (
+    AgentHandle as AgentHandle,
+)
+from ostler.lifecycle.logs import (
+    LogLine as LogLine,
+)
+from ostler.lifecycle.manager import (
     AgentLifecycleManager as AgentLifecycleManager,
 )
-from ostler.lifecycle import (
-    LifecycleSettings as LifecycleSettings,
-)
-from ostler.lifecycle import (
+from ostler.lifecycle.observe import (
     Observation as Observation,
 )
-from ostler.lifecycle import (
-    open_manager,
+from ostler.lifecycle.open import (
+    default_home as default_home,
 )
-from ostler.model import (
-    ACTIVE_STATES as ACTIVE_STATES,
+from ostler.lifecycle.settings import (
+    LifecycleSettings as LifecycleSettings,
 )
-from ostler.model import (
-    AGENT_TRANSITIONS as AGENT_TRANSITIONS,
-)
-from ostler.model import (
-    FINISHED_TASK_STATES as FINISHED_TASK_STATES,
-)
-from ostler.model import (
-    FREEZE_TRANSITIONS as FREEZE_TRANSITIONS,
-)
-from ostler.model import (
-    HOME_WORKSPACE_ID as HOME_WORKSPACE_ID,
-)
-from ostler.model import (
-    INACTIVE_STATES as INACTIVE_STATES,
-)
-from ostler.model import (
-    TASK_TRANSITIONS as TASK_TRANSITIONS,
-)
-from ostler.model import (
-    AgentAttemptStartedEvent as AgentAttemptStartedEvent,
-)
-from ostler.model import (
-    AgentErrorEvent as AgentErrorEvent,
-)
-from ostler.model import (
-    AgentEvent as AgentEvent,
-)
-from ostler.model import (
-    AgentHealthChangedEvent as AgentHealthChangedEvent,
-)
-from ostler.model import (
-    AgentHealthStatus as AgentHealthStatus,
-)
-from ostler.model import (
-    AgentInstance as AgentInstance,
-)
-from ostler.model import (
-    AgentMetrics as AgentMetrics,
-)
-from ostler.model import (
-    AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent,
-)
-from ostler.model import (
-    AgentPriority as AgentPriority,
-)
-from ostler.model import (
-    AgentProgressEvent as AgentProgressEvent,
-)
-from ostler.model import (
-    AgentRestartingEvent as AgentRestartingEvent,
-)
-from ostler.model import (
-    AgentSignalEvent as AgentSignalEvent,
-)
-from ostler.model import (
-    AgentSpawnedEvent as AgentSpawnedEvent,
-)
-from ostler.model import (
-    AgentSpawnOptions as AgentSpawnOptions,
-)
-from ostler.model import (
-    AgentState as AgentState,
-)
-from ostler.model import (
-    AgentStateChangedEvent as AgentStateChangedEvent,
-)
-from ostler.model import (
-    AgentStateTransitions as AgentStateTransitions,
-)
-from ostler.model import (
-    AgentTerminatedEvent as AgentTerminatedEvent,
-)
-from ostler.model import (
-    Attempt as Attempt,
-)
-from ostler.model import (
-    AttemptOutcome as AttemptOutcome,
-)
-from ostler.model import (
-    AuditEntry as AuditEntry,
-)
-from ostler.model import (
-    AuditHead as AuditHead,
-)
-from ostler.model import (
-    AuditReport as AuditReport,
-)
-from ostler.model import (
+from ostler.model.context import (
     ContextData as ContextData,
 )
-from ostler.model import (
-    Definition as Definition,
+from ostler.model.events import (
+    AgentErrorEvent as AgentErrorEvent,
 )
-from ostler.model import (
-    Enforcement as Enforcement,
+from ostler.model.events import (
+    AgentEvent as AgentEvent,
 )
-from ostler.model import (
+from ostler.model.events import (
+    AgentHealthChangedEvent as AgentHealthChangedEvent,
+)
+from ostler.model.events import (
+    AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent,
+)
+from ostler.model.events import (
+    AgentProgressEvent as AgentProgressEvent,
+)
+from ostler.model.events import (
+    AgentRestartingEvent as AgentRestartingEvent,
+)
+from ostler.model.events import (
+    AgentSignalEvent as AgentSignalEvent,
+)
+from ostler.model.events import (
+    AgentSpawnedEvent as AgentSpawnedEvent,
+)
+from ostler.model.events import (
+    AgentStateChangedEvent as AgentStateChangedEvent,
+)
+from ostler.model.events import (
+    AgentTerminatedEvent as AgentTerminatedEvent,
+)
+from ostler.model.events import (
+    AgentWaitEndedEvent as AgentWaitEndedEvent,
+)
+from ostler.model.events import (
+    AgentWaitOpenedEvent as AgentWaitOpenedEvent,
+)
+from ostler.model.events import (
     Event as Event,
 )
-from ostler.model import (
+from ostler.model.events import (
     EventsMissed as EventsMissed,
 )
-from ostler.model import (
+from ostler.model.faults import (
     Fault as Fault,
 )
-from ostler.model import (
-    GetInstancesFilter as GetInstancesFilter,
-)
-from ostler.model import (
-    HealthCheckConfig as HealthCheckConfig,
-)
-from ostler.model import (
-    HealthState as HealthState,
-)
-from ostler.model import (
-    IsolationLevel as IsolationLevel,
-)
-from ostler.model import (
-    Lease as Lease,
-)
-from ostler.model import (
-    LifecycleStatistics as LifecycleStatistics,
-)
-from ostler.model import (
-    ObservationOptions as ObservationOptions,
-)
-from ostler.model import (
-    Permission as Permission,
-)
-from ostler.model import (
-    Principal as Principal,
-)
-from ostler.model import (
-    ProbeType as ProbeType,
-)
-from ostler.model import (
-    Record as Record,
-)
-from ostler.model import (
-    ResourceLimits as ResourceLimits,
-)
-from ostler.model import (
-    RestartPolicy as RestartPolicy,
-)
-from ostler.model import (
-    RestartPolicyType as RestartPolicyType,
-)
-from ostler.model import (
-    Role as Role,
-)
-from ostler.model import (
-    RunState as RunState,
-)
-from ostler.model import (
-    SimulationRun as SimulationRun,
-)
-from ostler.model import (
-    SimulationTurn as SimulationTurn,
-)
-from ostler.model import (
-    SpawnRequest as SpawnRequest,
-)
-from ostler.model import (
-    SuspendDepth as SuspendDepth,
-)
-from ostler.model import (
-    Task as Task,
-)
-from ostler.model import (
-    TaskCreatedEvent as TaskCreatedEvent,
-)
-from ostler.model import (
-    TaskEvent as TaskEvent,
-)
-from ostler.model import (
-    TaskFilter as TaskFilter,
-)
-from ostler.model import (
-    TaskState as TaskState,
-)
-from ostler.model import (
-    TaskStateChangedEvent as TaskStateChangedEvent,
-)
-from ostler.model import (
-    TaskStateTransitions as TaskStateTransitions,
-)
-from ostler.model import (
-    TaskUpdatedEvent as TaskUpdatedEvent,
-)
-from ostler.model import (
-    TerminationOptions as TerminationOptions,
-)
-from ostler.model import (
-    TerminationResult as TerminationResult,
-)
-from ostler.model import (
-    Tier as Tier,
-)
-from ostler.model import (
-    Token as Token,
-)
-from ostler.model import (
+from ostler.model.faults import (
     ValidationResult as ValidationResult,
 )
-from ostler.model import (
-    Wait as Wait,
+from ostler.model.instance import (
+    AgentHealthStatus as AgentHealthStatus,
 )
-from ostler.model import (
-    WaitKind as WaitKind,
+from ostler.model.instance import (
+    AgentInstance as AgentInstance,
 )
-from ostler.model import (
+from ostler.model.instance import (
+    AgentMetrics as AgentMetrics,
+)
+from ostler.model.instance import (
+    TerminationResult as TerminationResult,
+)
+from ostler.model.instance import (
     Why as Why,
 )
-from ostler.model import (
+from ostler.model.ledger import (
+    Attempt as Attempt,
+)
+from ostler.model.ledger import (
+    AttemptOutcome as AttemptOutcome,
+)
+from ostler.model.ledger import (
+    AuditEntry as AuditEntry,
+)
+from ostler.model.ledger import (
+    AuditHead as AuditHead,
+)
+from ostler.model.ledger import (
+    AuditReport as AuditReport,
+)
+from ostler.model.ledger import (
+    Lease as Lease,
+)
+from ostler.model.ledger import (
+    Request as Request,
+)
+from ostler.model.ledger import (
+    RequestState as RequestState,
+)
+from ostler.model.ledger import (
+    Wait as Wait,
+)
+from ostler.model.ledger import (
+    WaitKind as WaitKind,
+)
+from ostler.model.people import (
+    HOME_WORKSPACE_ID as HOME_WORKSPACE_ID,
+)
+from ostler.model.people import (
+    Actor as Actor,
+)
+from ostler.model.people import (
+    Definition as Definition,
+)
+from ostler.model.people import (
+    Permission as Permission,
+)
+from ostler.model.people import (
+    Principal as Principal,
+)
+from ostler.model.people import (
+    Role as Role,
+)
+from ostler.model.people import (
+    Token as Token,
+)
+from ostler.model.people import (
     Workspace as Workspace,
 )
-from ostler.model import (
-    event_from_json as event_from_json,
+from ostler.model.query import (
+    GetInstancesFilter as GetInstancesFilter,
 )
-from ostler.policy import (
-    PLANS as PLANS,
+from ostler.model.query import (
+    LifecycleStatistics as LifecycleStatistics,
 )
-from ostler.policy import (
-    AccessDecision as AccessDecision,
+from ostler.model.query import (
+    ObservationOptions as ObservationOptions,
 )
-from ostler.policy import (
-    Plan as Plan,
+from ostler.model.record import (
+    Record as Record,
 )
-from ostler.policy import (
-    ProbeOutcome as ProbeOutcome,
+from ostler.model.spawn import (
+    AgentSpawnOptions as AgentSpawnOptions,
 )
-from ostler.policy import (
-    ProbeResult as ProbeResult,
+from ostler.model.spawn import (
+    HealthCheckConfig as HealthCheckConfig,
 )
-from ostler.policy import (
-    Refusal as Refusal,
+from ostler.model.spawn import (
+    ResourceLimits as ResourceLimits,
 )
-from ostler.policy import (
-    RestartDecision as RestartDecision,
+from ostler.model.spawn import (
+    RestartPolicy as RestartPolicy,
 )
-from ostler.policy import (
-    RestartFacts as RestartFacts,
+from ostler.model.spawn import (
+    SpawnRequest as SpawnRequest,
 )
-from ostler.policy import (
-    RestartReason as RestartReason,
+from ostler.model.spawn import (
+    TerminationOptions as TerminationOptions,
 )
-from ostler.policy import (
+from ostler.model.states import (
+    AgentPriority as AgentPriority,
+)
+from ostler.model.states import (
+    AgentState as AgentState,
+)
+from ostler.model.states import (
+    AgentStateTransitions as AgentStateTransitions,
+)
+from ostler.model.states import (
+    Enforcement as Enforcement,
+)
+from ostler.model.states import (
+    HealthState as HealthState,
+)
+from ostler.model.states import (
+    IsolationLevel as IsolationLevel,
+)
+from ostler.model.states import (
+    ProbeType as ProbeType,
+)
+from ostler.model.states import (
+    RestartPolicyType as RestartPolicyType,
+)
+from ostler.model.states import (
+    SuspendDepth as SuspendDepth,
+)
+from ostler.model.states import (
+    Tier as Tier,
+)
+from ostler.policy.retention import (
     RetentionPolicy as RetentionPolicy,
-)
-from ostler.policy import (
-    decide_access as decide_access,
-)
-from ostler.policy import (
-    decide_restart as decide_restart,
-)
-from ostler.policy import (
-    gate_refusals as gate_refusals,
-)
-from ostler.policy import (
-    next_health as next_health,
-)
-from ostler.policy import (
-    require_access as require_access,
-)
-from ostler.policy import (
-    slot_refusal as slot_refusal,
 )
 from ostler.seams import (
     Clock as Clock,
@@ -432,118 +343,15 @@ from ostler.seams import (
     IdSource as IdSource,
 )
 from ostler.seams import (
+    Seams as Seams,
+)
+from ostler.seams import (
     SystemClock as SystemClock,
 )
 from ostler.seams import (
     Uuid7Source as Uuid7Source,
 )
-from ostler.store import (
-    Actor as Actor,
-)
-from ostler.store import (
-    AgentError as AgentError,
-)
-from ostler.store import (
-    EventPage as EventPage,
-)
-from ostler.store import (
-    Head as Head,
-)
-from ostler.store import (
-    Seams as Seams,
-)
-from ostler.store import (
+from ostler.store.store import (
     Store as Store,
 )
-from ostler.store import (
-    SweepResult as SweepResult,
-)
-from ostler.store import (
-    open_store as open_store,
-)
-from ostler.store import (
-    view_store as view_store,
-)
-from ostler.store.commands import (
-    AttemptEnd as AttemptEnd,
-)
-from ostler.store.commands import (
-    Beside as Beside,
-)
-from ostler.store.commands import (
-    Command as Command,
-)
-from ostler.store.commands import (
-    CreateRun as CreateRun,
-)
-from ostler.store.commands import (
-    CreateTask as CreateTask,
-)
-from ostler.store.commands import (
-    EndAttempt as EndAttempt,
-)
-from ostler.store.commands import (
-    EndWait as EndWait,
-)
-from ostler.store.commands import (
-    Idempotency as Idempotency,
-)
-from ostler.store.commands import (
-    MoveInstance as MoveInstance,
-)
-from ostler.store.commands import (
-    MoveRun as MoveRun,
-)
-from ostler.store.commands import (
-    MoveTask as MoveTask,
-)
-from ostler.store.commands import (
-    NewAttempt as NewAttempt,
-)
-from ostler.store.commands import (
-    OpenWait as OpenWait,
-)
-from ostler.store.commands import (
-    PutRecord as PutRecord,
-)
-from ostler.store.commands import (
-    RecordAudit as RecordAudit,
-)
-from ostler.store.commands import (
-    RecordIdentity as RecordIdentity,
-)
-from ostler.store.commands import (
-    RecordTurn as RecordTurn,
-)
-from ostler.store.commands import (
-    ReportHealth as ReportHealth,
-)
-from ostler.store.commands import (
-    ReportMetrics as ReportMetrics,
-)
-from ostler.store.commands import (
-    ReportProgress as ReportProgress,
-)
-from ostler.store.commands import (
-    ReportSignal as ReportSignal,
-)
-from ostler.store.commands import (
-    ReportSignals as ReportSignals,
-)
-from ostler.store.commands import (
-    ReserveInstance as ReserveInstance,
-)
-from ostler.store.commands import (
-    Restarting as Restarting,
-)
-from ostler.store.commands import (
-    RestartInstance as RestartInstance,
-)
-from ostler.store.commands import (
-    UpdateTask as UpdateTask,
-)
 from ostler.version import __version__ as __version__
-
-open = open_manager  # noqa: A001 - what users write is `ostler.open`
-
-__all__: list[str]  # noqa: PYI035 - the list itself stands in __init__.py

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ostler.agents.context import AgentContext
 from ostler.errors import ValidationError
-from ostler.model import Fault, shown
+from ostler.model.faults import Fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
 #: Of a function that is an agent: the request and the context.

@@ -20,7 +20,7 @@ from ostler.agents.commandspec import KIB, PLACEHOLDERS, WORKDIR, CommandSpec, E
 from ostler.agents.context import AgentContext
 from ostler.agents.output import KeptOutput
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
-from ostler.model import Fault, shown
+from ostler.model.faults import Fault, shown
 from ostler.model.text import unkeepable_faults
 
 #: How long the program has to end when it is asked to, before it is forced; in seconds.

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Any
 
 from ostler.errors import ValidationError
-from ostler.model import Fault, Record, shown
-from ostler.model.bounds import Interval
-from ostler.model.record import settle
+from ostler.model.faults import Fault, shown
+from ostler.model.record import Record, record
 from ostler.model.text import unkeepable_faults
+from ostler.model.types import Interval, Parsed
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
 CONTEXT = "context."
@@ -51,7 +50,14 @@ class ExitMeaning(StrEnum):
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})
 
 
-@dataclass(frozen=True, kw_only=True)
+def _text_keys(value: Any) -> Any:
+    """JSON has only text as keys; in Python an exit code is written as a number."""
+    if not isinstance(value, Mapping):
+        return value
+    return {str(code) if type(code) is int else code: meaning for code, meaning in value.items()}
+
+
+@record
 class CommandSpec(Record):
     #: The program and its arguments; never a shell. `{prompt}`, `{prompt_file}`, `{workdir}`, `{instance_id}`,
     #: `{attempt}`, `{name}` and `{context.KEY}` are filled in; `{{` and `}}` stand for themselves.
@@ -61,20 +67,13 @@ class CommandSpec(Record):
     set_env: Mapping[str, str] | None = None
     prompt_by: PromptBy = PromptBy.FILE
     #: By exit code, as a number or as text; one that is not named is done when 0, and failed otherwise.
-    exit_codes: Mapping[str, ExitMeaning] | None = None
+    exit_codes: Annotated[Mapping[str, ExitMeaning] | None, Parsed(_text_keys)] = None
     #: Whether the program sees a terminal.
     pty: bool = False
     #: "workdir", or an absolute path.
     cwd: str = WORKDIR
     #: How much of the output is kept, half of it from the beginning; the rest is counted.
     max_output_bytes: Annotated[int, Interval(ge=KIB, le=64 * MIB)] = MIB
-
-    def __post_init__(self) -> None:
-        settle(self, "argv", "env", "set_env", "exit_codes")
-        if isinstance(self.exit_codes, Mapping):  # JSON has only text as keys; who writes Python writes numbers
-            given: Mapping[Any, ExitMeaning] = self.exit_codes
-            spelled = {str(code) if type(code) is int else code: said for code, said in given.items()}
-            object.__setattr__(self, "exit_codes", spelled)
 
     def rules(self) -> Iterator[Fault]:
         yield from _argv_faults(self.argv)

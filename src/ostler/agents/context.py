@@ -16,10 +16,11 @@ from uuid import UUID
 
 from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed, Voice, WaitAnswer, WaitAsked
 from ostler.errors import ValidationError
-from ostler.model import ContextData, Fault, ResourceLimits, clipped, shown
-from ostler.model.context import json_faults
-from ostler.model.record import MAX_COUNT
-from ostler.model.text import MAX_NAME, name_faults
+from ostler.model.context import ContextData, json_faults
+from ostler.model.faults import Fault, shown
+from ostler.model.spawn import ResourceLimits
+from ostler.model.text import MAX_NAME, clipped, name_faults
+from ostler.model.types import MAX_COUNT
 from ostler.seams import Clock
 
 MAX_MESSAGE = 2000

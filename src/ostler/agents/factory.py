@@ -5,7 +5,7 @@ from __future__ import annotations
 from ostler.agents.base import Agent
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentInitializationError, ValidationError
-from ostler.model import Fault, shown
+from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
 
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from types import TracebackType
 
 from ostler.errors import AgentExecutionError
-from ostler.model import clean_text, clipped
+from ostler.model.text import clean_text, clipped
 
 MAX_MESSAGE = 2000
 #: Of a trace that is too long the beginning says where it came from, the end what happened.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.model import AgentSpawnOptions, Fault, IsolationLevel, Record
 from ostler.model.context import json_faults
-from ostler.model.record import settle
+from ostler.model.faults import Fault
+from ostler.model.record import Record, record
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import IsolationLevel
 from ostler.model.text import name_faults, plain_text_faults
 
 MAX_DESCRIPTION = 2000
@@ -22,7 +23,7 @@ class AgentKind(StrEnum):
     COMMAND = "command"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentManifest(Record):
     #: Made from kind and name, so that it is the same in every run and on every machine.
     id: UUID
@@ -43,9 +44,6 @@ class AgentManifest(Record):
     prompt: str | None = None
     #: Keys of a definition file that are not ours; kept and passed on.
     extra: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        settle(self, "extra")
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)

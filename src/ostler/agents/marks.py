@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from ostler.agents.base import Agent
-from ostler.model import AgentSpawnOptions, IsolationLevel
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import IsolationLevel
 
 A = TypeVar("A", bound=Agent)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostler.model import clean_text
+from ostler.model.text import clean_text
 
 
 class KeptOutput:

@@ -17,8 +17,8 @@ from ostler.agents.failures import error_text
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.agents.marks import A, About, mark_of, require_known
 from ostler.errors import AgentNotFoundError, ConflictError, ValidationError
-from ostler.model import Fault, clipped, shown
-from ostler.model.text import unkeepable_faults
+from ostler.model.faults import Fault, shown
+from ostler.model.text import clipped, unkeepable_faults
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
@@ -90,7 +90,7 @@ class AgentRegistry:
 
     def add(self, manifest: AgentManifest, maker: AgentMaker, *, replace: bool = False) -> AgentManifest:
         """Take in a definition that was read elsewhere."""
-        manifest.validate().require()
+        manifest = manifest.checked()
         with self._lock:
             held, _ = self._held.get(manifest.name, (None, None))
             if held is not None and not replace and not _same_source(held, manifest):
@@ -138,6 +138,9 @@ class AgentRegistry:
     # --- looking up ----------------------------------------------------------------------------------
 
     async def get_manifest(self, definition_id: UUID) -> AgentManifest:
+        return self.manifest(definition_id)
+
+    def manifest(self, definition_id: UUID) -> AgentManifest:
         return self._by_id(definition_id)[0]
 
     def find(self, name: str) -> AgentManifest:

@@ -16,8 +16,9 @@ from ostler.agents.base import Agent, AgentMaker, yielding_fault
 from ostler.agents.context import CURRENT_CALL, AgentContext, CallId, CallToken, CleanupHook
 from ostler.agents.failures import error_text, execution_error
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
-from ostler.model import clipped, duration_text, shown
 from ostler.model.context import json_faults
+from ostler.model.faults import duration_text, shown
+from ostler.model.text import clipped
 from ostler.seams import Deadline
 
 MAX_HEALTH_TEXT = 1000

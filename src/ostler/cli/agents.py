@@ -11,7 +11,9 @@ import click
 
 from ostler.cli.homes import home_option, look, require_workspace, workspace_option
 from ostler.cli.output import as_json, note, table
-from ostler.model import AgentInstance, AgentState, GetInstancesFilter, LifecycleStatistics
+from ostler.model.instance import AgentInstance
+from ostler.model.query import GetInstancesFilter, LifecycleStatistics
+from ostler.model.states import AgentState
 from ostler.store import Store
 
 _PAGE = 1000

@@ -11,7 +11,8 @@ import click
 from ostler.cli.exits import Exit
 from ostler.cli.homes import home_option, look, require_workspace, workspace_option
 from ostler.cli.output import as_json, plain
-from ostler.model import HOME_WORKSPACE_ID, AuditHead, AuditReport
+from ostler.model.ledger import AuditHead, AuditReport
+from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.store import Store
 
 _PAGE = 100

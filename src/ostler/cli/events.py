@@ -18,7 +18,8 @@ import click
 from ostler.cli.homes import home_option, look, require_workspace, workspace_option
 from ostler.cli.output import as_json, as_json_line, note, plain, table
 from ostler.errors import AgentNotFoundError, CursorGoneError, StoreError
-from ostler.model import Event, duration_text
+from ostler.model.events import Event
+from ostler.model.faults import duration_text
 from ostler.store import Store
 
 #: The largest number that a store can hold.

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ostler.errors import ValidationError, WorkspaceNotFoundError
-from ostler.model import HOME_WORKSPACE_ID
+from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.store import Store, view_store
 from ostler.store.opening import home_path
 

@@ -19,7 +19,9 @@ from uuid import UUID
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
 from ostler.errors import AgentInitializationError, InvalidOperationError
-from ostler.model import AgentPriority, AttemptOutcome, Enforcement, IsolationLevel, ResourceLimits
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.spawn import ResourceLimits
+from ostler.model.states import AgentPriority, Enforcement, IsolationLevel
 from ostler.seams import Clock
 
 #: How long an agent that did not end when it was asked has after a signal, before force.

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ostler.agents.failures import execution_error
 from ostler.isolation.base import Exit, Verb
-from ostler.model import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome
 from ostler.seams import Clock
 
 _STATM = Path("/proc/self/statm")

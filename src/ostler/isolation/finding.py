@@ -12,7 +12,7 @@ from typing import Any
 
 from ostler.errors import InvalidOperationError, MissingExtraError
 from ostler.isolation.base import Isolation, Site
-from ostler.model import IsolationLevel
+from ostler.model.states import IsolationLevel
 from ostler.seams import Clock
 
 #: Where an installed package names the levels that it brings, by the value of `IsolationLevel`.

@@ -22,7 +22,8 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.mailbox import Mailbox
-from ostler.model import ContextData, IsolationLevel
+from ostler.model.context import ContextData
+from ostler.model.states import IsolationLevel
 from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")

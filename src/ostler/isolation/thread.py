@@ -18,7 +18,8 @@ from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener,
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.loopcell import LoopCell
 from ostler.isolation.workers import Census, Workers
-from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import Enforcement, IsolationLevel
 from ostler.seams import Clock
 
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(

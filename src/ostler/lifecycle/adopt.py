@@ -9,9 +9,9 @@ from ostler.errors import StaleWriterError
 from ostler.isolation.base import Cell, Exit, Verb
 from ostler.lifecycle import calls, pause, waits
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
-from ostler.lifecycle.messages import Call, Registered, Reported, WriteFailed
+from ostler.lifecycle.messages import Call, Phase, Registered, Reported, WriteFailed
 from ostler.lifecycle.operations import begin_leave
-from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Phase, Serving, Suspended
+from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Serving, Suspended
 from ostler.lifecycle.work import follow
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome, RequestState, Wait
@@ -24,7 +24,9 @@ _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
 _CUT_OFF = "its manager ended while it was being {}"
 
 
-def first_phase(record: AgentInstance, found: Cell | Exit | None, pause_wait: Wait | None, backoff: Wait | None) -> Phase:
+def first_phase(
+    record: AgentInstance, found: Cell | Exit | None, pause_wait: Wait | None, backoff: Wait | None
+) -> Phase:
     """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted."""
     how = found if isinstance(found, Exit) else None
     match record.state:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Coroutine
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
@@ -30,11 +29,8 @@ from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.faults import duration_text, fault
 from ostler.model.ledger import AttemptOutcome, Request, RequestState
-from ostler.model.people import HOME_WORKSPACE_ID
-from ostler.model.states import AgentState
 from ostler.store import reports as commands
 from ostler.store.instances import error_event
-from ostler.store.moves import Move
 from ostler.store.reports import CallEnd
 from ostler.store.requests import MAX_ANSWER_BYTES, RequestEnd, get_request
 
@@ -78,7 +74,9 @@ async def process(instance: Instance, message: Process) -> None:
             message.refuse(AgentBusyError(f"{instance.label} is busy with {len(instance.calls)} requests"))
             return
     if len(instance.backlog) >= _queue_size(instance):
-        message.refuse(AgentBusyError(f"{instance.label} has {len(instance.backlog)} requests waiting; try again later"))
+        message.refuse(
+            AgentBusyError(f"{instance.label} has {len(instance.backlog)} requests waiting; try again later")
+        )
         return
     instance.backlog.append(call)
     if call.request_id is not None:
@@ -165,7 +163,9 @@ def answer_from(row: Request, message: Process) -> None:
         message.refuse(_other_input(row.request_id))
     elif row.answer is None:
         why = row.error or f"it was larger than {MAX_ANSWER_BYTES // 1024} KiB"
-        message.refuse(InvalidOperationError(f"request {row.request_id!a} was answered, but the answer is not kept: {why}"))
+        message.refuse(
+            InvalidOperationError(f"request {row.request_id!a} was answered, but the answer is not kept: {why}")
+        )
     else:
         message.answer(json.loads(row.answer))
 
@@ -208,7 +208,7 @@ def _queue_size(instance: Instance) -> int:
 def _tokens_wait(instance: Instance) -> float:
     limit = instance.limits.max_tokens_per_minute
     if not limit:
-        space = instance.runtime.workspaces.get(instance.record.workspace_id or HOME_WORKSPACE_ID)
+        space = instance.runtime.workspaces.get(instance.record.workspace_id)
         limit = 0 if space is None else space.max_tokens_per_minute
     return instance.tally.tokens_wait(limit, instance.runtime.clock.mono())
 
@@ -298,7 +298,9 @@ def call_due(instance: Instance, message: CallDue) -> None:
         instance.backlog.remove(call)
         _forget(instance, call)
         limit = instance.limits.execution_timeout
-        instance.drop_call(call, ExecutionTimeoutError(f"{instance.label} did not take the request in time ({duration_text(limit)})"))
+        instance.drop_call(
+            call, ExecutionTimeoutError(f"{instance.label} did not take the request in time ({duration_text(limit)})")
+        )
         return
     if instance.calls.get(call.call_id) is not call or call.ended or call.ending is not None or call.waits:
         return

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.agents.base import AgentMaker
+from ostler.agents.base import AgentMaker, maker_of_callable
 from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.agents.registry import AgentRegistry, maker_for
+from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.model.people import Definition
 from ostler.seams import Clock
@@ -91,4 +91,4 @@ def _imported(manifest: AgentManifest) -> AgentMaker:
             found = getattr(found, name)
     except Exception as error:
         raise missing from error
-    return maker_for(found)
+    return maker_of_callable(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.files import load_definition
+from ostler.agents.files.registration import register_file
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
@@ -164,7 +164,7 @@ def _registered(manager: AgentLifecycleManager, agent: Any) -> AgentManifest | N
     if isinstance(agent, AgentManifest):
         return agent
     if isinstance(agent, str | Path) and str(agent).endswith(_DEFINITION_FILES):
-        return load_definition(registry, Path(agent))
+        return register_file(registry, agent)
     if isinstance(agent, str):
         try:
             return registry.find(agent)

@@ -114,9 +114,7 @@ class Runtime:
 class Instance:
     """Only its own handlers change its phase, its record and its calls."""
 
-    def __init__(
-        self, runtime: Runtime, record: AgentInstance, manifest: AgentManifest, level: Isolation
-    ) -> None:
+    def __init__(self, runtime: Runtime, record: AgentInstance, manifest: AgentManifest, level: Isolation) -> None:
         self.runtime = runtime
         self.record = record
         self.manifest = manifest
@@ -436,5 +434,3 @@ def _drop_wait(waiting: OpenWait) -> None:
 def deliver_answer(waiting: OpenWait, answer: WaitAnswer) -> None:
     if waiting.reply is not None and not waiting.reply.done():
         waiting.reply.set_result(answer)
-
-

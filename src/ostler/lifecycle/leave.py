@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, LicenseError
-from ostler.errors import StaleWriterError, StoreError
+from ostler.errors import (
+    AgentGoneError,
+    AgentNotFoundError,
+    InvalidOperationError,
+    LicenseError,
+    StaleWriterError,
+    StoreError,
+)
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, reports
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import (
-    CallEnded,
     Close,
     Detach,
     Due,
@@ -281,7 +286,9 @@ async def left(instance: Instance, message: OperationDone) -> None:
     phase.final_state = phase.final_state or departure.final_state
     phase.forced = phase.forced or departure.forced
     if departure.refused:
-        _stay(instance, phase, f"it did not end within {phase.grace.total_seconds():g} s; terminate it again to force it")
+        _stay(
+            instance, phase, f"it did not end within {phase.grace.total_seconds():g} s; terminate it again to force it"
+        )
         return
     if departure.left_behind is not None and instance.level.capabilities.kills:
         phase.left_behind = departure.left_behind

@@ -29,7 +29,6 @@ from ostler.lifecycle.logs import LogLine, read_log
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
-
 from ostler.lifecycle.recover import revive
 from ostler.lifecycle.waits import TIMED_OUT
 from ostler.lifecycle.why import why
@@ -260,7 +259,7 @@ class AgentLifecycleManager:
         self._runtime.require_open()
         chosen = ObservationOptions() if options is None else options
         _require_kind("options", chosen, ObservationOptions)
-        if after is not None and (not isinstance(after, int) or isinstance(after, bool) or after < 0):
+        if after is not None and (type(after) is not int or after < 0):
             raise fault("after", "must be 0 or the number of an event", after)
 
         async def admitted() -> tuple[UUID, UUID | None]:
@@ -327,9 +326,7 @@ class AgentLifecycleManager:
         limit = _duration("timeout", timeout)
 
         def verb() -> Process:
-            return Process(
-                by=self._by, request=request, request_id=name, digest=digest, timeout=limit, wait=wait
-            )
+            return Process(by=self._by, request=request, request_id=name, digest=digest, timeout=limit, wait=wait)
 
         while True:
             try:
@@ -375,9 +372,7 @@ class AgentLifecycleManager:
         )
         return found
 
-    async def terminate(
-        self, instance_id: InstanceId, options: TerminationOptions | None = None
-    ) -> TerminationResult:
+    async def terminate(self, instance_id: InstanceId, options: TerminationOptions | None = None) -> TerminationResult:
         """Callers at the same time share one end; the least patient of them decides its grace."""
         chosen = TerminationOptions() if options is None else options
         _require_kind("options", chosen, TerminationOptions)
@@ -393,7 +388,7 @@ class AgentLifecycleManager:
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait; the agent goes on with the answer. Of two answers one counts."""
         wait_id = wait_id if isinstance(wait_id, UUID) else _uuid("wait_id", wait_id)
-        if not isinstance(outcome, str) or not outcome or outcome == TIMED_OUT:
+        if type(outcome) is not str or not outcome or outcome == TIMED_OUT:
             raise fault("outcome", f"must be a word such as done or approved, other than {TIMED_OUT}", outcome)
         async with _Refusals(self, "answer", f"wait:{wait_id}"):
             await self._enter(Permission.AGENTS_PROCESS)
@@ -414,9 +409,7 @@ class AgentLifecycleManager:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _ask(
-        self, instance_id: InstanceId, permission: Permission, action: str, verb: Callable[[], Any]
-    ) -> Any:
+    async def _ask(self, instance_id: InstanceId, permission: Permission, action: str, verb: Callable[[], Any]) -> Any:
         """Check, find the task of the instance, post, wait. A refusal stands in the audit."""
         async with _Refusals(self, action, f"instance:{instance_id}"):
             workspace = self._runtime.workspaces.get(self._principal.workspace_id)
@@ -453,7 +446,9 @@ class AgentLifecycleManager:
             if row is not None and row.state is RequestState.DONE:
                 answer_from(row, asked)
                 return _Answered(asked.reply.result())
-        if record.state is AgentState.TERMINATED or isinstance(asked, Process | Suspend | Resume) and not record.is_active:
+        if record.state is AgentState.TERMINATED or (
+            isinstance(asked, Process | Suspend | Resume) and not record.is_active
+        ):
             raise _refusal(record, asked)
         if record.instance_id in runtime.unrecovered:
             raise InvalidOperationError(runtime.unrecovered[record.instance_id], current=record.state)

@@ -142,9 +142,7 @@ def _build(
         home=home,
         loop=asyncio.get_running_loop(),
         start_gate=StartGate(clock, at_once=_STARTS_AT_ONCE),
-        restart_gate=StartGate(
-            clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second
-        ),
+        restart_gate=StartGate(clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second),
     )
 
 

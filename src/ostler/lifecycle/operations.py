@@ -32,7 +32,7 @@ from ostler.seams import Deadline
 
 #: Where the private workdirs of instances are, inside a home.
 WORKDIRS = "work"
-LIMITS = tuple(field.name for field in dataclass_fields(ResourceLimits))  # type: ignore[arg-type]  # a dataclass
+LIMITS = tuple(field.name for field in dataclass_fields(ResourceLimits))
 NO_GRACE = timedelta(0)
 #: Others wait this long for a start that takes its time.
 _LONGEST_TURN_SECONDS = 0.25
@@ -176,7 +176,7 @@ class Departure:
 def begin_leave(instance: Instance, phase: Leaving) -> None:
     """Enter `Leaving`: end the calls, the agent and all that it started; then its goal decides what is written."""
     before = instance.phase
-    if isinstance(before, Pausing):
+    if isinstance(before, Pausing) and before.request not in phase.callers:
         before.request.refuse(instance.refusal("suspended", "it ended first; look at why"))
     instance.enter(phase)
     phase.began = phase.began or instance.runtime.clock.mono()
@@ -196,7 +196,9 @@ async def _leave(instance: Instance, phase: Leaving, calls: list[asyncio.Task[No
             return departure
         runtime.fault("stop.kill.before")
         used = runtime.clock.mono() - phase.began
-        left = max(phase.grace - timedelta(seconds=used), NO_GRACE) if departure.complete else _last_call(instance, phase)
+        left = (
+            max(phase.grace - timedelta(seconds=used), NO_GRACE) if departure.complete else _last_call(instance, phase)
+        )
         if phase.grace and not departure.complete:
             runtime.log.emit("shutdown_timeout", instance_id=instance.instance_id)
         report = await cell.stop(left)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-
 from ostler.errors import DeadlineError, InvalidOperationError, OstlerError, StoreError
+from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, OperationDone, Resume, Suspend, Unasked
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.work import follow, start_clock, stop_clock
-from ostler.isolation.base import Exit
 from ostler.model.faults import duration_text
 from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM
@@ -216,5 +215,3 @@ def thawed(instance: Instance, message: OperationDone) -> None:
     if message.operation.name == "thaw" and isinstance(message.error, Exception):
         detail = f"it could not be thawed: {message.error}"
         fail_with(instance, Exit(outcome=AttemptOutcome.ERROR, detail=detail))
-
-

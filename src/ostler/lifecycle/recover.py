@@ -11,8 +11,8 @@ from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase
 from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
-from ostler.lifecycle.phases import Phase
 from ostler.lifecycle.reports import Listener
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Wait, WaitKind

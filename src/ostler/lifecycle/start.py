@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from ostler.errors import AgentGoneError, AgentInitializationError, OstlerError, StaleWriterError, StoreError
-from ostler.errors import InitializationTimeoutError
+from ostler.errors import (
+    AgentGoneError,
+    AgentInitializationError,
+    InitializationTimeoutError,
+    OstlerError,
+    StaleWriterError,
+    StoreError,
+)
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
 from ostler.lifecycle.instance import Instance

@@ -84,14 +84,14 @@ def arm_wait(instance: Instance, waiting: OpenWait) -> None:
     if wait.due_at is None:
         return
     left = max(min(wait.due_at - clock.wall(), wait.due_at - wait.created_at), timedelta(0))
-    waiting.timer = clock.call_later(
-        left.total_seconds(), lambda: instance.post(WaitDue(wait_id=waiting.wait.wait_id))
-    )
+    waiting.timer = clock.call_later(left.total_seconds(), lambda: instance.post(WaitDue(wait_id=waiting.wait.wait_id)))
 
 
 async def answer(instance: Instance, message: Answer) -> None:
     """Of two answers one counts; the other caller gets `InvalidOperationError`."""
-    ended = await _end(instance, message.wait_id, WaitAnswer(outcome=message.outcome, answer=message.answer_data), message.by)
+    ended = await _end(
+        instance, message.wait_id, WaitAnswer(outcome=message.outcome, answer=message.answer_data), message.by
+    )
     message.answer(ended)
 
 

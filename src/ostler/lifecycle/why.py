@@ -23,7 +23,11 @@ async def why(runtime: Runtime, record: AgentInstance) -> Why:
 
 
 def _facts(
-    runtime: Runtime, record: AgentInstance, instance: Instance | None, open_waits: tuple[Wait, ...], last: Attempt | None
+    runtime: Runtime,
+    record: AgentInstance,
+    instance: Instance | None,
+    open_waits: tuple[Wait, ...],
+    last: Attempt | None,
 ) -> WhyFacts:
     trouble = runtime.unrecovered.get(record.instance_id)
     if instance is None:

@@ -15,16 +15,9 @@ from ostler.agents.files.checking import leaves, required_one
 from ostler.agents.files.forms import DRIVERS
 from ostler.agents.files.keys import DRIVER, HEALTHCHECK, LIFECYCLE, LIMITS, RESTART, WORKTREE, Key
 from ostler.agents.files.page import Page, Trail
-from ostler.model import (
-    AgentSpawnOptions,
-    HealthCheckConfig,
-    IsolationLevel,
-    ProbeType,
-    Record,
-    ResourceLimits,
-    RestartPolicy,
-    RestartPolicyType,
-)
+from ostler.model.record import Record
+from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits, RestartPolicy
+from ostler.model.states import IsolationLevel, ProbeType, RestartPolicyType
 
 #: The most that a policy admits. "Always" still ends when an agent fails without ever becoming healthy.
 ALWAYS_RETRIES = 10

@@ -10,7 +10,7 @@ from typing import Any
 from ostler.agents.files.forms import FORMS, Form
 from ostler.agents.files.keys import Key
 from ostler.agents.files.page import Page, Trail
-from ostler.model import shown
+from ostler.model.faults import shown
 
 
 class _Absent:

@@ -15,8 +15,8 @@ from ostler.agents.files.keys import LIFECYCLE, Key
 from ostler.agents.files.project import PROJECT, Project
 from ostler.agents.manifest import AgentManifest
 from ostler.errors import ValidationError
-from ostler.model import Fault, duration_text
-from ostler.model.bounds import Interval
+from ostler.model.faults import Fault, duration_text
+from ostler.model.types import Interval
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ostler.agents.commandspec import ExitMeaning, PromptBy
 from ostler.agents.files.forms import Form
-from ostler.model import ProbeType
+from ostler.model.states import ProbeType
 
 WORKTREE = "worktree"
 ISOLATION_WORDS = ("none", "thread", "process", WORKTREE, "container")

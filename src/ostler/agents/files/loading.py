@@ -18,7 +18,8 @@ from ostler.agents.files.tracing import blame_record
 from ostler.agents.files.yamltext import read_yaml
 from ostler.agents.manifest import MAX_DESCRIPTION, AgentKind, AgentManifest
 from ostler.agents.registry import definition_id
-from ostler.model import AgentSpawnOptions, Record
+from ostler.model.record import Record
+from ostler.model.spawn import AgentSpawnOptions
 
 FENCE = "---"
 #: What runs a file that names no driver: such files were written for these two.

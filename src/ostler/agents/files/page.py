@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostler.errors import DefinitionError
-from ostler.model.validation import named, shown
+from ostler.model.faults import named, shown
 
 MAX_BYTES = 256 * 1024
 #: A file of nothing but mistakes says so and stops there.

@@ -16,8 +16,8 @@ from ostler.agents.files.loading import CLAUDE, Draft, LoadedDefinition, define,
 from ostler.agents.files.page import Page, read_text
 from ostler.agents.files.tomltext import read_toml
 from ostler.agents.files.tracing import blame_record
-from ostler.model import Record
-from ostler.model.bounds import Interval
+from ostler.model.record import Record
+from ostler.model.types import Interval
 
 PROJECT_FILE = "ostler.toml"
 

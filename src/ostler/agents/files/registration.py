@@ -12,7 +12,9 @@ from ostler.agents.command import CommandMaker
 from ostler.agents.failures import error_text
 from ostler.agents.files.building import DriverKind, MakerSource
 from ostler.agents.files.discovery import Discovery, discover
+from ostler.agents.files.loading import load_agent_file
 from ostler.agents.files.page import FileFault
+from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentInitializationError, ConflictError, ValidationError
 
@@ -59,6 +61,12 @@ def maker_for(source: MakerSource) -> AgentMaker:
     if source.command is not None:
         return CommandMaker(source.target)
     return PythonMaker(source.target) if source.kind is DriverKind.PYTHON else AcpMaker(source.target)
+
+
+def register_file(registry: AgentRegistry, path: str | Path) -> AgentManifest:
+    """Add the definition of one file; it takes the place of its earlier self."""
+    found = load_agent_file(path)
+    return registry.add(found.manifest, maker_for(found.maker_source), replace=True)
 
 
 def register_files(registry: AgentRegistry, root: str | Path, *, user: str | Path | None = None) -> Discovery:

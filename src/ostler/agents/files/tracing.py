@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from ostler.agents.files.checking import leaves
 from ostler.agents.files.keys import Key
 from ostler.agents.files.page import Page, Trail
-from ostler.model import Fault
+from ostler.model.faults import Fault
 
 #: The keys that fill each field of a record, and where they would stand.
 _Places = Mapping[str, list[tuple[Key, Trail]]]

@@ -11,7 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents import AgentContext, Voice
-from ostler.model import ContextData, ResourceLimits
+from ostler.model.context import ContextData
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
 
 #: How a duration is written in JSON: days, hours, minutes, seconds.

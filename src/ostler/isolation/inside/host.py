@@ -25,7 +25,7 @@ from ostler.isolation.inside.parting import part_children
 from ostler.isolation.inside.speaking import Speaker
 from ostler.isolation.inside.telling import complain, exit_code, rendered
 from ostler.isolation.workers import Census, Workers
-from ostler.model import clean_text
+from ostler.model.text import clean_text
 
 #: Nobody is left to whom it could matter: neither the manager nor the keeper.
 ORPHANED = 70

@@ -8,7 +8,7 @@ import sys
 
 from ostler.agents.failures import execution_error
 from ostler.errors import AgentExecutionError
-from ostler.model import clean_text
+from ostler.model.text import clean_text
 
 
 def rendered(error: BaseException, *, ours: str) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from ostler.isolation.base import Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process.hearing import key_of
 from ostler.isolation.wire import WireError
-from ostler.model import Fault, shown
+from ostler.model.faults import Fault, shown
 from ostler.seams import Clock
 
 Say = Callable[[Mapping[str, Any]], None]

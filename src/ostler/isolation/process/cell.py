@@ -25,7 +25,8 @@ from ostler.isolation.process.ending import KeptCell, enforcement_of
 from ostler.isolation.process.exits import LOST, exit_of, with_record
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.wire import WireError
-from ostler.model import AttemptOutcome, clipped
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.text import clipped
 from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")

@@ -25,7 +25,7 @@ from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import Answer, KeeperError
 from ostler.isolation.process.logs import log_of, prune_runs, remove_log
 from ostler.isolation.process.runs import Run, in_memory, old_place
-from ostler.model import ContextData
+from ostler.model.context import ContextData
 from ostler.seams import Clock
 
 #: As long as a keeper waits at most; the manager's own clock says when it is enough.

@@ -17,7 +17,7 @@ from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, St
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import KeeperError
-from ostler.model import Enforcement
+from ostler.model.states import Enforcement
 from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")

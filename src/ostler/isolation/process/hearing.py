@@ -19,10 +19,10 @@ from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Exit, Verb
 from ostler.isolation.calls import CANCELLED, Outcome
 from ostler.isolation.wire import WireError
-from ostler.model import AttemptOutcome, clean_text, clipped
 from ostler.model.context import MAX_BYTES, MAX_DEPTH, json_faults
-from ostler.model.record import MAX_COUNT
-from ostler.model.text import name_faults
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.text import clean_text, clipped, name_faults
+from ostler.model.types import MAX_COUNT
 
 #: What `agents.failures` writes at most, with room for what it leaves out.
 _MAX_TRACE = 20_000

@@ -29,7 +29,8 @@ from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
 from ostler.isolation.process.umask import own_umask
 from ostler.isolation.walls import harden, is_kept
-from ostler.model import AttemptOutcome, IsolationLevel
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import IsolationLevel
 from ostler.seams import Clock
 
 C = TypeVar("C", bound=KeptCell)

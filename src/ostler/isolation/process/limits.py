@@ -11,7 +11,7 @@ from ostler.agents import AgentKind
 from ostler.isolation.base import StartPlan
 from ostler.keeper import cgroupfs
 from ostler.keeper.boxes import ADVISORY, APPROXIMATED, ENFORCED
-from ostler.model import AgentPriority
+from ostler.model.states import AgentPriority
 
 _MEBIBYTE = 1 << 20
 #: Beside the workers that it may have, a Python agent has children, and libraries have threads of their own.

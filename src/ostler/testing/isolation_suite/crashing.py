@@ -12,7 +12,7 @@ import pytest
 
 from ostler.errors import AgentGoneError
 from ostler.isolation import Verb
-from ostler.model import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome
 from ostler.testing.isolation_suite.agents import PlainAgent
 from ostler.testing.isolation_suite.ground import Ear, IsolationGround, Start, do, until
 

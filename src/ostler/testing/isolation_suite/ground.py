@@ -17,7 +17,8 @@ import pytest
 
 from ostler.agents import Agent, AgentKind, AgentManifest, Message, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
-from ostler.model import IsolationLevel, ResourceLimits
+from ostler.model.spawn import ResourceLimits
+from ostler.model.states import IsolationLevel
 from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.agents import RELEASE, ScriptedAgent
 

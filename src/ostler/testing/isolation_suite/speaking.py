@@ -14,7 +14,7 @@ import pytest
 from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
-from ostler.model import IsolationLevel
+from ostler.model.states import IsolationLevel
 from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import ATTEMPT, Ear, IsolationGround, Start, do, passing, until
 

@@ -13,15 +13,9 @@ from uuid import UUID
 from ostler.agents import AgentManifest
 from ostler.errors import OstlerError, StoreBusyError, StoreFullError
 from ostler.lifecycle import AgentLifecycleManager
-from ostler.model import (
-    HOME_WORKSPACE_ID,
-    AgentSpawnOptions,
-    ResourceLimits,
-    RestartPolicy,
-    SpawnRequest,
-    SuspendDepth,
-    TerminationOptions,
-)
+from ostler.model.people import HOME_WORKSPACE_ID
+from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest, TerminationOptions
+from ostler.model.states import SuspendDepth
 from ostler.testing.simulated.isolation import World
 from ostler.testing.simulated.loop import VirtualClock
 

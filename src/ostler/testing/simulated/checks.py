@@ -8,7 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from ostler.lifecycle.observe import wanted_by
-from ostler.model import AgentInstance, AgentState, EventsMissed, ObservationOptions, SuspendDepth, Wait, WaitKind
+from ostler.model.events import EventsMissed
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.query import ObservationOptions
+from ostler.model.states import AgentState, SuspendDepth
 from ostler.store import Store
 from ostler.testing.folding import all_instances, invariant_faults
 from ostler.testing.simulated.isolation import World

@@ -8,7 +8,7 @@ from typing import Any
 
 from ostler.agents import Agent
 from ostler.lifecycle import LifecycleSettings
-from ostler.policy import RetentionPolicy
+from ostler.policy.retention import RetentionPolicy
 
 AGES = timedelta(days=3650)
 #: The watch looks seldom, to save made-up days from real minutes; nothing is removed, though the clock jumps by years.

@@ -14,7 +14,8 @@ from uuid import UUID
 from ostler.agents import Progress, Signal, TokensUsed, WaitAsked
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
-from ostler.model import AttemptOutcome, Enforcement, IsolationLevel
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import Enforcement, IsolationLevel
 from ostler.seams import Clock
 
 CAPABILITIES = Capabilities(

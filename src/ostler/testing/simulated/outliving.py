@@ -11,7 +11,8 @@ from uuid import UUID
 
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
-from ostler.model import AttemptOutcome, IsolationLevel
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import IsolationLevel
 from ostler.seams import Clock
 from ostler.testing.simulated.isolation import CAPABILITIES, FOREVER, GIVE_UP
 from ostler.testing.simulated.machine import Body, Machine

@@ -22,17 +22,9 @@ from ostler.agents import AgentManifest, AgentRegistry
 from ostler.errors import OstlerError
 from ostler.isolation import Isolation, IsolationLevels
 from ostler.lifecycle import AgentLifecycleManager, open_manager
-from ostler.model import (
-    HOME_WORKSPACE_ID,
-    IsolationLevel,
-    Permission,
-    Principal,
-    Role,
-    SuspendDepth,
-    TerminationOptions,
-    Tier,
-    Workspace,
-)
+from ostler.model.people import HOME_WORKSPACE_ID, Permission, Principal, Role, Workspace
+from ostler.model.spawn import TerminationOptions
+from ostler.model.states import IsolationLevel, SuspendDepth, Tier
 from ostler.store import Seams, Store
 from ostler.store.commands import Command, PutRecord, RenewLease, TakeLease
 from ostler.store.kinds import Kind
