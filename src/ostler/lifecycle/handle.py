@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Generator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
@@ -99,7 +99,7 @@ class AgentHandle:
                         break
         return await self.record()
 
-    async def __aenter__(self) -> AgentHandle:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -40,10 +40,9 @@ async def read_log(
         current = await runtime.store.read(moves.get_instance, instance.instance_id)
         over = not follow or current is None or current.state in INACTIVE_STATES
         for number, path in _files(folder, attempt):
-            offset, rest = places.get(path, (0, b""))
-            for line, offset, rest in _lines(path, offset, rest, last=over):  # noqa: B020 - each line moves the place
+            lines, places[path] = _lines(path, places.get(path, (0, b"")), last=over)
+            for line in lines:
                 yield LogLine(attempt=number, text=line)
-            places[path] = (offset, rest)
         if over:
             return
         await runtime.clock.sleep(_LOOK_SECONDS)
@@ -63,9 +62,10 @@ def _files(folder: Path, attempt: int | None) -> list[tuple[int, Path]]:
     return [(number, path) for number, _, path in sorted(found)]
 
 
-def _lines(path: Path, offset: int, rest: bytes, *, last: bool) -> list[tuple[str, int, bytes]]:
-    """Whole lines from an offset on, each with the place after it; the rest of a line waits for its end."""
-    lines: list[tuple[str, int, bytes]] = []
+def _lines(path: Path, place: tuple[int, bytes], *, last: bool) -> tuple[list[str], tuple[int, bytes]]:
+    """Whole lines from a place on, and the place after them; the rest of a line waits for its end."""
+    lines: list[str] = []
+    offset, rest = place
     try:
         with path.open("rb") as file:
             if offset > path.stat().st_size:  # it was turned over
@@ -74,12 +74,13 @@ def _lines(path: Path, offset: int, rest: bytes, *, last: bool) -> list[tuple[st
             while chunk := file.read(_CHUNK):
                 offset += len(chunk)
                 *whole, rest = (rest + chunk).split(b"\n")
-                lines += [(_text(line), offset, rest) for line in whole]
+                lines += [_text(line) for line in whole]
     except OSError:
-        return lines
+        return lines, (offset, rest)
     if last and rest:
-        lines.append((_text(rest), offset, b""))
-    return lines
+        lines.append(_text(rest))
+        rest = b""
+    return lines, (offset, rest)
 
 
 def _text(line: bytes) -> str:

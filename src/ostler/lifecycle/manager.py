@@ -118,7 +118,7 @@ class AgentLifecycleManager:
             key = None
             if idempotency_key is not None:
                 _require_kind("idempotency_key", idempotency_key, str)
-                key = IdempotencyKey.of(idempotency_key, request.to_json())
+                key = IdempotencyKey.of(idempotency_key, admission.request.to_json())
             await runtime.definitions.keep(admission.manifest)
             runtime.require_open()
             record = new_record(runtime, admission, self._principal)
@@ -506,6 +506,8 @@ class AgentLifecycleManager:
 
     async def note_refusal(self, action: str, subject: str, error: OstlerError) -> None:
         """A refusal that no command of the store has told of."""
+        if self._runtime.closing is not None:
+            return
         act = Act(self._principal.workspace_id, self._by, action, subject, type(error).__name__, str(error))
         error.audited = True
         try:
@@ -533,7 +535,7 @@ class _Refusals:
         return None
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AUDITED_ERRORS) and not error.audited and self._manager._runtime.closing is None:
+        if isinstance(error, AUDITED_ERRORS) and not error.audited:
             await self._manager.note_refusal(self._action, self._subject, error)
 
 

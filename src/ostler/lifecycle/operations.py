@@ -220,7 +220,8 @@ async def _say_goodbye(
     instance: Instance, phase: Leaving, cell: Cell, calls: list[asyncio.Task[None]], departure: Departure
 ) -> None:
     """Calls stop, hooks run in reverse order, the final state is kept, the agent shuts down; within one grace."""
-    if cell.ended is not None or cell.is_stuck or not phase.grace:
+    departure.complete = cell.ended is not None
+    if departure.complete or cell.is_stuck or not phase.grace:
         return
     try:
         async with Deadline(instance.runtime.clock, phase.grace):

@@ -1,4 +1,4 @@
-"""What an agent says: signals are committed in their order and acknowledged, progress is thinned, tokens are counted."""
+"""What an agent says: signals are committed in order and acknowledged, progress is thinned, tokens are counted."""
 
 from __future__ import annotations
 

@@ -182,6 +182,15 @@ class Store:
         self._lease, self._epoch = lease, lease.epoch
         return lease
 
+    @property
+    def lease(self) -> Lease | None:
+        return self._lease
+
+    async def own_without_lease(self) -> int:
+        """Write under the present epoch. Only for a caller that knows by other means that it is the one owner."""
+        self._epoch = await self.read(leases.current_epoch)
+        return self._epoch
+
     async def renew_lease(self, *, ttl: timedelta) -> Lease:
         self._lease = await self.run(leases.renew_lease, self._held_lease(), ttl=ttl)
         return self._lease
