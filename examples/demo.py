@@ -36,7 +36,7 @@ async def first_manager(home: str) -> None:
 
         say("It asks a person, and waits without using anything")
         asking = asyncio.create_task(ada.ask({"do": "ask"}))
-        while not (waits := await manager.open_waits()):
+        while not (waits := await manager.open_waits()):  # noqa: ASYNC110 - a demo may look
             await asyncio.sleep(0.02)
         print("waits:", waits[0].reason, "|", (await ada.why()).verdict)
         await manager.answer(waits[0].wait_id, "yes")

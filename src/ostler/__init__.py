@@ -7,7 +7,7 @@ an error pays for neither the database driver nor the validation library. `__ini
 from importlib import import_module
 from typing import Any
 
-from ostler.version import __version__
+from ostler.version import __version__ as __version__
 
 #: Public names by the module that holds them.
 _NAMES = {
@@ -24,9 +24,9 @@ _NAMES = {
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
         "DefinitionError ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError "
-        "InvalidOperationError LeaseHeldError LicenseError MissingExtraError NotFoundError OstlerError OutcomeUnknownError StaleWriterError StoreBusyError "
-        "StoreClosedError StoreError StoreFailedError StoreFullError StoreTooNewError ValidationError "
-        "VersionConflictError WorkspaceNotFoundError"
+        "InvalidOperationError LeaseHeldError LicenseError MissingExtraError NotFoundError OstlerError "
+        "OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError "
+        "StoreFullError StoreTooNewError ValidationError VersionConflictError WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",
