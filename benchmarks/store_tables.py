@@ -75,7 +75,8 @@ def bare_rate(home: Path, count: int) -> float:
         )
         db.execute(
             """INSERT INTO agent_instance_events
-               (sequence, workspace_id, instance_id, event_type, event_data_json, occurred_at) VALUES (?, ?, ?, 'agent_state_changed', ?, ?)""",
+               (sequence, workspace_id, instance_id, event_type, event_data_json, occurred_at)
+               VALUES (?, ?, ?, 'agent_state_changed', ?, ?)""",
             (sequence, key, key, f'{{"attempt":1,"previous_state":"ready","new_state":"{to}"}}', number),
         )
         db.execute("UPDATE head SET sequence = ?", (sequence,))
