@@ -12,6 +12,7 @@ from uuid import UUID
 import click
 
 from ostler.cli.output import ExitCode, as_json, note, plain, rough_duration, table
+from ostler.home import default_home
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance
 from ostler.model.people import HOME_WORKSPACE_ID
@@ -20,7 +21,7 @@ from ostler.model.states import AgentState
 from ostler.store import audit as chains
 from ostler.store import events as log
 from ostler.store import leases, queries
-from ostler.store.store import default_home, view
+from ostler.store.store import view
 from ostler.version import __version__
 
 T = TypeVar("T", bound=Callable[..., Any])
