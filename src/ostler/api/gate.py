@@ -1,4 +1,4 @@
-"""What stands before every route: Host and Origin, authentication, permission, body limit. What is not in the table is refused.
+"""What stands before every route: Host and Origin, authentication, permission, body limit. The default is refusal.
 
 Two listeners share the application. On the Unix socket the peer was checked by its user id, and acts as the owner of
 the home. On loopback TCP a token is asked for.

@@ -82,7 +82,7 @@ class BlockingClient:
         try:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(self.where, error or "it hung up") from error
+            raise UnreachableError(self.where, error) from error
         finally:
             connection.close()
         if response.status >= 400:
@@ -126,7 +126,7 @@ class BlockingClient:
                 if item is not None:
                     yield item
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnreachableError(self.where, error or "it hung up") from error
+            raise UnreachableError(self.where, error) from error
         finally:
             connection.close()
         raise UnreachableError(self.where, "it hung up")

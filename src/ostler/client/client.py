@@ -99,9 +99,7 @@ class Client:
     async def restart(self, instance: str | UUID, *, reason: str | None = None) -> AgentInstance:
         return _instance(await self.call("restart", instance=instance, reason=reason))
 
-    async def terminate(
-        self, instance: str | UUID, options: TerminationOptions | None = None
-    ) -> TerminationResult:
+    async def terminate(self, instance: str | UUID, options: TerminationOptions | None = None) -> TerminationResult:
         chosen = (options or TerminationOptions()).checked()
         return TerminationResult.from_dict(await self.call("terminate", instance=instance, options=chosen.to_dict()))
 

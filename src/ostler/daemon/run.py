@@ -32,7 +32,10 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.model.faults import fault
+from ostler.model.instance import AgentInstance
 from ostler.model.people import OWNER
+from ostler.model.query import GetInstancesFilter
+from ostler.model.states import AgentState
 from ostler.version import __version__
 
 _log = logging.getLogger("ostler.daemon")
@@ -65,16 +68,19 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
     tcp = None if (listen or settings.listen) is None else _tcp_socket(listen or settings.listen or "")
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
     async with open_manager(home, settings=lifecycle) as manager:
-        stopping = asyncio.Event()
-        context = Context(manager=manager, home=home, started_at=datetime.now(UTC))
 
         def stop(keep: bool) -> None:
             manager.keep_agents = keep
-            context.stopping = True
-            stopping.set()
+            context.stopping.set()
 
-        context.stop = stop
-        context.refresh = lambda: _refresh(manager, project_of(home))
+        context = Context(
+            manager=manager,
+            home=home,
+            started_at=datetime.now(UTC),
+            stop=stop,
+            end_agents=lambda: _end_agents(manager),
+            refresh=lambda: _refresh(manager, project_of(home)),
+        )
         context.refresh()
         hook = WaitHook(manager, settings.on_wait)
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
@@ -85,10 +91,12 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             running = [asyncio.create_task(server.run()) for server in servers]
             hook.start()
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
-            await asyncio.wait([asyncio.create_task(stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
+            )
             await hook.close()
             if not manager.keep_agents:
-                await _stop_agents(manager)
+                await _end_agents(manager)
             for server in servers:
                 server.server.should_exit = True
             await asyncio.wait(running, timeout=_STREAM_SECONDS + 3)
@@ -99,27 +107,30 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
 
 
-async def _stop_agents(manager: AgentLifecycleManager) -> None:
-    """In order, while the API still answers: who looks sees them end."""
-    found = await manager.acting_as(OWNER).get_active_instances()
+async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
+    """In order, while the API still answers: who looks sees them end. Suspended ones are parked by the close."""
+    found = await manager.acting_as(OWNER).get_active_instances(GetInstancesFilter(limit=1000))
     if found:
         _log.info("stopping %d agents", len(found))
 
-    async def end(instance_id: Any, name: str | None) -> None:
+    async def end(one: AgentInstance) -> dict[str, Any]:
         try:
-            result = await manager.terminate(instance_id)
+            result = await manager.terminate(one.instance_id)
         except OstlerError as error:
-            _log.warning("%s: %s", name, error)
-        else:
-            how = "gracefully" if result.was_graceful else "by force"
-            _log.info("%s terminated %s in %.1f s", name, how, result.duration.total_seconds())
+            _log.warning("%s: %s", one.name, error)
+            return {"name": one.name, "how": f"could not be ended: {error}"}
+        how = "gracefully" if result.was_graceful else "by force"
+        told = f"terminated {how} in {result.duration.total_seconds():.1f} s"
+        _log.info("%s %s", one.name, told)
+        return {"name": one.name, "how": told}
 
-    await asyncio.gather(*(end(one.instance_id, one.name) for one in found if one.state != "suspended"))
+    parked = [{"name": one.name, "how": "parked"} for one in found if one.state == AgentState.SUSPENDED]
+    return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
 
 
 def _refresh(manager: AgentLifecycleManager, root: Path) -> None:
     """Definition files as they are now; a file that changed applies to the next spawn."""
-    register_files(manager.registry, root, user=Path.home(), replace=True)
+    register_files(manager.registry, root, user=Path.home())
 
 
 @contextlib.contextmanager
