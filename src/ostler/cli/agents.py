@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-import uuid
 from typing import Any
 
 import click
@@ -91,7 +91,7 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
     """Ask an agent something: text, or JSON. The answer is printed as JSON, or as text where it is text."""
     daemon = Daemon()
     # With an id of our own a daemon that is killed meanwhile is asked again, and answers once.
-    name = request_id or f"cli-{uuid.uuid4().hex[:12]}"
+    name = request_id or f"cli-{os.urandom(6).hex()}"
     parameters = {"request": _json_or_text(request), "request_id": name, "timeout": timeout, "detach": detach}
     while True:
         try:

@@ -48,19 +48,19 @@ class Daemon:
         self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
         self._may_start = not _options().no_start and self._address is None
 
-    def call(self, name: str, **parameters: Any) -> Any:
+    def call(self, verb: str, /, **parameters: Any) -> Any:
         try:
-            return self._client.call(name, **parameters)
+            return self._client.call(verb, **parameters)
         except UnreachableError:
             if not self._may_start:
                 raise
         self._start()
-        return self._client.call(name, **parameters)
+        return self._client.call(verb, **parameters)
 
-    def stream(self, name: str, **parameters: Any) -> Any:
+    def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
         self.call("status")
-        return self._client.stream(name, **parameters)
+        return self._client.stream(verb, **parameters)
 
     def raw(self) -> BlockingClient:
         """Without starting anything."""
@@ -100,9 +100,9 @@ def did_you_mean(error: DaemonError, agent: str, daemon: Daemon) -> DaemonError:
     return DaemonError("not_found", f'there is no agent "{agent}".{hint} `ostler ps -a` lists all.')
 
 
-def on_agent(daemon: Daemon, name: str, agent: str, **parameters: Any) -> Any:
+def on_agent(daemon: Daemon, verb: str, agent: str, **parameters: Any) -> Any:
     """A verb on one agent by its name or id."""
     try:
-        return daemon.call(name, instance=agent, **parameters)
+        return daemon.call(verb, instance=agent, **parameters)
     except DaemonError as error:
         raise did_you_mean(error, agent, daemon) from error

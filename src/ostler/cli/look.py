@@ -51,7 +51,8 @@ def _print_event(event: dict[str, Any], form: str) -> None:
         said = f"{event['previous_state']} → {event['new_state']}"
         said += f"  ({plain(str(event['reason']))})" if event.get("reason") else ""
     else:
-        shown = {name: value for name, value in event.items() if name not in _NOT_SHOWN and value not in (None, False)}
+        hidden = _NOT_SHOWN if kind != "spawned" else _NOT_SHOWN | {"options", "user_id", "definition_id"}
+        shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False)}
         said = "  ".join(f"{name}={plain(str(value))}" for name, value in shown.items())
     click.echo(f"{event['sequence']:>6}  {local_time(event['occurred_at'])}  {who:<6}  {kind:<14}  {said}".rstrip())
 

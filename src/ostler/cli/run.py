@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,7 +54,7 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     daemon = Daemon()
     body = _body(words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
     try:
-        instance = daemon.call("spawn", spawn=body, key=uuid.uuid4().hex)
+        instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
     except DaemonError as error:

@@ -46,9 +46,9 @@ class Client:
     ) -> None:
         await self._http.aclose()
 
-    async def call(self, name: str, *, key: str | None = None, **parameters: Any) -> Any:
+    async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
         """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
-        prepared = prepare(name, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token)
         try:
             response = await self._http.request(
                 prepared.method, prepared.path, content=prepared.body, headers=prepared.headers

@@ -33,6 +33,7 @@ from ostler.store import moves
 LOOK_SECONDS = 0.2
 #: A line without an end is given in pieces of this size.
 _MAX_LINE = 64 * 1024
+_LAST_BYTES = 400
 _NAME = re.compile(r"(\d+)(?:-([0-9a-f]{32}))?\.log")
 _CURSOR = re.compile(r"(\d+)-([0-9a-f]{32})?:(\d+)")
 _PAIR = struct.Struct(">QQ")
@@ -116,14 +117,14 @@ class _LogReader:
 
     def read(self, *, last: bool) -> Iterator[LogLine]:
         """Whole lines that are new. `last`: nothing more will come, so a line without an end is one too."""
-        for file in self._files():
+        for file in self.files():
             if self._skip_until is not None:
                 if file.key() != self._skip_until:
                     continue  # before the cursor
                 self._skip_until = None
             yield from self._lines(file, last=last)
 
-    def _files(self) -> list[_File]:
+    def files(self) -> list[_File]:
         found: list[tuple[int, int, _File]] = []
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
@@ -187,6 +188,19 @@ def _time_at(times: list[tuple[int, int]], place: int) -> datetime | None:
 
 def _text(line: bytes) -> str:
     return clean_text(line.decode("utf-8", "replace")).rstrip("\r\n")
+
+
+def last_line(home: Path, instance: AgentInstance) -> str | None:
+    """The last line that the present attempt wrote."""
+    files = _LogReader(home / LOGS / str(instance.instance_id), instance.attempt, None).files()
+    if not files:
+        return None
+    with contextlib.suppress(OSError), files[-1].path.open("rb") as opened:
+        opened.seek(0, 2)
+        opened.seek(max(opened.tell() - _LAST_BYTES, 0))
+        lines = opened.read().splitlines()
+        return _text(lines[-1]) if lines else None
+    return None
 
 
 def remove_logs(home: Path, instance_id: UUID) -> int:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.handle import AgentHandle, Start
-from ostler.lifecycle.logs import remove_logs
+from ostler.lifecycle.logs import last_line, remove_logs
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.verbs import InstanceId, Verbs, require_kind
 from ostler.lifecycle.why import doing
@@ -110,16 +110,24 @@ class AgentLifecycleManager(Verbs):
 
     async def details(self, instance: AgentInstance) -> dict[str, Any]:
         """What a list shows beside the record: the name of the definition, what it does now, what it uses now."""
-        live = self._runtime.instances.get(instance.instance_id)
-        definition = await self._runtime.definitions.name(instance.definition_id)
-        if live is None:
-            return {"definition": definition, "doing": None, "metrics_now": None}
-        metrics = live.metrics_now()
-        return {
-            "definition": definition,
-            "doing": doing(live),
-            "metrics_now": None if metrics is None else metrics.to_dict(),
+        runtime = self._runtime
+        live = runtime.instances.get(instance.instance_id)
+        shown: dict[str, Any] = {
+            "definition": await runtime.definitions.name(instance.definition_id),
+            "doing": None,
+            "metrics_now": None,
+            "exit_code": None,
         }
+        if live is not None:
+            metrics = live.metrics_now()
+            said = None if live.waits or runtime.home is None else last_line(runtime.home, instance)
+            shown["doing"] = doing(live, said)
+            shown["metrics_now"] = None if metrics is None else metrics.to_dict()
+        elif not instance.is_active:
+            last = await runtime.store.read(attempts.get_attempt, instance.instance_id, instance.attempt)
+            if last is not None:
+                shown["exit_code"] = last.exit_code if last.exit_signal is None else 128 + last.exit_signal
+        return shown
 
     async def remove(self, instance_id: InstanceId) -> dict[str, Any]:
         """Remove the record and the output of an instance that has ended. Events and audit stay."""

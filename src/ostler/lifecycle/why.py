@@ -72,8 +72,8 @@ def _depth(record: AgentInstance) -> SuspendDepth | None:
     return SuspendDepth.PARK if record.state is AgentState.SUSPENDED else None
 
 
-def doing(instance: Instance) -> str | None:
-    """What a list says of it in a few words."""
+def doing(instance: Instance, said: str | None = None) -> str | None:
+    """What a list says of it in a few words; `said` is its last line of output."""
     phase, runtime = instance.phase, instance.runtime
     since = span(runtime.clock.wall() - (instance.signs.moment(instance.moved_at) or runtime.clock.wall()))
     if isinstance(phase, Suspended):
@@ -90,7 +90,7 @@ def doing(instance: Instance) -> str | None:
     if instance.signs.doing is not None:
         return instance.signs.doing
     running = sum(not call.ended for call in instance.calls.values())
-    return None if not running else f"{running} request{'s' if running > 1 else ''}"
+    return None if not running else said or f"{running} request{'s' if running > 1 else ''}"
 
 
 class _NoChance:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any
 
 from fastapi import Body, Header
@@ -49,7 +51,9 @@ async def spawn(
     definition: Any = wanted.definition or ""
     if wanted.command is not None:
         definition = register_command(manager, wanted.command, wanted.cwd).id
-        options = (options or AgentSpawnOptions()).evolve(isolation_level=IsolationLevel.PROCESS)
+        given = options or AgentSpawnOptions()
+        name = given.name or f"{Path(wanted.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        options = given.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
     request = SpawnRequest(agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job)
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
