@@ -33,6 +33,8 @@ _REFUSED_SECONDS = 1.0
 _DYING_LOOKS = 80
 #: How long a keeper may work on what it was asked before it is asked whether it lives; that takes 2 s more.
 _UNANSWERED_SECONDS = 2.0
+#: How long a close waits for what was confirmed to be forgotten.
+_LAST_SECONDS = 2.0
 #: It hung up, or is about to, or says nothing.
 _GOING = frozenset({"lost", "ending", "late"})
 
@@ -63,6 +65,7 @@ class KeeperHome:
         self._own: Path | None = None
         self._tenants: dict[str, Tenant] = {}
         self._work: set[asyncio.Task[Any]] = set()
+        self._last_work: set[asyncio.Task[Any]] = set()
         #: By unit, what the keeper held when we came: for those who look for what an earlier manager started.
         self.found: dict[str, dict[str, Any]] = {}
         self._by_box: dict[str, set[str]] | None = None
@@ -125,11 +128,12 @@ class KeeperHome:
             del self._tenants[unit]
         self.found.pop(unit, None)
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Something that nobody waits for, held until it is done."""
+    def run(self, work: Coroutine[Any, Any, Any], *, before_close: bool = False) -> asyncio.Task[Any]:
+        """In a task of its own, held until it is done. With `before_close` it has a moment when the home closes."""
         task = asyncio.get_running_loop().create_task(work, name="ostler-keeper-errand")
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        held = self._last_work if before_close else self._work
+        held.add(task)
+        task.add_done_callback(held.discard)
         return task
 
     def units_in(self, box: str) -> set[str]:
@@ -290,6 +294,8 @@ class KeeperHome:
             for burial in pending:
                 burial.cancel()
                 await asyncio.wait((burial,))
+        if self._last_work:
+            await asyncio.wait(self._last_work, timeout=_LAST_SECONDS)
         link, self._link = self._link, None
         if link is not None and link.is_open:
             link.depart()
