@@ -12,14 +12,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Site
 from ostler.isolation.process import launch
 from ostler.isolation.process.link import Answer, KeeperError, Link
 from ostler.isolation.process.remains import Remains
+from ostler.isolation.process.tenants import Tenant, tell
 from ostler.keeper.protocol import REFUSED, VERSION
 from ostler.seams import Clock
 
@@ -39,28 +41,14 @@ _LAST_SECONDS = 2.0
 _GOING = frozenset({"lost", "ending", "late"})
 
 
-class Tenant(Protocol):
-    """Whoever has a unit at the keeper."""
-
-    def has_ended(self, record: Mapping[str, Any]) -> None:
-        """It and all that it started is gone."""
-        raise NotImplementedError
-
-    def was_lost(self) -> None:
-        """The keeper was killed and with it all of this; it is proven gone, and how it ended nobody saw."""
-        raise NotImplementedError
-
-    def was_taken(self) -> None:
-        """Another manager has taken over; it lives on, and is none of ours any more."""
-        raise NotImplementedError
-
-
 class KeeperHome:
     def __init__(self, clock: Clock, site: Site) -> None:
         self._clock = clock
         self._site = site
         self._link: Link | None = None
         self._opening = asyncio.Lock()
+        #: To connect, by whether a keeper is started where there is none.
+        self._attempts: dict[bool, asyncio.Task[None]] = {}
         self._burial: asyncio.Task[None] | None = None
         self._own: Path | None = None
         self._tenants: dict[str, Tenant] = {}
@@ -96,12 +84,23 @@ class KeeperHome:
     async def open(self, *, start: bool = True) -> bool:
         """Connect to the living keeper, or start one. Whether there is one now."""
         await self.settled()
-        if self.is_linked:
-            return True
+        if not self.is_linked:
+            attempt = self._attempts.get(start)
+            if attempt is None:  # one for all that wait for it: a keeper that hangs is not waited for by turns
+                attempt = self._attempts[start] = self.run(self._attempt(start=start))
+                attempt.add_done_callback(partial(self._attempted, start))
+            await asyncio.shield(attempt)
+        return self.is_linked
+
+    async def _attempt(self, *, start: bool) -> None:
         async with self._opening:
             if not self.is_linked:
                 await self._connect(start=start)
-        return self.is_linked
+
+    def _attempted(self, start: bool, attempt: asyncio.Task[None]) -> None:
+        del self._attempts[start]
+        if not attempt.cancelled():
+            attempt.exception()  # its callers may have been cancelled
 
     async def request(self, op: str, /, **fields: Any) -> dict[str, Any]:
         """Ask the present keeper. Raises `KeeperError`."""
@@ -244,18 +243,9 @@ class KeeperHome:
     async def read_last_will(self) -> Mapping[str, Mapping[str, Any]]:
         """Of a keeper that is gone: how its units ended, by unit, as far as it wrote that down. What it left is ended.
 
-        Raises `InvalidOperationError` when one holds the place that says nothing.
+        Raises `InvalidOperationError` when a keeper holds the place and does not answer.
         """
-        if self._site.directory is None:
-            return {}
-        directory = self._site.directory / launch.KEEPER
-        for _ in range(_DYING_LOOKS):
-            with launch.vacant(directory) as is_vacant:
-                if is_vacant:
-                    await launch.sweep(launch.token_of_dead(directory))
-                    return self._read_exits(directory)
-            await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
-        raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
+        return {} if self._site.directory is None else await self._read_when_vacant(self._site.directory, sweep=True)
 
     def was_killed(self) -> bool:
         """Whether the last keeper did not end in order, and nobody has followed it."""
@@ -264,14 +254,17 @@ class KeeperHome:
 
     async def read_remains(self) -> None:
         """Of a keeper that is gone; one that lives says them when it is greeted. Raises as `read_last_will`."""
-        if self._site.directory is None or self._has_read or self.is_linked:
-            return
-        directory = self._site.directory / launch.KEEPER
+        if self._site.directory is not None and not self._has_read and not self.is_linked:
+            await self._read_when_vacant(self._site.directory, sweep=False)
+
+    async def _read_when_vacant(self, home: Path, *, sweep: bool) -> Mapping[str, Mapping[str, Any]]:
+        directory = home / launch.KEEPER
         for _ in range(_DYING_LOOKS):
             with launch.vacant(directory) as is_vacant:
                 if is_vacant:
-                    self._read_exits(directory)
-                    return
+                    if sweep:
+                        await launch.sweep(launch.token_of_dead(directory))
+                    return self._read_exits(directory)
             await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
         raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
 
@@ -294,6 +287,9 @@ class KeeperHome:
             for burial in pending:
                 burial.cancel()
                 await asyncio.wait((burial,))
+        for attempt in tuple(self._attempts.values()):
+            attempt.cancel()
+            await asyncio.wait((attempt,))
         if self._last_work:
             await asyncio.wait(self._last_work, timeout=_LAST_SECONDS)
         link, self._link = self._link, None
@@ -322,7 +318,7 @@ class KeeperHome:
         self.remains.read({"box": record.get("box"), "exit": record})
         tenant = self._tenants.get(unit)
         if tenant is not None:
-            _tell(tenant, {"exit": record})
+            tell(tenant, {"exit": record})
 
     def _lost(self) -> None:
         """Between one message and the next: the keeper was killed, or has crashed."""
@@ -344,7 +340,7 @@ class KeeperHome:
             _log.warning("the agents of %s are left to the keeper or manager that has them now", self.directory)
         finally:  # whatever happened, those who wait for a word get one
             for unit, tenant in tenants.items():
-                _tell(tenant, self.found.get(unit), taken=taken)
+                tell(tenant, self.found.get(unit), taken=taken)
             self._burial = None
 
     async def _again(self, token: str) -> None:
@@ -383,20 +379,6 @@ def _require_going(error: KeeperError, directory: Path) -> None:
         raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
     if error.kind not in _GOING:
         raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
-
-
-def _tell(tenant: Tenant, status: Mapping[str, Any] | None, *, taken: bool = False) -> None:
-    """One who cannot bear it must not keep the others from being told."""
-    try:
-        if taken:
-            tenant.was_taken()
-        elif status is None:
-            tenant.was_lost()
-        elif status.get("exit"):
-            tenant.has_ended(status["exit"])
-        # Else it lives: the keeper had only hung up on us.
-    except Exception:  # noqa: BLE001 - logged
-        _log.exception("the manager failed to take note of the end of a unit")
 
 
 def _boxes(units: Mapping[str, Any]) -> set[str]:

@@ -204,7 +204,11 @@ class ProcessIsolation(Isolation):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep} | self._home.boxes_in_use()
         boxes: dict[str, bool] = {}
-        for one in (await self._home.request("list")).get("units", ()):
+        try:
+            units = (await self._home.request("list")).get("units", ())
+        except KeeperError as error:
+            raise InvalidOperationError(f"the keeper of this home does not say what it has: {error}") from error
+        for one in units:
             if one["box"] not in kept:
                 boxes[one["box"]] = boxes.get(one["box"], False) or one.get("exit") is None
         places = asyncio.Semaphore(_AT_ONCE)

@@ -14,9 +14,9 @@ from ostler.agents.command import Place, Start, answer_of, prompt_file_of
 from ostler.isolation.base import StartPlan
 from ostler.isolation.calls import wake
 from ostler.isolation.process.exits import ending_of, was_lost
-from ostler.isolation.process.home import Tenant
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, read_output
+from ostler.isolation.process.tenants import Tenant
 from ostler.isolation.process.umask import own_umask
 
 
