@@ -2,8 +2,8 @@
 
     python seam_victim.py HOME EPOCH JOURNAL
 
-Each line of the journal is JSON: {"answer": [agent, index], "value": ...} or {"said": [agent, number], ...}. A line that
-is torn was not committed.
+Each line of the journal is JSON: {"answer": [agent, index], "value": ...} or {"said": [agent, number], ...}. A line
+that is torn was not committed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MIB = 1024 * KIB
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXIT_CODE = re.compile(r"0|[1-9][0-9]{0,2}")
-#: Variables that say who the agent is; only Ostler says that.
+#: Variables by which Ostler names the agent; only Ostler sets them.
 _OURS = "OSTLER_"
 
 
@@ -45,7 +45,7 @@ class ExitMeaning(StrEnum):
     DONE = "done"
     FAILED = "failed"
     RETRY = "retry"  #: come again with the same request
-    BLOCKED = "blocked"  #: cannot go on without somebody's help
+    BLOCKED = "blocked"  #: cannot go on without help
 
 
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})
@@ -71,7 +71,7 @@ class CommandSpec(Record):
 
     def __post_init__(self) -> None:
         settle(self, "argv", "env", "set_env", "exit_codes")
-        if isinstance(self.exit_codes, Mapping):  # JSON has only text as keys; who writes Python writes numbers
+        if isinstance(self.exit_codes, Mapping):  # JSON has only text as keys; Python code writes numbers
             given: Mapping[Any, ExitMeaning] = self.exit_codes
             spelled = {str(code) if type(code) is int else code: said for code, said in given.items()}
             object.__setattr__(self, "exit_codes", spelled)

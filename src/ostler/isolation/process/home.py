@@ -1,6 +1,6 @@
-"""The keeper of one home, as a level sees it: found or started when first needed, and buried when it dies.
+"""The keeper of one home, as a level sees it: found or started when first needed, and replaced when it dies.
 
-Whoever has a unit there registers for it *before* it is started, so that no end is told to nobody.
+A tenant registers for its unit *before* that is started, so that no end is missed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostler.seams import Clock
 
 _log = logging.getLogger("ostler.isolation")
 #: How long a keeper may take to end all that it has; it bounds every step of that by itself.
-_FAREWELL_SECONDS = 30.0
+_END_SECONDS = 30.0
 #: How long a keeper that is just leaving is asked again, or one that hangs, and how long that is waited in between.
 _CONNECT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.025
@@ -49,12 +49,12 @@ class KeeperHome:
         self._opening = asyncio.Lock()
         #: To connect, by whether a keeper is started where there is none.
         self._attempts: dict[bool, asyncio.Task[None]] = {}
-        self._burial: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
         self._own: Path | None = None
         self._tenants: dict[str, Tenant] = {}
         self._work: set[asyncio.Task[Any]] = set()
         self._last_work: set[asyncio.Task[Any]] = set()
-        #: By unit, what the keeper held when we came: for those who look for what an earlier manager started.
+        #: By unit, what the keeper held when we came; recovery looks here for what an earlier manager started.
         self.found: dict[str, dict[str, Any]] = {}
         self._by_box: dict[str, set[str]] | None = None
         self.remains = Remains()
@@ -114,7 +114,7 @@ class KeeperHome:
         return self._link.ask(op, fds, **fields)
 
     def move_in(self, unit: str, tenant: Tenant) -> Tenant | None:
-        """From now on this one is told. Whoever was before is answered."""
+        """From now on this one is told of the unit. Answers the tenant before it."""
         before = self._tenants.get(unit)
         self._tenants[unit] = tenant
         return before
@@ -248,7 +248,7 @@ class KeeperHome:
         return {} if self._site.directory is None else await self._read_when_vacant(self._site.directory, sweep=True)
 
     def was_killed(self) -> bool:
-        """Whether the last keeper did not end in order, and nobody has followed it."""
+        """Whether the last keeper did not end in order, and no other has followed it."""
         directory = self._site.directory
         return directory is not None and not self.is_linked and bool(launch.token_of_dead(directory / launch.KEEPER))
 
@@ -276,17 +276,17 @@ class KeeperHome:
         return exits
 
     async def settled(self) -> None:
-        """Until a keeper that was lost is buried, if one was."""
-        while self._burial is not None and self._burial is not asyncio.current_task():
-            await asyncio.wait((self._burial,))
+        """Until a keeper that was lost is replaced, if one was."""
+        while self._replacing is not None and self._replacing is not asyncio.current_task():
+            await asyncio.wait((self._replacing,))
 
     async def close(self) -> None:
-        """Take leave: of agents that go on without us, or of a keeper that ends with what it has."""
-        if self._burial is not None:
-            _, pending = await asyncio.wait((self._burial,), timeout=_FAREWELL_SECONDS)
-            for burial in pending:
-                burial.cancel()
-                await asyncio.wait((burial,))
+        """Leave the agents that go on without this manager, or end the keeper with all that it has."""
+        if self._replacing is not None:
+            _, pending = await asyncio.wait((self._replacing,), timeout=_END_SECONDS)
+            for replacing in pending:
+                replacing.cancel()
+                await asyncio.wait((replacing,))
         for attempt in tuple(self._attempts.values()):
             attempt.cancel()
             await asyncio.wait((attempt,))
@@ -298,7 +298,7 @@ class KeeperHome:
             try:
                 await link.request("bye", leave=self.outlives)
                 if not self.outlives:
-                    await asyncio.wait((link.over,), timeout=_FAREWELL_SECONDS)
+                    await asyncio.wait((link.over,), timeout=_END_SECONDS)
             except KeeperError as error:
                 if error.kind != "lost":  # else it is gone already, and with it all that it had
                     _log.warning("%s; it ends what it has when it can", error)
@@ -326,9 +326,9 @@ class KeeperHome:
             return  # it never became ours
         self._link = None
         _log.error("the keeper of %s is gone; if it was killed, its agents die with it", self.directory)
-        self._burial = asyncio.get_running_loop().create_task(self._bury(), name="ostler-burial")
+        self._replacing = asyncio.get_running_loop().create_task(self._replace(), name="ostler-keeper-replacing")
 
-    async def _bury(self) -> None:
+    async def _replace(self) -> None:
         """A new keeper sweeps before it does anything else, and knows what the old one wrote down last."""
         tenants, token = dict(self._tenants), str(self.about.get("token", ""))
         self.found, taken = {}, True
@@ -338,13 +338,13 @@ class KeeperHome:
             taken = False
         except StaleWriterError:
             _log.warning("the agents of %s are left to the keeper or manager that has them now", self.directory)
-        finally:  # whatever happened, those who wait for a word get one
+        finally:  # whatever happened, every tenant is told
             for unit, tenant in tenants.items():
                 tell(tenant, self.found.get(unit), taken=taken)
-            self._burial = None
+            self._replacing = None
 
     async def _again(self, token: str) -> None:
-        """Never sweeps while a keeper lives: then it is not we who look after this home."""
+        """Never sweeps while a keeper lives: then another manager looks after this home."""
         try:
             async with self._opening:
                 await self._patiently()
@@ -374,7 +374,7 @@ class KeeperHome:
 
 
 def _require_going(error: KeeperError, directory: Path) -> None:
-    """Raises for one that stays and does not want us; of any other it is asked again who is there."""
+    """Raises for a keeper that stays and refuses us; any other is asked again."""
     if error.kind == "stale":
         raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
     if error.kind not in _GOING:

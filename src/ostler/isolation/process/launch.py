@@ -115,7 +115,7 @@ def vacant(directory: Path) -> Iterator[bool]:
         yield True
         return
     except OSError:
-        yield False  # nobody can tell
+        yield False  # that cannot be told
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -225,7 +225,7 @@ class ProcessIsolation(Isolation):
     async def kill_survivors(self, instance_id: UUID) -> str | None:
         left: list[str] = []
         try:
-            if not await self._open(start=self._home.was_killed()):  # who follows it finds what outlived it
+            if not await self._open(start=self._home.was_killed()):  # the next one finds what outlived it
                 await self._home.read_remains()
             for box in self._home.remains.of(instance_id):
                 await self._open()

@@ -1,4 +1,4 @@
-"""Who is told of the ends of a keeper's units."""
+"""What is told of the ends of a keeper's units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tenant(Protocol):
         raise NotImplementedError
 
     def was_taken(self) -> None:
-        """Another manager has taken over; it lives on, and is none of ours any more."""
+        """Another manager has taken over; it lives on there."""
         raise NotImplementedError
 
 
