@@ -16,7 +16,7 @@ from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model import ResourceLimits
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 PYTHON = sys.executable
 CALL = UUID("01890000-0000-7000-8000-0000000ca11d")
@@ -59,15 +59,15 @@ async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
 
 
 @pytest.fixture
-async def ear() -> Ear:
-    return Ear()
+async def listener() -> RecordingListener:
+    return RecordingListener()
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
     async def begin(plan: StartPlan) -> Cell:
         await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
+        cell = await isolation.start(plan, listener)
         await cell.call(Verb.INITIALIZE)
         return cell
 

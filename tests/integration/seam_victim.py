@@ -101,7 +101,7 @@ class Journal:
         self._take(entry)
 
 
-class Ear:
+class RecordingListener:
     """Commits what counts, in order, and confirms it a moment later."""
 
     def __init__(self, agent: str, journal: Journal) -> None:
@@ -126,19 +126,19 @@ class Ear:
 
 
 async def live(agent: str, level: ProcessIsolation, journal: Journal, home: Path, *, is_first: bool) -> None:
-    ear, plan = Ear(agent, journal), plan_of(agent, home)
+    listener, plan = RecordingListener(agent, journal), plan_of(agent, home)
     if is_first:
         await level.prepare(plan)
-        cell = await level.start(plan, ear)
+        cell = await level.start(plan, listener)
         await cell.call(Verb.INITIALIZE)
         journal.commit({"started": agent})
     else:
-        found = await level.recover(None, plan, ear)
+        found = await level.recover(None, plan, listener)
         if isinstance(found, Exit):
             journal.commit({"lost": str(found)})
             return
         cell = found
-    ear.cell = cell
+    listener.cell = cell
     index = max((one for name, one in journal.answers if name == agent), default=-1) + 1
     for one in list(cell.in_flight):
         known = next(number for number in range(index + 2) if call_id(agent, number) == one)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_ground import PYTHON, Begin, begin, ear, isolation, lives, names_in, place, plan_for, site
+from command_ground import PYTHON, Begin, begin, isolation, listener, lives, names_in, place, plan_for, site
 
 from ostler.agents import PromptBy
 from ostler.errors import AgentExecutionError
 from ostler.isolation import Cell, Verb
 from ostler.testing.isolation_suite.ground import until
 
-__all__ = ["begin", "ear", "isolation", "place", "site"]
+__all__ = ["begin", "isolation", "listener", "place", "site"]
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from command_ground import (
     began,
     begin,
     begun,
-    ear,
     isolation,
+    listener,
     lives,
     names_in,
     place,
@@ -36,9 +36,9 @@ from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model import AttemptOutcome
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["begin", "ear", "isolation", "place", "site"]
+__all__ = ["begin", "isolation", "listener", "place", "site"]
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ async def forgotten(isolation: ProcessIsolation) -> None:
 
 
 async def found_again(level: ProcessIsolation, plan: StartPlan) -> Cell:
-    found = await level.recover(None, plan, Ear())
+    found = await level.recover(None, plan, RecordingListener())
     assert isinstance(found, Cell)
     return found
 
@@ -110,21 +110,21 @@ async def test_exit_codes_mean_what_the_definition_says(begin: Begin, place: Pat
     await cell.destroy()
 
 
-async def test_a_run_that_is_killed_says_by_what(begin: Begin, place: Path, ear: Ear) -> None:
+async def test_a_run_that_is_killed_says_by_what(begin: Begin, place: Path, listener: RecordingListener) -> None:
     cell = await begin(plan_for(place, PYTHON, "-c", "import os; os.kill(os.getpid(), 11)"))
     with pytest.raises(AgentExecutionError, match="was killed by SIGSEGV"):
         await cell.call(Verb.PROCESS, "x")
-    assert not ear.exits, "a run has failed, not the agent"
+    assert not listener.exits, "a run has failed, not the agent"
     await cell.destroy()
 
 
 async def test_what_cannot_run_is_refused_as_at_other_levels(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener
 ) -> None:
     with pytest.raises(AgentExecutionError, match="must be a program on the agent's PATH") as caught:
         await begin(plan_for(place, "no-such-program-here"))
     assert caught.value.exception_type == "ostler.errors.ValidationError"
-    cell = await isolation.start(plan_for(place, "./no-such-program-here"), ear)
+    cell = await isolation.start(plan_for(place, "./no-such-program-here"), listener)
     with pytest.raises(AgentExecutionError, match="cannot be run"):
         await cell.call(Verb.PROCESS, "x")
     with pytest.raises(AgentExecutionError, match="must be a text"):
@@ -190,7 +190,7 @@ async def test_runs_overlap_and_are_frozen_and_stopped_together(begin: Begin, pl
 
 
 async def test_a_run_in_flight_is_found_by_the_next_manager(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -201,7 +201,7 @@ async def test_a_run_in_flight_is_found_by_the_next_manager(
         await call
     assert lives(pid)
     heir = next_level(site)
-    found = await heir.recover(cell.handle, plan, ear)
+    found = await heir.recover(cell.handle, plan, listener)
     assert isinstance(found, Cell)
     assert found.in_flight == {CALL: Verb.PROCESS}
     again = asyncio.ensure_future(found.rejoin(CALL))
@@ -215,7 +215,7 @@ async def test_a_run_in_flight_is_found_by_the_next_manager(
 
 
 async def test_a_run_that_ended_while_nobody_looked_is_answered(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -227,22 +227,24 @@ async def test_a_run_that_ended_while_nobody_looked_is_answered(
     (place / "go").touch()
     await until(lambda: not lives(pid))
     heir = next_level(site)
-    found = await heir.recover(None, plan, ear)
+    found = await heir.recover(None, plan, listener)
     assert isinstance(found, Cell)
     assert (await found.rejoin(CALL))["output"].endswith("done\n")
     await found.destroy()
     await heir.close()
 
 
-async def test_a_killed_keeper_takes_the_run_along_but_not_an_idle_agent(begin: Begin, place: Path, ear: Ear) -> None:
+async def test_a_killed_keeper_takes_the_run_along_but_not_an_idle_agent(
+    begin: Begin, place: Path, listener: RecordingListener
+) -> None:
     busy, idle = await begin(plan_for(place, *waiting(place))), await begin(plan_for(place, PYTHON, "-c", "print(1)"))
     call = asyncio.ensure_future(busy.call(Verb.PROCESS, "x"))
     (pid,) = await began(place)
     os.kill(parent_of(pid), signal.SIGKILL)
     with pytest.raises(AgentGoneError):
         await call
-    await until(lambda: len(ear.exits) == 1)
-    assert ear.exits[0].outcome is AttemptOutcome.LOST
+    await until(lambda: len(listener.exits) == 1)
+    assert listener.exits[0].outcome is AttemptOutcome.LOST
     assert not lives(pid)
     assert (await idle.call(Verb.PROCESS, "x"))["output"] == "1\n"
     await busy.destroy()

@@ -17,8 +17,8 @@ from command_ground import (
     began,
     begin,
     begun,
-    ear,
     isolation,
+    listener,
     lives,
     names_in,
     place,
@@ -31,9 +31,9 @@ from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["begin", "ear", "isolation", "place", "site"]
+__all__ = ["begin", "isolation", "listener", "place", "site"]
 
 pytestmark = pytest.mark.anyio
 
@@ -171,7 +171,7 @@ async def test_what_is_frozen_is_found_frozen_by_the_next_manager(
         await call
     (place / "go").touch()
     heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
-    found = await heir.recover(None, plan, Ear())
+    found = await heir.recover(None, plan, RecordingListener())
     assert isinstance(found, Cell)
     told: list[dict[UUID, Verb]] = []
     found.on_reported(lambda: told.append(dict(found.in_flight)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command_ground import CALL, begun, waiting
 from defect_ground import do, keeper, plan_for
-from process_ground import Begin, beginning, ear, isolation, site
+from process_ground import Begin, beginning, isolation, listener, site
 from promise_ground import everyone, lives
 
 from ostler.agents import CommandSpec
@@ -25,16 +25,16 @@ from ostler.isolation.process import home
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    return beginning(isolation, ear, plan_for)
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
+    return beginning(isolation, listener, plan_for)
 
 
 @contextlib.contextmanager
@@ -61,13 +61,13 @@ async def ended(isolation: ProcessIsolation, site: Site, kept: set[str]) -> None
 
 
 async def test_a_start_fails_within_its_deadline_and_five_seconds(
-    begin: Begin, isolation: ProcessIsolation, site: Site, ear: Ear, caplog: pytest.LogCaptureFixture
+    begin: Begin, isolation: ProcessIsolation, site: Site, listener: RecordingListener, caplog: pytest.LogCaptureFixture
 ) -> None:
     cell = await begin()
     kept, plan, since = await known(isolation), plan_for(), time.monotonic()
     with hung(keeper(site)):
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(isolation.start(plan, ear), 1.0)
+            await asyncio.wait_for(isolation.start(plan, listener), 1.0)
         assert time.monotonic() - since < 6
         assert "the keeper does not answer" in caplog.text
         assert await cell.call(Verb.PROCESS, do("echo", value=1)) == 1, "agents need no keeper to work"
@@ -128,7 +128,7 @@ async def test_recovery_and_sweep_do_not_wait_for_ever(
     following = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
     with hung(keeper(site)):
         since = time.monotonic()
-        asking = [following.recover(None, plan, Ear()) for _ in range(8)]
+        asking = [following.recover(None, plan, RecordingListener()) for _ in range(8)]
         for error in await asyncio.gather(*asking, following.sweep(()), return_exceptions=True):
             assert isinstance(error, InvalidOperationError)
         assert time.monotonic() - since < 15

@@ -26,7 +26,7 @@ from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear
+from ostler.testing.isolation_suite.ground import RecordingListener
 
 VICTIM = Path(__file__).parent / "seam_victim.py"
 
@@ -65,14 +65,14 @@ from uuid import UUID
 from ostler.isolation import Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear
+from ostler.testing.isolation_suite.ground import RecordingListener
 
 async def main():
     home, number = Path(sys.argv[1]), int(sys.argv[2])
     level = ProcessIsolation(SystemClock(), Site(directory=home, outlive=timedelta(seconds=30), epoch=2 * number + 1))
     plan = replace(plan_for(home.parent / "tool", "sleep", "1000"), instance_id=UUID(int=number + 1))
     await level.prepare(plan)
-    cell = await level.start(plan, Ear())
+    cell = await level.start(plan, RecordingListener())
     print("up", flush=True)
     call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
     while True:
@@ -87,7 +87,7 @@ asyncio.run(main())
 async def next_manager(home: Path, number: int) -> None:
     level = ProcessIsolation(SystemClock(), Site(directory=home, outlive=timedelta(seconds=30), epoch=2 * number + 2))
     plan = replace(plan_for(home.parent / "tool", "sleep", "1000"), instance_id=UUID(int=number + 1))
-    found = await level.recover(None, plan, Ear())
+    found = await level.recover(None, plan, RecordingListener())
     assert isinstance(found, Cell)
     call = None
     if found.in_flight:

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from defect_agents import Nuisance
 from defect_ground import do, keeper, plan_for
-from process_ground import Begin, beginning, ear, isolation, site
+from process_ground import Begin, beginning, isolation, listener, site
 from promise_ground import end_keeper, lives, opened
 
 from ostler import AgentState
@@ -27,16 +27,16 @@ from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    return beginning(isolation, ear, plan_for)
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
+    return beginning(isolation, listener, plan_for)
 
 
 # --- silence -----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, si
     await until(note.exists)
     heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
     began, told = time.monotonic(), []
-    found = await heir.recover(None, plan, Ear())
+    found = await heir.recover(None, plan, RecordingListener())
     assert isinstance(found, Cell)
     found.on_reported(lambda: told.append(dict(found.in_flight)))
     await found.thaw()
