@@ -16,7 +16,7 @@ from ostler import AgentGoneError, AgentInstance, AgentState, AttemptOutcome, Re
 
 pytestmark = pytest.mark.anyio
 
-LOST = "the keeper of this home was killed, and with it all its agents; how this one ended nobody saw"
+LOST = "the keeper of this home was killed, and with it all its agents; how this one ended is not known"
 HOUR = timedelta(hours=1)
 
 

@@ -26,7 +26,7 @@ from ostler.isolation.process import link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model import AgentState, AttemptOutcome, IsolationLevel
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear
+from ostler.testing.isolation_suite.ground import RecordingListener as Ear
 
 pytestmark = pytest.mark.anyio
 

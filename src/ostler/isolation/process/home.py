@@ -89,7 +89,10 @@ class KeeperHome:
             if attempt is None:  # one for all that wait for it: a keeper that hangs is not waited for by turns
                 attempt = self._attempts[start] = self.run(self._attempt(start=start))
                 attempt.add_done_callback(partial(self._attempted, start))
-            await asyncio.shield(attempt)
+            await asyncio.wait((attempt,))
+            if attempt.cancelled():
+                raise InvalidOperationError(f"the manager of {self.directory} is closing")
+            attempt.result()
         return self.is_linked
 
     async def _attempt(self, *, start: bool) -> None:

@@ -62,7 +62,7 @@ class Run(Tenant):
     def has_ended(self, record: Mapping[str, Any]) -> None:
         if not self.is_running:
             return  # a keeper that follows another one tells it again
-        if not self._is_started:
+        if not self._is_started and not self.given_up:
             self.early = record
             return
         if was_lost(record):
