@@ -179,7 +179,7 @@ class Cell(ABC):
         """Ask the agent something and wait for the answer; calls may overlap.
 
         With a `call_id` the answer is kept until `confirm`, and a call of `in_flight` is joined, not begun. Without one
-        the call is confirmed as soon as it is answered.
+        the call is confirmed as soon as it is answered, and so is the initialisation.
 
         Cancelling the caller cancels the work, and returns only when it has stopped or the level gives it up; such a
         call is confirmed by the cell. A call that meets a frozen cell waits for the thaw.

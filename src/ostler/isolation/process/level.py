@@ -172,6 +172,8 @@ class ProcessIsolation(Isolation):
             status, fds = await self._home.ask("attach", unit=box)
         except KeeperError as error:
             if error.kind == "unknown":
+                with contextlib.suppress(KeeperError):  # a start whose manager is gone may just be on its way out
+                    await self._home.strike(box)
                 return _UNKNOWN
             raise InvalidOperationError(f"the keeper of this home does not say what became of it: {error}") from error
         if status.get("exit"):
