@@ -10,7 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from promise_ground import Fleet, end_keeper, everyone, keeper_of, lives, opened, swept, until
+from machine_ground import end_keeper, everyone, keeper_of, lives, swept, until
+from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, AgentState, AttemptOutcome, RestartPolicy
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from defect_agents import Nuisance
-from promise_ground import keeper_of
+from machine_ground import keeper_of
 
 from ostler.agents import AgentKind, AgentManifest, CommandSpec
 from ostler.isolation import Site, StartPlan

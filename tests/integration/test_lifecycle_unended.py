@@ -16,8 +16,9 @@ import pytest
 from defect_ground import plan_for
 from lifecycle_aids import until
 from lifecycle_haven import HavenIsolation, Managers
+from machine_ground import everyone, keeper_of, lives, swept
 from promise_agents import Doer
-from promise_ground import everyone, keeper_of, lives, opened, swept
+from promise_ground import opened
 
 from ostler import TerminationOptions
 from ostler.errors import AgentGoneError, InvalidOperationError

@@ -13,23 +13,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
+from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
-from promise_ground import lives, opened
 
-from ostler import AgentState
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Site, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.model import AttemptOutcome, TerminationOptions
+from ostler.model import AttemptOutcome
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
@@ -117,21 +115,21 @@ _FLOODS = {
 
 
 @pytest.mark.parametrize("kind", _FLOODS)
-async def test_a_talkative_agent_holds_up_no_neighbour(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path) as fleet:
-        definition = fleet.manager.registry.register(Nuisance, name="nuisance").id
-        loud, calm = await fleet.spawn(definition), await fleet.spawn(definition)
-        await fleet.do(loud, "flood", message=_FLOODS[kind])
-        took, end = [], time.monotonic() + 3
-        while time.monotonic() < end:
-            began = time.perf_counter()
-            assert await fleet.do(calm, "echo", value=1) == 1
-            took.append(time.perf_counter() - began)
-        assert (await fleet.record(loud)).state is AgentState.WAITING
-        assert len(took) > 10
-        await fleet.manager.terminate(loud.instance_id, TerminationOptions.immediate())
-        # A tenth of a second on a quiet machine; once it was seconds.
-        assert statistics.quantiles(took, n=20)[-1] < 0.3
+async def test_a_talkative_agent_holds_up_no_neighbour(begin: Begin, listener: RecordingListener, kind: str) -> None:
+    loud, calm = await begin(), await begin()
+    await loud.call(Verb.PROCESS, do("flood", message=_FLOODS[kind]))
+    took, end = [], time.monotonic() + 3
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        assert await calm.call(Verb.PROCESS, do("echo", value=1)) == 1
+        took.append(time.perf_counter() - began)
+        listener.messages.clear()
+    assert not listener.exits
+    assert len(took) > 10
+    await loud.destroy()
+    # A tenth of a second on a quiet machine; once it was seconds.
+    assert statistics.quantiles(took, n=20)[-1] < 0.3
+    await calm.destroy()
 
 
 async def test_what_is_too_long_is_refused_where_it_is_said(begin: Begin, listener: RecordingListener) -> None:

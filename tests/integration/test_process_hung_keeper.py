@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from command_ground import CALL, begun, waiting
 from defect_ground import do, keeper, plan_for
+from machine_ground import everyone, lives
 from process_ground import Begin, beginning, isolation, listener, site
-from promise_ground import everyone, lives
 
 from ostler.agents import CommandSpec
 from ostler.errors import InvalidOperationError

@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pytest
 from command_ground import CALL, plan_for
-from promise_ground import assert_nothing_left, end_keeper, everyone, swept
+from machine_ground import assert_nothing_left, end_keeper, everyone, swept
 from seam_victim import AGENTS
 
 from ostler.errors import AgentGoneError
