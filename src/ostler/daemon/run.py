@@ -65,7 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
 async def serve(home: Path, *, listen: str | None = None) -> None:
     """Until a signal, or until it is told to stop by the API."""
     settings = load_settings(project_of(home))
-    tcp = None if (listen or settings.listen) is None else _tcp_socket(listen or settings.listen or "")
+    wanted = listen or settings.listen
+    tcp = None if wanted is None else _tcp_socket(wanted)
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
     async with open_manager(home, settings=lifecycle) as manager:
 
@@ -86,7 +87,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
-        context.listens = [str(home / SOCKET_FILE)] + ([f"http://{listen or settings.listen}"] if tcp else [])
+        context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
         with _signals(stop):
             running = [asyncio.create_task(server.run()) for server in servers]
             hook.start()
@@ -215,6 +216,11 @@ def _unix_socket(home: Path) -> socket.socket:
         os.close(folder)
     sock.listen(128)
     return sock
+
+
+def _address_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _tcp_socket(address: str) -> socket.socket:
