@@ -164,14 +164,13 @@ class _PeerChecked(H11Protocol):
     """Only the user of the daemon, and root, may speak to its socket; whatever the file's rights say."""
 
     def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
         if uid not in {0, os.getuid()}:
             _log.warning("refused a connection of user %d", uid)
             transport.abort()
-            return
-        super().connection_made(transport)
 
 
 class _Server:
