@@ -112,10 +112,8 @@ class BlockingClient:
                 time.sleep(_PAUSE_SECONDS)
 
     def _stream_once(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> Iterator[StreamItem]:
-        first = {} if cursor is None or verb != "events" else {"after": cursor}
+        first = {} if cursor is None else {"after": cursor}
         prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token)
-        if cursor is not None and verb != "events":
-            prepared.headers["Last-Event-ID"] = cursor
         connection, response = self._send(prepared, None)
         try:
             if response.status >= 400:

@@ -101,9 +101,9 @@ async def logs(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
-    lines = manager.log(
-        instance_id, after=last_event_id or after, attempt=attempt, tail=tail, since=since, follow=follow
-    )
+    cursor = last_event_id or after
+    last = tail if cursor is None else None  # who goes on from a line gets all that follow it
+    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow)
     if not follow:
         return [line.to_dict() async for line in lines]
     await manager.require_instance(instance_id)  # refused before the stream has begun
