@@ -103,7 +103,10 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
         undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([undo], timeout=_UNDO_SECONDS)
-        raise _start_error(error, limit) from error
+        told = _start_error(error, limit)
+        if told is error:
+            raise
+        raise told from error
     return cell
 
 
