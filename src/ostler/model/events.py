@@ -13,6 +13,7 @@ from ostler.model.ledger import WaitKind
 from ostler.model.record import Record, adapter, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState
+from ostler.model.task import TaskState
 from ostler.model.types import Moment
 
 #: Columns of their own in the log, so they are left out of the body.
@@ -165,6 +166,46 @@ class AgentTerminatedEvent(AgentEvent):
     uptime: timedelta
 
 
+@record
+class TaskEvent(Event):
+    task_id: UUID
+    key: str
+
+
+@record
+class TaskStateChangedEvent(TaskEvent):
+    """The first one of a task, when it is queued, has no previous state."""
+
+    event_type: ClassVar[str] = "task_state_changed"
+
+    previous_state: TaskState | None = None
+    new_state: TaskState
+    reason: str | None = None
+    attempt: int = 0
+    agent: str | None = None
+    #: Who works on it.
+    instance_id: UUID | None = None
+
+
+@record
+class TaskWaitOpenedEvent(TaskEvent):
+    event_type: ClassVar[str] = "task_wait_opened"
+
+    wait_id: UUID
+    kind: WaitKind
+    reason: str | None = None
+    due_at: Moment | None = None
+
+
+@record
+class TaskWaitEndedEvent(TaskEvent):
+    event_type: ClassVar[str] = "task_wait_ended"
+
+    wait_id: UUID
+    kind: WaitKind
+    outcome: str
+
+
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
@@ -180,6 +221,9 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
             AgentWaitOpenedEvent,
             AgentWaitEndedEvent,
             AgentTerminatedEvent,
+            TaskStateChangedEvent,
+            TaskWaitOpenedEvent,
+            TaskWaitEndedEvent,
         )
     }
 )

@@ -1,0 +1,187 @@
+"""A task: a piece of work with a review outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Any
+from uuid import UUID
+
+from ostler.model.faults import Fault, shown
+from ostler.model.record import Record, record
+from ostler.model.states import AgentPriority
+from ostler.model.text import name_faults, tag_faults, unkeepable_faults
+from ostler.model.types import Duration, Interval, Moment
+
+MAX_TASK = 100_000
+MAX_COMMENT = 20_000
+MAX_DEPENDENCIES = 100
+MAX_CHECKS = 20
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class TaskState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"  #: submitted and proven; waits for its review
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+
+
+_T = TaskState
+TASK_TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = MappingProxyType(
+    {
+        _T.QUEUED: frozenset({_T.RUNNING, _T.REJECTED}),
+        _T.RUNNING: frozenset({_T.QUEUED, _T.COMPLETED, _T.REJECTED}),
+        _T.COMPLETED: frozenset({_T.QUEUED, _T.ACCEPTED, _T.REJECTED}),
+        _T.ACCEPTED: frozenset({_T.COMPLETED}),  # only by undo
+        _T.REJECTED: frozenset(),
+    }
+)
+FINISHED_STATES = frozenset({_T.ACCEPTED, _T.REJECTED})
+
+
+@record
+class Receipt(Record):
+    """One check that Ostler ran itself: what it ran on, and how it ended."""
+
+    command: str
+    #: The tree that was checked out for it; None where the workdir is no git tree.
+    tree: str | None = None
+    #: None where it did not end in its time.
+    exit_code: int | None = None
+    seconds: float
+    #: SHA-256 of the whole output.
+    output_digest: str
+    #: The end of the output.
+    output: str
+
+    @property
+    def passed(self) -> bool:
+        return self.exit_code == 0
+
+
+@record
+class Task(Record):
+    task_id: UUID
+    workspace_id: UUID
+    #: Short and unique in its workspace: T001, or chosen by the caller.
+    key: str
+    state: TaskState = TaskState.QUEUED
+    #: What is to be done.
+    task: str
+    #: The definition that works on it; without one it waits for somebody who claims it.
+    agent: str | None = None
+    model: str | None = None
+    priority: AgentPriority = AgentPriority.NORMAL
+    tags: tuple[str, ...] = ()
+    #: Keys of tasks that must be accepted before.
+    depends_on: tuple[str, ...] = ()
+    #: Command lines that must pass on the submitted tree.
+    checks: tuple[str, ...] = ()
+    #: Kept back until it is released.
+    is_held: bool = False
+    #: How often it was begun; the number of the present or the last attempt.
+    attempt: int = 0
+    #: Attempts that failed. Waits and sendings back spend nothing.
+    failures: int = 0
+    max_failures: Annotated[int, Interval(ge=1, le=1000)] = 3
+    #: How long one attempt may work.
+    timeout: Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=7))] | None = None
+    #: The directory that it was submitted from.
+    near: str | None = None
+    workdir: Mapping[str, Any] | None = None
+    instance_id: UUID | None = None
+    #: Where the program of its agent can go on.
+    session: str | None = None
+    #: What the next attempt is told beside the task.
+    comments: tuple[str, ...] = ()
+    summary: str | None = None
+    #: What the agent says it changed, and what it did change.
+    claimed_files: tuple[str, ...] | None = None
+    changed_files: tuple[str, ...] | None = None
+    #: For an agent that hands in text instead of files.
+    generated_code: str | None = None
+    error: str | None = None
+    snapshot: Mapping[str, Any] | None = None
+    receipts: tuple[Receipt, ...] = ()
+    accepted: Mapping[str, Any] | None = None
+    vault: Mapping[str, Any] | None = None
+    tokens: int = 0
+    cost_usd: float | None = None
+    created_by: str
+    created_at: Moment
+    updated_at: Moment
+    #: When it first ran, was last completed, and was accepted or rejected.
+    started_at: Moment | None = None
+    completed_at: Moment | None = None
+    ended_at: Moment | None = None
+    version: int = 1
+
+    @property
+    def title(self) -> str:
+        return self.task.strip().splitlines()[0][:200] if self.task.strip() else ""
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED_STATES
+
+    def rules(self) -> Iterator[Fault]:
+        yield from key_faults("key", self.key)
+        if not self.task.strip():
+            yield Fault(field="task", bound="must say what is to be done")
+        yield from _long_text_faults("task", self.task, MAX_TASK)
+        for name in ("agent", "model"):
+            if (value := getattr(self, name)) is not None:
+                yield from name_faults(name, value)
+        yield from tag_faults("tags", self.tags)
+        if len(self.depends_on) > MAX_DEPENDENCIES:
+            yield Fault(field="depends_on", bound=f"must be at most {MAX_DEPENDENCIES} keys")
+        if self.key in self.depends_on:
+            yield Fault(field="depends_on", bound=f"must not hold the task itself ({self.key})")
+        if len(self.checks) > MAX_CHECKS:
+            yield Fault(field="checks", bound=f"must be at most {MAX_CHECKS} command lines")
+        for check in self.checks:
+            if not check.strip():
+                yield Fault(field="checks", bound="must be command lines, not empty text")
+            yield from _long_text_faults("checks", check, MAX_COMMENT)
+
+
+def key_faults(field: str, key: str) -> Iterator[Fault]:
+    if not _KEY.fullmatch(key):
+        bound = "must be 1 to 64 letters, digits, - and _, beginning with a letter or a digit"
+        yield Fault(field=field, bound=bound, value=shown(key))
+
+
+def _long_text_faults(field: str, text: str, most: int) -> Iterator[Fault]:
+    if len(text) > most:
+        yield Fault(field=field, bound=f"must be at most {most} characters; put the rest into a file", value=str(len(text)))
+    yield from unkeepable_faults(field, text)
+
+
+@record
+class TaskFilter(Record):
+    state: TaskState | None = None
+    agent: str | None = None
+    tag: str | None = None
+    #: Part of the text of the task, in any case.
+    text: str | None = None
+    created_from: Moment | None = None
+    created_until: Moment | None = None
+    #: Without it finished tasks are left out, unless their state is asked for.
+    include_finished: bool = False
+    limit: Annotated[int, Interval(ge=1, le=1000)] = 100
+    offset: Annotated[int, Interval(ge=0, le=1_000_000)] = 0
+
+
+@record
+class TaskStatistics(Record):
+    by_state: Mapping[TaskState, int]
+    #: Accepted among those that were accepted or rejected; None before the first.
+    success_rate: float | None = None
+    #: From the first start to the completion.
+    average_duration: Duration | None = None
+    cost_usd: float = 0.0

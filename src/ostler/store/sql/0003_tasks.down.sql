@@ -1,0 +1,2 @@
+DROP TABLE task_numbers;
+DROP TABLE tasks;

@@ -1,0 +1,358 @@
+"""Tasks: queued, claimed by exactly one attempt, moved by the table of legal moves, told to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
+from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
+from ostler.model.faults import fault
+from ostler.model.ledger import Wait
+from ostler.model.people import SYSTEM, Actor
+from ostler.model.states import AgentPriority
+from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
+from ostler.model.text import clipped
+from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
+from ostler.store.queries import like_pattern
+from ostler.store.rows import Rows
+from ostler.store.transaction import Reader, Transaction
+from ostler.store.waits import WAITS
+
+TASKS = Rows(Task, "tasks", renamed={"task_id": "id"})
+_RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
+_MAX_REASON = 2000
+_FINISHED = "('accepted', 'rejected')"
+
+
+# --- looking -----------------------------------------------------------------------------------------
+
+
+def get_task(reader: Reader, task_id: UUID) -> Task | None:
+    return TASKS.read_one(reader.fetch_one(f"{TASKS.select} WHERE id = :id", id=task_id))
+
+
+def find_task(reader: Reader, workspace_id: UUID, key: str) -> Task | None:
+    """By its key, in any case."""
+    row = reader.fetch_one(
+        f"{TASKS.select} WHERE workspace_id = :space AND key IN (:key, :upper)",
+        space=workspace_id,
+        key=key,
+        upper=key.upper(),
+    )
+    return TASKS.read_one(row)
+
+
+def require_task(reader: Reader, workspace_id: UUID, key: str) -> Task:
+    found = find_task(reader, workspace_id, key)
+    if found is None:
+        raise TaskNotFoundError(f"there is no task {key!a}; `ostler task list -a` lists all")
+    return found
+
+
+def list_tasks(reader: Reader, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
+    """Newest first."""
+    where, values = ["workspace_id = :workspace_id"], {"workspace_id": workspace_id}
+    given: dict[str, Any] = {"state": wanted.state, "agent": wanted.agent}
+    for name, value in given.items():
+        if value is not None:
+            where.append(f"{name} = :{name}")
+            values[name] = value
+    if wanted.state is None and not wanted.include_finished:
+        where.append(f"state NOT IN {_FINISHED}")
+    if wanted.tag is not None:
+        where.append("tags_json LIKE :tag ESCAPE '\\'")
+        values["tag"] = f'%"{like_pattern(wanted.tag.lower())}"%'
+    if wanted.text is not None:
+        where.append("lower(task) LIKE :text ESCAPE '\\'")
+        values["text"] = f"%{like_pattern(wanted.text)}%"
+    if wanted.created_from is not None:
+        where.append("created_at >= :created_from")
+        values["created_from"] = wanted.created_from
+    if wanted.created_until is not None:
+        where.append("created_at < :created_until")
+        values["created_until"] = wanted.created_until
+    sql = f"{TASKS.select} WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT :limit OFFSET :offset"
+    return TASKS.read(reader.fetch(sql, limit=wanted.limit, offset=wanted.offset, **values))
+
+
+def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
+    """Of all workspaces, oldest first; for recovery and retention."""
+    names = ", ".join(f"'{state}'" for state in sorted(states))
+    return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state IN ({names}) ORDER BY id"))
+
+
+def claimable_tasks(reader: Reader, workspace_id: UUID, limit: int = 100) -> list[Task]:
+    """Queued, not held, with no open wait, and all that they depend on accepted; the most urgent first."""
+    rows = reader.fetch(
+        f"""{TASKS.select} WHERE workspace_id = :space AND state = 'queued' AND is_held = 0
+            AND NOT EXISTS (SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL)
+            ORDER BY rank DESC, id""",
+        space=workspace_id,
+    )
+    found: list[Task] = []
+    for task in TASKS.read(rows):
+        if len(found) >= limit:
+            break
+        if not unmet(reader, task):
+            found.append(task)
+    return found
+
+
+def unmet(reader: Reader, task: Task) -> list[str]:
+    """The keys that it depends on and that are not accepted."""
+    missing = []
+    for key in task.depends_on:
+        row = reader.fetch_one(
+            "SELECT state FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=key
+        )
+        # One that was purged had been accepted: a task that an unfinished one needs is not purged while it is rejected.
+        if row is not None and row[0] != TaskState.ACCEPTED:
+            missing.append(key)
+    return missing
+
+
+def dependents(reader: Reader, task: Task) -> list[Task]:
+    """Unfinished tasks that need this one."""
+    rows = reader.fetch(
+        f"""{TASKS.select} WHERE workspace_id = :space AND state NOT IN {_FINISHED}
+            AND depends_on_json LIKE :key ESCAPE '\\'""",
+        space=task.workspace_id,
+        key='%"' + task.key.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + '"%',
+    )
+    return [one for one in TASKS.read(rows) if task.key in one.depends_on]
+
+
+def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
+    counts = dict.fromkeys(TaskState, 0)
+    cost = 0.0
+    for state, count, spent in reader.fetch(
+        "SELECT state, count(*), sum(cost_usd) FROM tasks WHERE workspace_id = :space GROUP BY state",
+        space=workspace_id,
+    ):
+        counts[TaskState(state)] = count
+        cost += float(spent or 0.0)
+    ended = counts[TaskState.ACCEPTED] + counts[TaskState.REJECTED]
+    average = reader.fetch_one(
+        "SELECT avg(completed_at - started_at) FROM tasks WHERE workspace_id = :space AND completed_at IS NOT NULL",
+        space=workspace_id,
+    )
+    lasted = None if average is None or average[0] is None else timedelta(microseconds=int(average[0]))
+    return TaskStatistics(
+        by_state=counts,
+        success_rate=counts[TaskState.ACCEPTED] / ended if ended else None,
+        average_duration=lasted,
+        cost_usd=cost,
+    )
+
+
+# --- changing ----------------------------------------------------------------------------------------
+
+
+def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | None = None) -> Task:
+    """Queue it. An empty key gets the next number; the same idempotency key gets the task that it made."""
+    tx.audit_refusal(task.workspace_id, by, "task.add", f"task:{task.key or 'new'}")
+    known = find_answer(tx, task.workspace_id, key, "task.add")
+    if known is not None:
+        return require_task(tx, task.workspace_id, known)
+    named = task if task.key else task.evolve(key=_next_key(tx, task.workspace_id))
+    if tx.fetch_one(
+        "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=named.key
+    ):
+        raise ConflictError(f"there is a task {named.key} already; choose another key, or leave it out")
+    _require_dependencies(tx, named)
+    added = named.evolve(created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
+    TASKS.insert(tx, added, rank=_RANK[added.priority])
+    _emit(tx, added, None, None, by)
+    tx.audit(added.workspace_id, by, "task.add", f"task:{added.key}", detail=added.title)
+    keep_answer(tx, added.workspace_id, key, "task.add", added.key)
+    return added
+
+
+def _next_key(tx: Transaction, workspace_id: UUID) -> str:
+    while True:
+        rows = tx.fetch(
+            """INSERT INTO task_numbers (workspace_id, last) VALUES (:space, 1)
+               ON CONFLICT (workspace_id) DO UPDATE SET last = task_numbers.last + 1 RETURNING last""",
+            space=workspace_id,
+        )
+        key = f"T{int(rows[0][0]):03d}"
+        if not tx.fetch_one(
+            "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=workspace_id, key=key
+        ):
+            return key
+
+
+def _require_dependencies(tx: Transaction, task: Task) -> None:
+    for key in task.depends_on:
+        found = find_task(tx, task.workspace_id, key)
+        if found is None:
+            raise fault("depends_on", "must be keys of tasks that exist; add those first", key)
+        if found.state is TaskState.REJECTED:
+            raise fault("depends_on", f"must not be a rejected task: {key} will never be accepted", key)
+        _require_no_cycle(tx, task, found)
+
+
+def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
+    seen: set[str] = set()
+    waiting = [first]
+    while waiting:
+        one = waiting.pop()
+        if one.key == task.key:
+            raise fault("depends_on", f"must not lead back to {task.key}", first.key)
+        if one.key not in seen:
+            seen.add(one.key)
+            waiting += [found for key in one.depends_on if (found := find_task(tx, task.workspace_id, key))]
+
+
+def claim_task(tx: Transaction, old: Task, *, by: Actor = SYSTEM) -> Task | None:
+    """Begin its next attempt; None where it cannot be begun now, or another one was faster."""
+    row = get_task(tx, old.task_id)
+    if row is None or row.state is not TaskState.QUEUED or row.is_held:
+        return None
+    if tx.fetch_one("SELECT 1 FROM waits WHERE task_id = :id AND ended_at IS NULL", id=row.task_id) or unmet(tx, row):
+        return None
+    changes = {
+        "attempt": row.attempt + 1,
+        "instance_id": None,
+        "error": None,
+        "started_at": row.started_at or tx.now,
+    }
+    return change_task(tx, row, changes, to=TaskState.RUNNING, by=by)
+
+
+def change_task(
+    tx: Transaction,
+    old: Task,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    to: TaskState | None = None,
+    by: Actor = SYSTEM,
+    reason: str | None = None,
+    act: str | None = None,
+) -> Task:
+    """Compare the version, check the move, write it once with its event and, for an act, its audit entry."""
+    if act is not None:
+        tx.audit_refusal(old.workspace_id, by, act, f"task:{old.key}")
+    moved: dict[str, Any] = {**(changes or {})}
+    if to is not None and to is not old.state:
+        if to not in TASK_TRANSITIONS[old.state]:
+            raise InvalidOperationError(
+                f"{old.key} is {old.state} and cannot become {to}", current=old.state, wanted=to
+            )
+        moved |= {"state": to, **_times(tx.now, to)}
+    new = old.evolve(**moved, version=old.version + 1, updated_at=tx.now).checked()
+    values = TASKS.encode(new)
+    written = {name: value for name, value in values.items() if name not in {"id", "workspace_id", "key", "created_at"}}
+    assignments = ", ".join(f"{name} = :{name}" for name in written)
+    changed = tx.execute(
+        f"UPDATE tasks SET {assignments}, rank = :rank WHERE id = :id AND version = :old_version",
+        id=old.task_id,
+        old_version=old.version,
+        rank=_RANK[new.priority],
+        **written,
+    )
+    if not changed:
+        raise VersionConflictError(f"{old.key} was changed meanwhile; read it again and decide anew")
+    if new.state is not old.state:
+        _emit(tx, new, old.state, reason, by)
+        end_task_waits(tx, new, f"task {new.state}")
+    if act is not None:
+        tx.audit(old.workspace_id, by, act, f"task:{old.key}", detail=reason)
+    return new
+
+
+def _times(now: datetime, to: TaskState) -> dict[str, Any]:
+    if to in FINISHED_STATES:
+        return {"ended_at": now}
+    return {"ended_at": None, "completed_at": now if to is TaskState.COMPLETED else None}
+
+
+def set_dependencies(tx: Transaction, old: Task, keys: tuple[str, ...], *, by: Actor) -> Task:
+    wanted = old.evolve(depends_on=keys)
+    _require_dependencies(tx, wanted)
+    return change_task(tx, old, {"depends_on": keys}, by=by)
+
+
+def delete_task(tx: Transaction, task: Task, *, by: Actor) -> None:
+    if not task.is_finished:
+        raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted or a rejected task can be deleted")
+    tx.execute("DELETE FROM tasks WHERE id = :id AND version = :version", id=task.task_id, version=task.version)
+    tx.execute("DELETE FROM waits WHERE task_id = :id", id=task.task_id)
+    tx.audit(task.workspace_id, by, "task.purge", f"task:{task.key}")
+
+
+def _emit(tx: Transaction, task: Task, before: TaskState | None, reason: str | None, by: Actor) -> None:
+    event = TaskStateChangedEvent(
+        workspace_id=task.workspace_id,
+        version=task.version,
+        task_id=task.task_id,
+        key=task.key,
+        previous_state=before,
+        new_state=task.state,
+        reason=None if reason is None else clipped(reason, _MAX_REASON),
+        attempt=task.attempt,
+        agent=task.agent,
+        instance_id=task.instance_id,
+    )
+    tx.emit(event, by)
+
+
+# --- waits -------------------------------------------------------------------------------------------
+
+
+def open_task_wait(tx: Transaction, task: Task, wait: Wait, *, by: Actor = SYSTEM) -> Wait:
+    """A queued task with an open wait is not claimed."""
+    WAITS.insert(tx, wait)
+    event = TaskWaitOpenedEvent(
+        workspace_id=task.workspace_id,
+        task_id=task.task_id,
+        key=task.key,
+        wait_id=wait.wait_id,
+        kind=wait.kind,
+        reason=wait.reason,
+        due_at=wait.due_at,
+    )
+    tx.emit(event, by)
+    return wait
+
+
+def task_waits(reader: Reader, task_id: UUID) -> list[Wait]:
+    return WAITS.read(
+        reader.fetch(f"{WAITS.select} WHERE task_id = :id AND ended_at IS NULL ORDER BY id", id=task_id)
+    )
+
+
+def end_task_wait(
+    tx: Transaction, wait: Wait, outcome: str, answer: Mapping[str, Any] | None = None, *, by: Actor = SYSTEM
+) -> Wait:
+    """Of two that end it one counts; the other gets `InvalidOperationError`."""
+    changed = tx.execute(
+        """UPDATE waits SET ended_at = :now, outcome = :outcome, answer_json = :answer
+           WHERE id = :id AND ended_at IS NULL""",
+        id=wait.wait_id,
+        now=tx.now,
+        outcome=outcome,
+        answer=WAITS.dump("answer", answer),
+    )
+    if not changed:
+        raise InvalidOperationError(f"the wait {wait.wait_id} has ended already; list the open ones")
+    task = None if wait.task_id is None else get_task(tx, wait.task_id)
+    if task is not None:
+        event = TaskWaitEndedEvent(
+            workspace_id=task.workspace_id,
+            task_id=task.task_id,
+            key=task.key,
+            wait_id=wait.wait_id,
+            kind=wait.kind,
+            outcome=outcome,
+        )
+        tx.emit(event, by)
+    return wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer)
+
+
+def end_task_waits(tx: Transaction, task: Task, outcome: str) -> None:
+    for wait in task_waits(tx, task.task_id):
+        end_task_wait(tx, wait, outcome)

@@ -1,0 +1,1 @@
+"""One piece of work: the queue, the attempts of agents at it, the proof, the review, the retirement."""

@@ -1,0 +1,298 @@
+"""One attempt at a task, from the workdir to the review.
+
+Every step is committed before the next, and every step can be repeated: an attempt that a killed program left is run
+again from the top, and finds its workdir, its instance and its checks where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
+from ostler.lifecycle.job import JOB_ID
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
+from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
+from ostler.model.states import RestartPolicyType
+from ostler.model.task import Task, TaskState
+from ostler.model.text import clipped
+from ostler.store import attempts as attempt_rows
+from ostler.store import requests as request_rows
+from ostler.store import tasks as rows
+from ostler.store.transaction import Transaction
+from ostler.tasks.proof import prove
+from ostler.tasks.shared import BY, Tasks, workdir_of
+from ostler.workdirs.base import Workdir, WorkdirKind
+
+_log = logging.getLogger("ostler.tasks")
+#: Says in the record that the program ended its agents because it was stopped itself.
+DAEMON_STOPPED = "the daemon is stopping"
+_NO_PLACE = timedelta(seconds=30)
+_MAX_TEXT = 20_000
+
+
+class AttemptFailedError(Exception):
+    """It spends one of the failures that the task has."""
+
+
+class AttemptWaitsError(Exception):
+    """It goes on later, and spends nothing."""
+
+    def __init__(self, kind: WaitKind, reason: str, due_at: datetime | None, session: str | None = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.due_at = due_at
+        self.session = session
+
+
+class AttemptStoppedError(Exception):
+    """A person stopped its agent: the task is kept back."""
+
+
+async def run_attempt(tasks: Tasks, task: Task) -> Task:
+    """`task` is running. Returns it as it was left: completed, queued again, or rejected."""
+    try:
+        task = await _work(tasks, task)
+    except VersionConflictError:
+        return await tasks.reload(task)  # cancelled or requeued by somebody meanwhile
+    except AttemptWaitsError as waits:
+        return await _wait(tasks, await tasks.reload(task), waits)
+    except AttemptStoppedError as stopped:
+        task = await tasks.reload(task)
+        changes = {"is_held": True, "error": str(stopped)}
+        return await _back(tasks, task, changes, str(stopped))
+    except AttemptFailedError as failure:
+        return await fail_attempt(tasks, await tasks.reload(task), str(failure))
+    except StoreError:
+        raise  # it stays as it is, and is taken up when the store can write again
+    except OstlerError as error:
+        return await fail_attempt(tasks, await tasks.reload(task), str(error))
+    return task
+
+
+async def _work(tasks: Tasks, task: Task) -> Task:
+    task, workdir = await _prepare(tasks, task)
+    tasks.active[task.key] = workdir
+    task, instance = await _spawn(tasks, task, workdir)
+    await tasks.manager.handle(instance.instance_id).ended()
+    answer = await _answer(tasks, task, instance.instance_id)
+    return await finish(tasks, task, workdir, answer)
+
+
+# --- the workdir -------------------------------------------------------------------------------------
+
+
+async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
+    workdir = workdir_of(task)
+    known = workdir is not None
+    if workdir is None:
+        workdir = await tasks.workdirs.plan(task.key, near=task.near)
+        task = await tasks.change(task, {"workdir": workdir.to_dict()})
+    if task.instance_id is not None:
+        if not await tasks.workdirs.exists(workdir):
+            raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
+        return task, workdir
+    fresh = known and workdir.kind is WorkdirKind.DIRECTORY
+    await tasks.workdirs.prepare(workdir, fresh=fresh)
+    return task, workdir
+
+
+# --- the agent ---------------------------------------------------------------------------------------
+
+
+async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+    """One instance for each attempt, whoever asks and how often."""
+    manifest = tasks.manager.registry.find(task.agent or "")
+    limits = None
+    given = manifest.defaults.resource_limits if manifest.defaults is not None else None
+    if task.timeout is not None or given is None or "execution_timeout" not in given.given:
+        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
+    options = AgentSpawnOptions(
+        name=f"{task.key}-{task.attempt}",
+        workdir=str(workdir.path),
+        env={"OSTLER_TASK": task.key},
+        priority=task.priority,
+        tags=task.tags or None,
+        restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
+        **({} if limits is None else {"resource_limits": limits}),
+    )
+    job: dict[str, Any] = {"prompt": prompt_of(task)}
+    if task.model is not None:
+        job["model"] = task.model
+    if task.session is not None:
+        job["session"] = task.session
+    request = SpawnRequest(
+        agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id
+    )
+    try:
+        instance = await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
+    except LicenseError as error:
+        due = tasks.manager.now() + _NO_PLACE
+        raise AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due) from error
+    if task.instance_id != instance.instance_id:
+        task = await tasks.change(task, {"instance_id": instance.instance_id})
+    return task, instance
+
+
+def prompt_of(task: Task) -> str:
+    """What the agent is told: the task, then what was said about earlier attempts, as quotations."""
+    parts = [task.task]
+    if task.comments:
+        parts.append("What was said about the earlier attempts (the newest last):")
+        parts += ["\n".join(f"> {line}" for line in comment.splitlines()) for comment in task.comments]
+    return "\n\n".join(parts)
+
+
+async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+    """What the agent answered; from the store, so that any program can read it."""
+    row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
+    if row is not None and row.state is RequestState.DONE:
+        answer = None if row.answer is None else json.loads(row.answer)
+        _require_no_limit(tasks, answer)
+        return answer
+    record = await tasks.manager.require_instance(instance_id)
+    last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
+    raise _ended_badly(record, last, row)
+
+
+def _require_no_limit(tasks: Tasks, answer: Any) -> None:
+    if isinstance(answer, Mapping) and answer.get("meaning") == "limited":
+        due = datetime.fromisoformat(str(answer["retry_at"]))
+        reason = f"usage limit until {due.astimezone():%H:%M}"
+        raise AttemptWaitsError(WaitKind.QUOTA, reason, max(due, tasks.manager.now()), answer.get("session"))
+
+
+def _ended_badly(record: AgentInstance, last: Attempt | None, row: Request | None) -> Exception:
+    detail = (last.detail if last is not None else None) or (row.error if row is not None else None)
+    said = clipped(detail or record.error_message or "its agent ended without an answer", _MAX_TEXT)
+    if last is not None and last.outcome is AttemptOutcome.STOPPED:
+        if detail == DAEMON_STOPPED:
+            return AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
+        return AttemptStoppedError(f"its agent was stopped{f': {detail}' if detail else ''}")
+    return AttemptFailedError(said)
+
+
+# --- the submission ----------------------------------------------------------------------------------
+
+
+async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Task:
+    """Take the work in, prove it, and hold it for review."""
+    submitted = submission_of(answer)
+    snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+    changes = {
+        **submitted,
+        "tokens": task.tokens + _tokens(answer),
+        "cost_usd": _cost(task, answer),
+        "changed_files": tuple(change.path for change in snapshot.files),
+        "snapshot": snapshot.to_dict(),
+        "session": answer.get("session") if isinstance(answer, Mapping) else None,
+    }
+    task = await tasks.change(task, changes)
+    receipts = await prove(tasks, task, workdir, snapshot)
+    failed = next((receipt for receipt in receipts if not receipt.passed), None)
+    if failed is not None:
+        how = "did not end in its time" if failed.exit_code is None else f"failed with exit code {failed.exit_code}"
+        said = f"the check `{failed.command}` {how}:\n{failed.output}"
+        task = await tasks.change(task, {"receipts": receipts})
+        return await fail_attempt(tasks, task, said)
+    done = {"receipts": receipts, "error": None, "failures": 0}
+    return await tasks.change(task, done, to=TaskState.COMPLETED, by=BY, reason=task.summary)
+
+
+def submission_of(answer: Any) -> dict[str, Any]:
+    """Its own words, as claims: the summary, the files it says it changed, text in place of files."""
+    if isinstance(answer, str):
+        return {"summary": _first_lines(answer), "generated_code": clipped(answer, 10 * _MAX_TEXT)}
+    if not isinstance(answer, Mapping):
+        return {}
+    said = answer.get("summary") or answer.get("message") or answer.get("output")
+    claimed = answer.get("changed_files")
+    code = answer.get("generated_code") or answer.get("code")
+    found: dict[str, Any] = {
+        "claimed_files": tuple(str(one) for one in claimed) if isinstance(claimed, list) else None
+    }
+    if isinstance(said, str):
+        found["summary"] = _first_lines(said)
+    if isinstance(code, str):
+        found["generated_code"] = clipped(code, 10 * _MAX_TEXT)
+    return found
+
+
+def _first_lines(text: str) -> str:
+    return clipped(text.strip(), 2000)
+
+
+def _tokens(answer: Any) -> int:
+    used = answer.get("tokens") if isinstance(answer, Mapping) else None
+    return sum(int(one or 0) for name, one in used.items() if name != "cached") if isinstance(used, Mapping) else 0
+
+
+def _cost(task: Task, answer: Any) -> float | None:
+    spent = answer.get("cost_usd") if isinstance(answer, Mapping) else None
+    return task.cost_usd if spent is None else (task.cost_usd or 0.0) + float(spent)
+
+
+# --- when it did not work ----------------------------------------------------------------------------
+
+
+async def fail_attempt(tasks: Tasks, task: Task, error: str) -> Task:
+    """Back to the queue with what went wrong, or rejected when that happened too often."""
+    if task.state is not TaskState.RUNNING:
+        return task
+    failures = task.failures + 1
+    changes: dict[str, Any] = {"failures": failures, "error": clipped(error, _MAX_TEXT)}
+    if failures >= task.max_failures:
+        last = error.splitlines()[0]
+        return await tasks.change(
+            task, changes, to=TaskState.REJECTED, by=BY, reason=f"failed {failures} times, at last: {last}"
+        )
+    changes["comments"] = (*task.comments, clipped(error, _MAX_TEXT))[-20:]
+    return await _back(tasks, task, changes, error)
+
+
+async def _back(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+    if task.state is not TaskState.RUNNING:
+        return task
+    return await tasks.change(task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+
+
+async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
+    if task.state is not TaskState.RUNNING:
+        return task
+    wait = None
+    if waits.due_at is not None:
+        wait = Wait(
+            wait_id=tasks.manager.new_id(),
+            workspace_id=task.workspace_id,
+            kind=waits.kind,
+            task_id=task.task_id,
+            reason=str(waits),
+            created_at=tasks.manager.now(),
+            due_at=waits.due_at,
+        )
+    return await tasks.store.run(_queue_with_wait, task, wait, waits.session or task.session, str(waits))
+
+
+def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, session: str | None, reason: str) -> Task:
+    changed = rows.change_task(tx, task, {"session": session}, to=TaskState.QUEUED, by=BY, reason=reason)
+    if wait is not None:
+        rows.open_task_wait(tx, changed, wait)
+    return changed
+
+
+async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
+    """End the instance of a running task, proven, and the work on it in this program."""
+    under_way = tasks.running.pop(task.key, None)
+    if under_way is not None:
+        under_way.cancel()
+        await asyncio.wait([under_way])
+    if task.instance_id is not None:
+        record = await tasks.manager.get_instance(task.instance_id)
+        if record is not None and record.is_active:
+            await tasks.manager.handle(task.instance_id).stop(reason=reason)

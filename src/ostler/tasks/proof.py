@@ -1,0 +1,115 @@
+"""Proof: the checks of a task, run by Ostler itself on a clean checkout of what was submitted.
+
+A check runs code that the agent wrote, so it is spawned like an agent: in a process tree of its own, limited, ended
+whole, and found again by the next program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from ostler.agents.commandspec import CommandSpec, ExitMeaning
+from ostler.errors import AgentInitializationError
+from ostler.lifecycle.job import JOB_ID
+from ostler.model.ledger import AttemptOutcome, RequestState
+from ostler.model.people import Actor
+from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
+from ostler.model.states import IsolationLevel, RestartPolicyType
+from ostler.model.task import Receipt, Task
+from ostler.model.text import clipped
+from ostler.store import attempts as attempt_rows
+from ostler.store import requests as request_rows
+from ostler.store.transaction import Transaction
+from ostler.tasks.shared import BY, Tasks
+from ostler.workdirs.base import Snapshot, Workdir
+
+PROOF = "proof"
+_SHOWN = 8_000
+#: Every exit code is an answer; whether it passed is seen from it.
+_ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+
+
+async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) -> tuple[Receipt, ...]:
+    """The receipt of every check, up to the first that fails."""
+    receipts: list[Receipt] = []
+    checks = checks_of(tasks, task)
+    if not checks:
+        return ()
+    place = tasks.home / PROOF / f"{task.key}-{task.attempt}"
+    await tasks.workdirs.checkout(workdir, snapshot, place)
+    try:
+        for number, command in enumerate(checks, 1):
+            receipt = await _run(tasks, task, command, number, place, snapshot.tree)
+            await tasks.store.run(_note, task, receipt)
+            receipts.append(receipt)
+            if not receipt.passed:
+                break
+    finally:
+        await tasks.workdirs.remove(place)
+    return tuple(receipts)
+
+
+def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
+    """Its own; else those of its agent's definition."""
+    if task.checks or task.agent is None:
+        return task.checks
+    return tasks.manager.registry.find(task.agent).checks
+
+
+async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path, tree: str | None) -> Receipt:
+    spec = CommandSpec(
+        argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
+        env=_PASSED_ON,
+        exit_codes=_ANY_EXIT,
+    )
+    digest = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    manifest = tasks.manager.registry.register(spec, name=f"command/check-{digest}", replace=True)
+    options = AgentSpawnOptions(
+        name=f"{task.key}-{task.attempt}-check-{number}",
+        isolation_level=IsolationLevel.PROCESS,
+        workdir=str(place),
+        env={"OSTLER_TASK": task.key, "HOME": os.environ.get("HOME", "/")},
+        restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
+        resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
+    )
+    request = SpawnRequest(
+        agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id
+    )
+    try:
+        key = f"check:{task.task_id}:{task.attempt}:{number}"
+        instance = await tasks.manager.spawn(request, idempotency_key=key)
+    except AgentInitializationError as error:
+        return _receipt(command, tree, None, 0.0, str(error))
+    await tasks.manager.handle(instance.instance_id).ended()
+    row = await tasks.store.read(request_rows.get_request, instance.instance_id, JOB_ID)
+    if row is not None and row.state is RequestState.DONE and row.answer is not None:
+        answer = json.loads(row.answer)
+        return _receipt(command, tree, answer["exit_code"], answer["duration_seconds"], answer["output"])
+    last = await tasks.store.read(attempt_rows.get_attempt, instance.instance_id, instance.attempt)
+    why = "it did not end" if last is None or last.detail is None else last.detail
+    code = None if last is None or last.outcome is AttemptOutcome.TIMEOUT else 128 + (last.exit_signal or 0)
+    return _receipt(command, tree, code, 0.0, why)
+
+
+def _receipt(command: str, tree: str | None, code: int | None, seconds: float, output: str) -> Receipt:
+    digest = hashlib.sha256(output.encode("utf-8", "surrogatepass")).hexdigest()
+    shown = output if len(output) <= _SHOWN else f"…\n{output[-_SHOWN:]}"
+    return Receipt(
+        command=command,
+        tree=tree,
+        exit_code=code,
+        seconds=round(seconds, 3),
+        output_digest=digest,
+        output=clipped(shown, _SHOWN + 10),
+    )
+
+
+def _note(tx: Transaction, task: Task, receipt: Receipt, by: Actor = BY) -> None:
+    code = "timed out" if receipt.exit_code is None else f"exit code {receipt.exit_code}"
+    detail = f"{receipt.command}: {code}; tree {receipt.tree}; output sha256 {receipt.output_digest}"
+    outcome = "ok" if receipt.passed else "failed"
+    tx.audit(task.workspace_id, by, "task.check", f"task:{task.key}", outcome=outcome, detail=detail)

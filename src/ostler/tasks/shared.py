@@ -1,0 +1,64 @@
+"""What the parts of `tasks` share: one object per home."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.people import Actor
+from ostler.model.task import Task
+from ostler.store import tasks as rows
+from ostler.store.store import Store
+from ostler.tasks.settings import TaskSettings
+from ostler.workdirs.base import Workdir
+from ostler.workdirs.workdirs import Workdirs
+
+#: Who moves tasks on when no person does.
+BY = Actor(name="tasks")
+
+
+class Tasks:
+    """The tasks of one home, below the verbs of `TaskOrchestrator`."""
+
+    def __init__(self, manager: AgentLifecycleManager, home: Path, settings: TaskSettings) -> None:
+        self.manager = manager
+        self.settings = settings
+        self.workdirs = Workdirs(home)
+        self.home = home
+        #: Key to open workdir of every task that is not cleaned up; a cache that no decision reads.
+        self.active: dict[str, Workdir] = {}
+        #: Attempts that are under way in this program, by key.
+        self.running: dict[str, asyncio.Task[Any]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def store(self) -> Store:
+        return self.manager.store
+
+    async def change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
+        return await self.store.run(rows.change_task, task, changes, **how)
+
+    async def reload(self, task: Task) -> Task:
+        found = await self.store.read(rows.get_task, task.task_id)
+        return task if found is None else found
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Held until it has ended: the loop itself holds tasks only weakly."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def close(self) -> None:
+        """What is under way is left as it stands; the next program takes it up."""
+        for task in tuple(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+
+
+def workdir_of(task: Task) -> Workdir | None:
+    return None if task.workdir is None else Workdir.from_dict(task.workdir)
