@@ -1,0 +1,113 @@
+"""Works the queue: as many attempts at once as there are places, begun as soon as one is free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from ostler.errors import OstlerError
+from ostler.model.events import Event, TaskEvent
+from ostler.model.task import Task, TaskState
+from ostler.store import tasks as rows
+from ostler.store import waits as wait_rows
+from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.tasks.shared import BY
+
+_log = logging.getLogger("ostler.tasks")
+#: Looked at again without being told: clocks jump, and other programs may write to a shared store.
+_LOOK_SECONDS = 30.0
+
+Wanted = Callable[[Task], bool]
+
+
+class TaskQueue:
+    """Claims what names an agent. `wanted` leaves out tasks that belong to somebody else, such as a crew."""
+
+    def __init__(self, orchestrator: TaskOrchestrator, *, wanted: Wanted = lambda task: task.agent is not None) -> None:
+        self._orchestrator = orchestrator
+        self._tasks = orchestrator.tasks
+        self._wanted = wanted
+        self._wake = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
+        self._loop: list[asyncio.Task[None]] = []
+        self.draining = False
+
+    def start(self) -> None:
+        make = asyncio.get_running_loop().create_task
+        self._loop = [make(self._run(), name="ostler-queue"), make(self._listen(), name="ostler-queue-wake")]
+
+    async def close(self) -> None:
+        """No new work. Attempts that are under way are left to the next program, which finds their agents."""
+        for task in (*self._loop, *self._running):
+            task.cancel()
+        for task in (*self._loop, *self._running):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _listen(self) -> None:
+        async for event in self._orchestrator.manager.observe():
+            if isinstance(event, TaskEvent) or not isinstance(event, Event):
+                self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            wait = _LOOK_SECONDS
+            try:
+                wait = min(wait, await self._end_due_waits())
+                if not self.draining:
+                    await self._begin_some()
+            except OstlerError as error:
+                _log.warning("the queue: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
+
+    async def _begin_some(self) -> None:
+        free = self._tasks.settings.at_once - len(self._running)
+        if free <= 0:
+            return
+        space = self._orchestrator.manager.principal.workspace_id
+        for task in await self._tasks.store.read(rows.claimable_tasks, space):
+            if free <= 0:
+                return
+            if self._wanted(task):
+                claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
+                if claimed is not None:
+                    free -= 1
+                    self.work_on(claimed)
+
+    def work_on(self, task: Task) -> None:
+        """An attempt that is claimed: a new one, or one that an earlier program left."""
+        running = asyncio.get_running_loop().create_task(self._work(task), name=f"ostler-work-{task.key}")
+        self._running.add(running)
+        running.add_done_callback(self._done)
+
+    def _done(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        self._wake.set()
+
+    async def _work(self, task: Task) -> None:
+        try:
+            done = await self._orchestrator.work(task)
+        except OstlerError as error:
+            _log.warning("%s: %s", task.key, error)
+        else:
+            if done.state is not TaskState.RUNNING:
+                _log.info("%s is %s", done.key, done.state)
+
+    async def _end_due_waits(self) -> float:
+        """Ends what is due; how long until the next one is."""
+        now, following = self._orchestrator.manager.now(), _LOOK_SECONDS
+        for wait in await self._tasks.store.read(wait_rows.all_open_waits):
+            if wait.task_id is None or wait.due_at is None:
+                continue
+            left = (wait.due_at - now).total_seconds()
+            if left > 0:
+                following = min(following, left)
+            else:
+                with contextlib.suppress(OstlerError):
+                    await self._tasks.store.run(rows.end_task_wait, wait, "due")
+        return following

@@ -1,0 +1,106 @@
+"""Retirement: the workdir of a task into the vault and back, and the one place of retention."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
+from ostler.isolation.process.logs import LOGS
+from ostler.model.people import Actor
+from ostler.model.task import FINISHED_STATES, Task, TaskState
+from ostler.store import tasks as rows
+from ostler.store.transaction import Transaction
+from ostler.tasks.shared import BY, Tasks, workdir_of
+from ostler.workdirs.base import Workdir
+from ostler.workdirs.vault import VaultEntry
+
+_log = logging.getLogger("ostler.tasks")
+_GC_INTERVAL = timedelta(minutes=10)
+
+
+async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
+    """Saved and verified first, then deleted. Called again after a kill, it finishes."""
+    workdir = workdir_of(task)
+    if workdir is None:
+        return task
+    logs = None if task.instance_id is None else tasks.home / LOGS / str(task.instance_id)
+    entry = await tasks.workdirs.vault.retire(workdir, record=task.to_dict(), logs=logs)
+    tasks.active.pop(task.key, None)
+    return await tasks.change(task, {"workdir": None, "vault": entry.to_dict()}, by=by, act="task.retire")
+
+
+async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> Task:
+    found = await tasks.store.read(rows.find_task, workspace_id, key)
+    if found is not None and found.workdir is not None:
+        raise InvalidOperationError(f"the workdir of {found.key} is in its place: {found.workdir['path']}")
+    entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
+    if entry is None:
+        entry = await tasks.workdirs.vault.find(key.upper() if found is None else found.key)
+    if entry is None:
+        raise TaskNotFoundError(f"there is nothing of {key} in the vault")
+    workdir = await tasks.workdirs.vault.restore(entry)
+    if found is None:
+        found = await tasks.store.run(_restore_record, Task.from_dict(entry.record), by=by)
+    tasks.active[found.key] = workdir
+    changes = {"workdir": workdir.to_dict(), "vault": None}
+    return await tasks.change(found, changes, by=by, act="task.unretire")
+
+
+def _restore_record(tx: Transaction, task: Task, *, by: Actor) -> Task:
+    """Of a task that was purged. It stays finished."""
+    rows.TASKS.insert(tx, task.evolve(updated_at=tx.now, ended_at=tx.now), rank=0)
+    tx.audit(task.workspace_id, by, "task.unretire", f"task:{task.key}")
+    return task.evolve(updated_at=tx.now, ended_at=tx.now)
+
+
+def retired_workdir(task: Task) -> Workdir | None:
+    return None if task.vault is None else VaultEntry.from_dict(task.vault).workdir
+
+
+async def collect(tasks: Tasks) -> int:
+    """Purge what was accepted or rejected long enough ago; how many. Each task in its own guard."""
+    purged = 0
+    limit = tasks.manager.now() - tasks.settings.retention
+    for task in await tasks.store.read(rows.tasks_in, FINISHED_STATES):
+        if task.ended_at is None or task.ended_at > limit or await tasks.store.read(rows.dependents, task):
+            continue
+        try:
+            await purge(tasks, task)
+            purged += 1
+        except OstlerError as error:
+            _log.warning("%s could not be purged: %s", task.key, error)
+    await _retire_orphans(tasks)
+    return purged
+
+
+async def purge(tasks: Tasks, task: Task) -> None:
+    """The vault keeps its record, its key and its workdir."""
+    if task.workdir is not None:
+        task = await retire(tasks, task)
+    elif task.vault is None:
+        entry = await tasks.workdirs.vault.keep_record(task.key, task.to_dict())
+        task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
+    await tasks.store.run(rows.delete_task, task, by=BY)
+
+
+async def _retire_orphans(tasks: Tasks) -> None:
+    """Workdirs that no record knows are kept: in the vault."""
+    known = {task.key for task in await tasks.store.read(rows.tasks_in, frozenset(TaskState))}
+    for workdir in await tasks.workdirs.orphans(known):
+        try:
+            await tasks.workdirs.vault.retire(workdir, record={"key": workdir.key}, logs=None)
+            _log.warning("the workdir %s belongs to no task; it went to the vault", workdir.path)
+        except OstlerError as error:
+            _log.warning("the workdir %s belongs to no task and could not be retired: %s", workdir.path, error)
+
+
+async def collect_for_ever(tasks: Tasks) -> None:
+    while True:
+        try:
+            await collect(tasks)
+        except OstlerError as error:
+            _log.warning("retention of tasks: %s", error)
+        await asyncio.sleep(_GC_INTERVAL.total_seconds())

@@ -1,0 +1,234 @@
+"""The operations on agents with one record each: `AgentLifecycle` is a view of the task, `agent_id` is its key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
+from ostler.model.faults import fault
+from ostler.model.people import Permission
+from ostler.model.task import Task, TaskState
+from ostler.store import tasks as rows
+from ostler.tasks import attempt, retire
+from ostler.tasks.shared import BY, Tasks, workdir_of
+
+if TYPE_CHECKING:
+    from ostler.lifecycle.manager import AgentLifecycleManager
+    from ostler.workdirs.base import Workdir
+
+_log = logging.getLogger("ostler.tasks")
+
+
+@dataclass
+class AgentLifecycle:
+    """One record per agent: its task, its state, what it handed in. Times are seconds since 1970 UTC."""
+
+    agent_id: str
+    state: TaskState
+    task: str
+    created_at: float
+    updated_at: float
+    generated_code: str | None = None
+    submission_summary: str | None = None
+    changed_files: list[str] | None = None
+    error: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = json.loads(text)
+        return cls(**{**values, "state": TaskState(values["state"])})
+
+
+def view_of(task: Task) -> AgentLifecycle:
+    files = task.claimed_files if task.claimed_files is not None else task.changed_files
+    return AgentLifecycle(
+        agent_id=task.key,
+        state=task.state,
+        task=task.task,
+        created_at=task.created_at.timestamp(),
+        updated_at=task.updated_at.timestamp(),
+        generated_code=task.generated_code,
+        submission_summary=task.summary,
+        changed_files=None if files is None else list(files),
+        error=task.error,
+    )
+
+
+class SeedOperations:
+    """Mixed into `TaskOrchestrator`."""
+
+    if TYPE_CHECKING:
+        manager: AgentLifecycleManager
+        tasks: Tasks
+
+        async def submit(self, task: str, **more: Any) -> Task: ...
+        async def run(self, key: str) -> Task: ...
+        async def work(self, claimed: Task) -> Task: ...
+        async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task: ...
+        async def reject(self, key: str, *, reason: str) -> Task: ...
+
+    @property
+    def active_agents(self) -> dict[str, Workdir]:
+        """Key to workdir of every task that is not cleaned up: a cache, lost and rebuilt."""
+        return self.tasks.active
+
+    async def initialize(self) -> None:
+        await self.recover_agents()
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+    async def __aenter__(self) -> Self:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- the record ------------------------------------------------------------------------------
+
+    async def create_lifecycle(self, agent_id: str, task: str) -> AgentLifecycle:
+        """A new record, queued and kept. It names no agent, so it waits for whoever claims it."""
+        return view_of(await self.submit(task, key=agent_id))
+
+    async def get_lifecycle(self, agent_id: str) -> AgentLifecycle | None:
+        await self.manager.require(Permission.TASKS_READ)
+        found = await self._find(agent_id)
+        return None if found is None else view_of(found)
+
+    async def update_lifecycle(self, lifecycle: AgentLifecycle) -> None:
+        """One write. Refuses an illegal move, and a copy that is older than the record."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self.manager.store.read(rows.require_task, self._workspace, lifecycle.agent_id)
+        if lifecycle.updated_at < task.updated_at.timestamp():
+            raise VersionConflictError(f"{task.key} was changed meanwhile; read it again and decide anew")
+        if lifecycle.created_at != task.created_at.timestamp():
+            raise fault("created_at", "cannot be changed", lifecycle.created_at)
+        files = lifecycle.changed_files
+        changes: dict[str, Any] = {
+            "task": lifecycle.task,
+            "generated_code": lifecycle.generated_code,
+            "summary": lifecycle.submission_summary,
+            "claimed_files": None if files is None else tuple(files),
+            "error": lifecycle.error,
+        }
+        to = TaskState(lifecycle.state)
+        if to is TaskState.RUNNING and task.state is TaskState.QUEUED:
+            changes |= {"attempt": task.attempt + 1, "started_at": task.started_at or datetime.now(UTC)}
+        new = await self.tasks.change(task, changes, to=to, by=self.manager.actor)
+        lifecycle.updated_at = new.updated_at.timestamp()
+
+    async def delete_lifecycle(self, agent_id: str) -> None:
+        """Purge a finished task; its workdir and its record go to the vault first. Unknown: nothing happens."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self._find(agent_id)
+        if task is None:
+            return
+        if not task.is_finished:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted or a rejected one is deleted")
+        await retire.purge(self.tasks, task)
+
+    # --- the work --------------------------------------------------------------------------------
+
+    async def spawn_agentlet(self, task: str, **more: Any) -> str:
+        """The record first; then its workdir, and its agent when it names one. Returns the id."""
+        made = await self.submit(task, **more)
+        if made.agent is not None and not made.is_held:
+            self.tasks.spawn(self._run_quietly(made.key), f"ostler-agentlet-{made.key}")
+        return made.key
+
+    async def _run_quietly(self, key: str) -> None:
+        try:
+            await self.run(key)
+        except OstlerError as error:
+            _log.info("%s: %s", key, error)
+
+    async def run_agentlet(self, agent_id: str) -> AgentLifecycle:
+        """Work on it to the end of the attempt."""
+        return view_of(await self.run(agent_id))
+
+    async def submit_result(
+        self, agent_id: str, summary: str, changed_files: Sequence[str] = (), *, generated_code: str | None = None
+    ) -> AgentLifecycle:
+        """For who works on a task without an instance of ours. Its words are claims; the checks are run by us."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self.manager.store.read(rows.require_task, self._workspace, agent_id)
+        if task.state is not TaskState.RUNNING:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only a running task can be submitted")
+        workdir = workdir_of(task)
+        if workdir is None:
+            workdir = await self.tasks.workdirs.plan(task.key, near=task.near)
+            task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
+            await self.tasks.workdirs.prepare(workdir)
+        answer = {"summary": summary, "changed_files": list(changed_files), "generated_code": generated_code}
+        return view_of(await attempt.finish(self.tasks, task, workdir, answer))
+
+    async def accept_agentlet(self, agent_id: str) -> AgentLifecycle:
+        return view_of(await self.accept(agent_id))
+
+    async def reject_agentlet(self, agent_id: str, reason: str = "rejected") -> AgentLifecycle:
+        return view_of(await self.reject(agent_id, reason=reason))
+
+    async def cleanup_agent(self, agent_id: str) -> None:
+        """End its agent, forget its handle, put its workdir into the vault; the record stays. Again is harmless."""
+        await self.manager.require(Permission.TASKS_REVIEW)
+        task = await self._find(agent_id)
+        if task is None:
+            return
+        await attempt.stop_agent(self.tasks, task, "cleaned up")
+        task = await self.tasks.reload(task)
+        if task.state is TaskState.RUNNING:
+            task = await self.tasks.change(task, to=TaskState.QUEUED, by=BY, reason="cleaned up")
+        self.tasks.active.pop(task.key, None)
+        await retire.retire(self.tasks, task, by=self.manager.actor)
+
+    # --- recovery and retention ------------------------------------------------------------------
+
+    async def recover_agents(self) -> list[Task]:
+        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected.
+
+        Returns the attempts that have to be taken up: the caller works on them (`work`). Each record has its own
+        guard, and calling it twice changes nothing.
+        """
+        taken_up = []
+        for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
+            try:
+                taken_up += await self._recover(task)
+            except OstlerError as error:
+                _log.warning("%s could not be recovered: %s", task.key, error)
+        return taken_up
+
+    async def _recover(self, task: Task) -> list[Task]:
+        workdir = workdir_of(task)
+        if workdir is None:
+            return [task] if task.state is TaskState.RUNNING and task.agent is not None else []
+        there = await self.tasks.workdirs.exists(workdir)
+        if there:
+            self.tasks.active[task.key] = workdir
+        if task.state is not TaskState.RUNNING or task.key in self.tasks.running:
+            return []
+        if not there and (task.instance_id is not None or task.agent is None):
+            error = f"its workdir {workdir.path} is gone; it was {task.state}"
+            await self.tasks.change(task, {"error": error}, to=TaskState.REJECTED, by=BY, reason=error)
+            return []
+        return [task] if task.agent is not None else []
+
+    async def gc_loop(self) -> None:
+        """For ever: the one place where tasks are purged, 24 hours after they were accepted or rejected."""
+        await retire.collect_for_ever(self.tasks)
+
+    @property
+    def _workspace(self) -> Any:
+        return self.manager.principal.workspace_id
+
+    async def _find(self, key: str) -> Task | None:
+        return await self.manager.store.read(rows.find_task, self._workspace, key)
