@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.people import Principal
 
@@ -20,6 +21,7 @@ class Context:
     """One daemon, as its routes see it."""
 
     manager: AgentLifecycleManager
+    orchestrator: TaskOrchestrator
     home: Path
     started_at: datetime
     #: Where it listens, for people.
@@ -59,5 +61,10 @@ def manager_of(request: Request) -> AgentLifecycleManager:
     return context_of(request).manager.acting_as(principal, correlation_id=correlation)
 
 
+def tasks_of(request: Request) -> TaskOrchestrator:
+    return context_of(request).orchestrator.acting_as(manager_of(request))
+
+
 ContextOf = Annotated[Context, Depends(context_of)]
 ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
+TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]

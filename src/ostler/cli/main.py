@@ -38,6 +38,15 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "prune": ("agents", "Remove all ended agents; says what first."),
             "wait": ("agents", "Wait until an agent is in a state."),
         },
+        "Tasks": {
+            "task": ("tasks", "Add, list, show, cancel, requeue or send back tasks."),
+            "diff": ("tasks", "Show what a task changed."),
+            "accept": ("tasks", "Merge the work of a task."),
+            "reject": ("tasks", "Reject a task."),
+            "undo": ("tasks", "Take an accepted task back."),
+            "retire": ("tasks", "Put the workdir of a task into the vault."),
+            "unretire": ("tasks", "Bring it back from the vault."),
+        },
         "Looking": {
             "events": ("look", "Show the numbered log."),
             "waits": ("look", "List what agents wait for."),

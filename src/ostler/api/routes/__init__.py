@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostler.api.gate import Route
-from ostler.api.routes import audit, daemon, definitions, events, instances, requests, tokens, waits
+from ostler.api.routes import audit, daemon, definitions, events, instances, requests, tasks, tokens, waits
 
 ROUTES: tuple[Route, ...] = (
     *daemon.ROUTES,
@@ -11,6 +11,7 @@ ROUTES: tuple[Route, ...] = (
     *instances.ROUTES,
     *requests.ROUTES,
     *waits.ROUTES,
+    *tasks.ROUTES,
     *events.ROUTES,
     *audit.ROUTES,
     *tokens.ROUTES,
