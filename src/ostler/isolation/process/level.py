@@ -109,7 +109,10 @@ class ProcessIsolation(Isolation):
     def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
         spec = plan.manifest.command
         if not isinstance(spec, CommandSpec):
-            raise AgentInitializationError(f"the definition of {plan.name} names no command")
+            raise AgentInitializationError(
+                f"the driver {plan.manifest.driver} of {plan.name} is not part of this version; "
+                "name a command or a Python class under lifecycle.driver"
+            )
         return self._noted(CommandCell(self._clock, self._home, plan, listener, spec))
 
     def _noted(self, cell: C) -> C:
