@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files.registration import register_files
+from ostler.agents.files import register_files
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
