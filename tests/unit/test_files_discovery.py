@@ -78,9 +78,7 @@ def test_the_places_in_their_order_and_the_first_name_wins(tmp_path: Path) -> No
 def test_a_user_above_the_project_is_read_once(tmp_path: Path) -> None:
     put(tmp_path, ostler__a="a")
     (tmp_path / "root").mkdir()
-    assert [path for path, _ in discover(tmp_path / "root", user=tmp_path).files] == [
-        str(tmp_path / ".ostler/agents/a.md")
-    ]
+    assert [path for path, _ in discover(tmp_path / "root", user=tmp_path).files] == [tmp_path / ".ostler/agents/a.md"]
 
 
 def test_the_agents_of_the_project_file_come_first(tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_every_file_is_validated_with_its_faults(tmp_path: Path) -> None:
         claude__a="a",
         claude__b="b",
     )
-    found = {path.removeprefix(f"{tmp_path}/"): faults for path, faults in validate_files(tmp_path)}
+    found = {str(path.relative_to(tmp_path)): faults for path, faults in validate_files(tmp_path)}
     assert [(fault.line, fault.sentence) for fault in found.pop(".ostler/agents/a.md")] == [
         (3, "lifecycle.restrat is not known; did you mean restart?"),
         (4, "lifecycle.limits.memory must be at least 64M, was 12M"),

@@ -41,7 +41,7 @@ class ExitMeaning(StrEnum):
     DONE = "done"
     FAILED = "failed"
     RETRY = "retry"  #: come again with the same request
-    BLOCKED = "blocked"  #: cannot go on without somebody's help
+    BLOCKED = "blocked"  #: cannot go on without help
 
 
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})

@@ -197,9 +197,11 @@ def _name(agent: Any) -> str | None:
 
 
 def _required(name: Any) -> str:
+    if name is None:
+        bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
+        raise ValidationError([Fault(field="agent", bound=bound)])
     if not isinstance(name, str):
-        bound = "must be given as text; only a class and a function have one of their own"
-        raise ValidationError([Fault(field="name", bound=bound, value=shown(name))])
+        raise ValidationError([Fault(field="name", bound="must be text", value=shown(name))])
     faults = tuple(unkeepable_faults("name", name))
     if faults:  # the rest is looked at in the manifest, for which an id is made of it first
         raise ValidationError(faults)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostler.api.context import Context
-from ostler.api.gate import BodyTooLargeError, Route
+from ostler.api.gate import Route
 from ostler.api.routes import ROUTES
 from ostler.errors import OstlerError
 from ostler.problems import TOO_LARGE, document
@@ -37,7 +37,6 @@ def create_app(context: Context, routes: Sequence[Route] = ROUTES) -> FastAPI:
     app.add_exception_handler(OstlerError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(BodyTooLargeError, _on_too_large)
     app.add_exception_handler(Exception, _on_bug)
     return app
 
@@ -70,13 +69,8 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     del request
     status = error.status_code if isinstance(error, HTTPException) else 500
-    code = {404: "not_found", 405: "not_found"}.get(status, "failed")
+    code = {404: "not_found", 405: "not_found", 413: TOO_LARGE}.get(status, "failed")
     return _plain(status, code, str(getattr(error, "detail", error)))
-
-
-async def _on_too_large(request: Request, error: Exception) -> JSONResponse:
-    del request, error
-    return _plain(413, TOO_LARGE, "the body is too large")
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +25,13 @@ class Context:
     #: Where it listens, for people.
     listens: list[str] = field(default_factory=list)
     #: Ends the daemon; True leaves its agents alive.
-    stop: Callable[[bool], None] = lambda keep: None
+    stop: Callable[[bool], None]
+    #: Ends the agents in order, and says how each ended.
+    end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
     #: Makes definition files known before a name is looked up.
-    refresh: Callable[[], None] = lambda: None
+    refresh: Callable[[], None]
+    #: Streams end when it is.
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that go on without their caller.
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -1,4 +1,4 @@
-"""What stands before every route: Host and Origin, authentication, permission, body limit. What is not in the table is refused.
+"""What stands before every route: Host and Origin, authentication, permission, body limit. The default is refusal.
 
 Two listeners share the application. On the Unix socket the peer was checked by its user id, and acts as the owner of
 the home. On loopback TCP a token is asked for.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -133,10 +134,6 @@ def _foreign(headers: dict[str, str]) -> str | None:
     return None
 
 
-class BodyTooLargeError(Exception):
-    """A body without a length grew past its limit."""
-
-
 def _bounded(receive: Receive, limit: int) -> Callable[[], Awaitable[Message]]:
     seen = 0
 
@@ -145,7 +142,7 @@ def _bounded(receive: Receive, limit: int) -> Callable[[], Awaitable[Message]]:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > limit:
-            raise BodyTooLargeError
+            raise HTTPException(413, f"the body is larger than {limit // KIB} KiB")  # it came without its length
         return message
 
     return bounded

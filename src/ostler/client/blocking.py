@@ -75,21 +75,21 @@ class BlockingClient:
     def where(self) -> str:
         return self._address or str(self._home / SOCKET_FILE)
 
-    def call(self, name: str, *, key: str | None = None, timeout: float | None = None, **parameters: Any) -> Any:
-        """The JSON of the answer. Raises `DaemonError`."""
-        prepared = prepare(name, parameters, key=key, token=self._token)
-        connection, response = self._send(prepared, timeout)
+    def call(self, verb: str, /, *, key: str | None = None, within: float | None = None, **parameters: Any) -> Any:
+        """The JSON of the answer, within so many seconds. Raises `DaemonError`."""
+        prepared = prepare(verb, parameters, key=key, token=self._token)
+        connection, response = self._send(prepared, within)
         try:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(self.where, error or "it hung up") from error
+            raise UnreachableError(self.where, error) from error
         finally:
             connection.close()
         if response.status >= 400:
             raise _refusal(body, response.status)
         return json.loads(body) if body else None
 
-    def stream(self, name: str, *, after: str | None = None, **parameters: Any) -> Iterator[StreamItem]:
+    def stream(self, verb: str, /, *, after: str | None = None, **parameters: Any) -> Iterator[StreamItem]:
         """Follow a stream. After a lost connection it goes on from its cursor, without a gap or a double.
 
         It ends when the daemon says so, and raises `UnreachableError` when no daemon is found for a minute.
@@ -97,7 +97,7 @@ class BlockingClient:
         cursor, lost_at = after, 0.0
         while True:
             try:
-                for item in self._stream_once(name, cursor, parameters):
+                for item in self._stream_once(verb, cursor, parameters):
                     lost_at = 0.0
                     if item.event in {"end", "bye"}:
                         if item.event == "end":
@@ -111,11 +111,9 @@ class BlockingClient:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def _stream_once(self, name: str, cursor: str | None, parameters: Mapping[str, Any]) -> Iterator[StreamItem]:
-        first = {} if cursor is None or name != "events" else {"after": cursor}
-        prepared = prepare(name, {**parameters, **first, "follow": True}, token=self._token)
-        if cursor is not None and name != "events":
-            prepared.headers["Last-Event-ID"] = cursor
+    def _stream_once(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> Iterator[StreamItem]:
+        first = {} if cursor is None else {"after": cursor}
+        prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token)
         connection, response = self._send(prepared, None)
         try:
             if response.status >= 400:
@@ -126,7 +124,7 @@ class BlockingClient:
                 if item is not None:
                     yield item
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnreachableError(self.where, error or "it hung up") from error
+            raise UnreachableError(self.where, error) from error
         finally:
             connection.close()
         raise UnreachableError(self.where, "it hung up")

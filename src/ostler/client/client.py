@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,17 +14,20 @@ from uuid import UUID
 
 import httpx2
 
-from ostler.client.calls import Prepared, StreamParser, prepare
+from ostler.client.blocking import RECONNECT_SECONDS
+from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError
 from ostler.home import SOCKET_FILE, chosen_home
-from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
+from ostler.lifecycle.logs import LogLine
+from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Wait
 from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.problems import error_of
 
-_EXTRA = ("attempts", "definition", "doing", "metrics_now", "phase")
+_PAUSE_SECONDS = 0.1
+_EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
 
 class Client:
@@ -46,9 +51,9 @@ class Client:
     ) -> None:
         await self._http.aclose()
 
-    async def call(self, name: str, *, key: str | None = None, **parameters: Any) -> Any:
+    async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
         """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
-        prepared = prepare(name, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token)
         try:
             response = await self._http.request(
                 prepared.method, prepared.path, content=prepared.body, headers=prepared.headers
@@ -99,9 +104,7 @@ class Client:
     async def restart(self, instance: str | UUID, *, reason: str | None = None) -> AgentInstance:
         return _instance(await self.call("restart", instance=instance, reason=reason))
 
-    async def terminate(
-        self, instance: str | UUID, options: TerminationOptions | None = None
-    ) -> TerminationResult:
+    async def terminate(self, instance: str | UUID, options: TerminationOptions | None = None) -> TerminationResult:
         chosen = (options or TerminationOptions()).checked()
         return TerminationResult.from_dict(await self.call("terminate", instance=instance, options=chosen.to_dict()))
 
@@ -122,34 +125,50 @@ class Client:
         return LifecycleStatistics.from_dict(await self.call("statistics"))
 
     async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The log from a number on, then live. A lost connection is taken up again from the last number."""
-        cursor = after
-        while True:
-            prepared = prepare("events", {"instance": instance, "after": cursor, "follow": True}, token=self._token)
-            try:
-                async for event in self._stream(prepared):
-                    if isinstance(event, Event):
-                        cursor = event.sequence or cursor
-                        yield event
-            except httpx2.TransportError as error:
-                if cursor is None:
-                    raise self._unreachable(error) from error
-            else:
-                return
+        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+        cursor = None if after is None else str(after)
+        async for item in self._follow("events", cursor, {"instance": instance}):
+            if (kind := EVENT_CLASSES.get(item.event)) is not None:
+                yield kind.from_dict({n: v for n, v in item.data.items() if n != "event_type"})
 
-    async def _stream(self, prepared: Prepared) -> AsyncIterator[Event | EventsMissed]:
+    async def logs(
+        self, instance: str | UUID, *, after: str | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        """Lines of output; with `follow` until the instance has ended."""
+        if not follow:
+            for one in await self.call("logs", instance=instance, after=after, tail=tail):
+                yield LogLine.from_dict(one)
+            return
+        async for item in self._follow("logs", after, {"instance": instance, "tail": tail}):
+            yield LogLine.from_dict(item.data)
+
+    async def _follow(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> AsyncIterator[StreamItem]:
+        """As in the blocking client: on and on from its cursor, until the daemon says that it is the end."""
+        lost_at: float | None = None
+        while True:
+            given = parameters if cursor is None else {**parameters, "after": cursor}
+            try:
+                async for item in self._stream(prepare(verb, {**given, "follow": True}, token=self._token)):
+                    lost_at = None
+                    if item.event == "end":
+                        return
+                    if item.event != "bye":
+                        cursor = item.id or cursor
+                        yield item
+            except httpx2.TransportError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > RECONNECT_SECONDS:
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _stream(self, prepared: Prepared) -> AsyncIterator[StreamItem]:
         async with self._http.stream(prepared.method, prepared.path, headers=prepared.headers) as response:
             if response.status_code >= 400:
                 raise error_of(_document(await response.aread()))
             parser = StreamParser()
             async for line in response.aiter_lines():
-                item = parser.feed(line)
-                if item is None:
-                    continue
-                if item.event == "missed":
-                    yield EventsMissed.from_dict(item.data)
-                elif (kind := EVENT_CLASSES.get(item.event)) is not None:
-                    yield kind.from_dict({n: v for n, v in item.data.items() if n != "event_type"})
+                if (item := parser.feed(line)) is not None:
+                    yield item
 
     def _unreachable(self, error: Exception) -> OstlerError:
         return StoreError(f"no daemon answers at {self._where} ({error}); start it with `ostler up -d`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -69,9 +70,7 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
             return True
         except PermissionError:
             return False
-        try:  # a zombie of ours has ended too
+        with contextlib.suppress(ChildProcessError):  # a zombie of ours has ended too
             os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            pass
         time.sleep(_PAUSE_SECONDS)
     return False

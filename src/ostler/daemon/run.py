@@ -19,20 +19,23 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import register_files
+from ostler.agents.files import load_settings, register_files
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
 from ostler.api.routes import ROUTES
 from ostler.daemon.hooks import WaitHook
-from ostler.daemon.settings import load_settings
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.model.faults import fault
+from ostler.model.instance import AgentInstance
 from ostler.model.people import OWNER
+from ostler.model.query import GetInstancesFilter
+from ostler.model.states import AgentState
 from ostler.version import __version__
 
 _log = logging.getLogger("ostler.daemon")
@@ -62,33 +65,40 @@ def main(arguments: list[str] | None = None) -> None:
 async def serve(home: Path, *, listen: str | None = None) -> None:
     """Until a signal, or until it is told to stop by the API."""
     settings = load_settings(project_of(home))
-    tcp = None if (listen or settings.listen) is None else _tcp_socket(listen or settings.listen or "")
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
+    wanted = listen or settings.daemon.listen
+    tcp = None if wanted is None else _tcp_socket(wanted)
+    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
+    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
-        stopping = asyncio.Event()
-        context = Context(manager=manager, home=home, started_at=datetime.now(UTC))
 
         def stop(keep: bool) -> None:
             manager.keep_agents = keep
-            context.stopping = True
-            stopping.set()
+            context.stopping.set()
 
-        context.stop = stop
-        context.refresh = lambda: _refresh(manager, project_of(home))
+        context = Context(
+            manager=manager,
+            home=home,
+            started_at=datetime.now(UTC),
+            stop=stop,
+            end_agents=lambda: _end_agents(manager),
+            refresh=lambda: _refresh(manager, project_of(home)),
+        )
         context.refresh()
-        hook = WaitHook(manager, settings.on_wait)
+        hook = WaitHook(manager, settings.daemon.on_wait)
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
-        context.listens = [str(home / SOCKET_FILE)] + ([f"http://{listen or settings.listen}"] if tcp else [])
+        context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
         with _signals(stop):
             running = [asyncio.create_task(server.run()) for server in servers]
             hook.start()
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
-            await asyncio.wait([asyncio.create_task(stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
+            )
             await hook.close()
             if not manager.keep_agents:
-                await _stop_agents(manager)
+                await _end_agents(manager)
             for server in servers:
                 server.server.should_exit = True
             await asyncio.wait(running, timeout=_STREAM_SECONDS + 3)
@@ -99,22 +109,25 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
 
 
-async def _stop_agents(manager: AgentLifecycleManager) -> None:
-    """In order, while the API still answers: who looks sees them end."""
-    found = await manager.acting_as(OWNER).get_active_instances()
+async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
+    """In order, while the API still answers: who looks sees them end. Suspended ones are parked by the close."""
+    found = await manager.acting_as(OWNER).get_active_instances(GetInstancesFilter(limit=1000))
     if found:
         _log.info("stopping %d agents", len(found))
 
-    async def end(instance_id: Any, name: str | None) -> None:
+    async def end(one: AgentInstance) -> dict[str, Any]:
         try:
-            result = await manager.terminate(instance_id)
+            result = await manager.terminate(one.instance_id)
         except OstlerError as error:
-            _log.warning("%s: %s", name, error)
-        else:
-            how = "gracefully" if result.was_graceful else "by force"
-            _log.info("%s terminated %s in %.1f s", name, how, result.duration.total_seconds())
+            _log.warning("%s: %s", one.name, error)
+            return {"name": one.name, "how": f"could not be ended: {error}"}
+        how = "gracefully" if result.was_graceful else "by force"
+        told = f"terminated {how} in {result.duration.total_seconds():.1f} s"
+        _log.info("%s %s", one.name, told)
+        return {"name": one.name, "how": told}
 
-    await asyncio.gather(*(end(one.instance_id, one.name) for one in found if one.state != "suspended"))
+    parked = [{"name": one.name, "how": "parked"} for one in found if one.state == AgentState.SUSPENDED]
+    return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
 
 
 def _refresh(manager: AgentLifecycleManager, root: Path) -> None:
@@ -152,14 +165,13 @@ class _PeerChecked(H11Protocol):
     """Only the user of the daemon, and root, may speak to its socket; whatever the file's rights say."""
 
     def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
         if uid not in {0, os.getuid()}:
             _log.warning("refused a connection of user %d", uid)
             transport.abort()
-            return
-        super().connection_made(transport)
 
 
 class _Server:
@@ -204,6 +216,11 @@ def _unix_socket(home: Path) -> socket.socket:
         os.close(folder)
     sock.listen(128)
     return sock
+
+
+def _address_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _tcp_socket(address: str) -> socket.socket:

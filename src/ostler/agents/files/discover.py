@@ -33,7 +33,7 @@ FOLDERS = (
 #: A folder with more files than that is no folder of definitions.
 MAX_FILES = 1000
 
-#: The file explains the folder to people; nobody means it as an agent.
+#: It explains the folder to people; it is not an agent.
 _README = "readme.md"
 #: A file that changed so lately may change again without a later time in its stat.
 _UNSETTLED_NS = 2_000_000_000
@@ -45,7 +45,7 @@ class Discovery:
     #: Everything that is wrong. The files that are right are read all the same.
     faults: tuple[FileFault, ...] = ()
     #: Every file that was read, with its faults.
-    files: tuple[tuple[str, tuple[FileFault, ...]], ...] = ()
+    files: tuple[tuple[Path, tuple[FileFault, ...]], ...] = ()
 
 
 def register_file(registry: AgentRegistry, path: str | Path) -> AgentManifest:
@@ -82,7 +82,7 @@ def _is_registered(registry: AgentRegistry, definition: LoadedDefinition) -> boo
         return False
 
 
-def validate_files(root: str | Path) -> list[tuple[str, tuple[FileFault, ...]]]:
+def validate_files(root: str | Path) -> list[tuple[Path, tuple[FileFault, ...]]]:
     """Every file that `discover` reads, `ostler.toml` included, with its faults."""
     return list(discover(root).files)
 
@@ -112,10 +112,10 @@ class _Finding:
         self._base = base
         self._taken: set[str] = set()
         self.definitions: list[LoadedDefinition] = []
-        self.files: list[tuple[str, tuple[FileFault, ...]]] = []
+        self.files: list[tuple[Path, tuple[FileFault, ...]]] = []
 
     def note(self, path: Path, faults: Iterable[FileFault]) -> None:
-        self.files.append((str(path), tuple(faults)))
+        self.files.append((path, tuple(faults)))
 
     def read_project(self, path: Path) -> None:
         for definition in (self._read(read_project, path.parent, path) or (None, ()))[1]:

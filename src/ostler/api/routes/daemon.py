@@ -41,9 +41,10 @@ async def statistics(manager: ManagerOf) -> dict[str, Any]:
 
 
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
-    """Answered first; the daemon ends when its agents have, or leaves them alive."""
+    """Answered when the agents have ended, or at once where they are kept; then the daemon ends."""
+    ended = [] if keep else await context.end_agents()
     context.stop(keep)
-    return {"stopping": True, "keep": keep}
+    return {"pid": os.getpid(), "kept": keep, "ended": ended}
 
 
 ROUTES = (

@@ -66,10 +66,15 @@ def _document(event: Event) -> dict[str, Any]:
 async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The items of a stream, and None when there was none for a while. It ends with the daemon."""
     following: asyncio.Future[Any] | None = None
+    stopping = asyncio.ensure_future(context.stopping.wait())
     try:
-        while not context.stopping:
+        while True:
             following = following or asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait({following}, timeout=HEARTBEAT_SECONDS)
+            done, _ = await asyncio.wait(
+                {following, stopping}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stopping in done:
+                return
             if not done:
                 yield None
                 continue
@@ -79,6 +84,7 @@ async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> Asy
             except StopAsyncIteration:
                 return
     finally:
+        stopping.cancel()
         if following is not None:
             following.cancel()
 
@@ -95,21 +101,20 @@ async def logs(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
-    lines = manager.log(
-        instance_id, after=last_event_id or after, attempt=attempt, tail=tail, since=since, follow=follow
-    )
+    cursor = last_event_id or after
+    last = tail if cursor is None else None  # who goes on from a line gets all that follow it
+    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow)
     if not follow:
         return [line.to_dict() async for line in lines]
-    first = await anext(lines, None)  # an unknown instance is refused before the stream has begun
-    return StreamingResponse(_log_lines(context, first, lines), media_type=_STREAM)
+    await manager.require_instance(instance_id)  # refused before the stream has begun
+    return StreamingResponse(_log_lines(context, lines), media_type=_STREAM)
 
 
-async def _log_lines(context: ContextOf, first: LogLine | None, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
-    if first is not None:
-        yield _log_line(first)
-        async for line in _with_heartbeat(context, lines):
-            yield ": heartbeat\n\n" if line is None else _log_line(line)
-    yield "event: end\ndata: {}\n\n"
+async def _log_lines(context: ContextOf, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
+    async for line in _with_heartbeat(context, lines):
+        yield ": heartbeat\n\n" if line is None else _log_line(line)
+    # Where the daemon ends first, its follower goes on with the next one.
+    yield f"event: {'bye' if context.stopping.is_set() else 'end'}\ndata: {{}}\n\n"
 
 
 def _log_line(line: LogLine) -> str:

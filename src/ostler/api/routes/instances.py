@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
+from secrets import token_hex
 from typing import Annotated, Any
 
 from fastapi import Body, Header
@@ -49,17 +51,17 @@ async def spawn(
     definition: Any = wanted.definition or ""
     if wanted.command is not None:
         definition = register_command(manager, wanted.command, wanted.cwd).id
-        options = (options or AgentSpawnOptions()).evolve(isolation_level=IsolationLevel.PROCESS)
-    request = SpawnRequest(
-        agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job
-    )
+        given = options or AgentSpawnOptions()
+        name = given.name or f"{Path(wanted.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        options = given.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
+    request = SpawnRequest(agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job)
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
 
 def register_command(manager: AgentLifecycleManager, words: tuple[str, ...], cwd: str | None) -> AgentManifest:
     """A command is a definition named after its own words, so that a restart runs the same one."""
     argv = tuple(word.replace("{", "{{").replace("}", "}}") for word in words)
-    spec = CommandSpec(argv=argv, **({} if cwd is None else {"cwd": cwd}))
+    spec = CommandSpec(argv=argv) if cwd is None else CommandSpec(argv=argv, cwd=cwd)
     digest = hashlib.sha256("\0".join((cwd or "", *words)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return manager.registry.register(spec, name=f"{COMMAND_PREFIX}{digest}", replace=True)
 

@@ -24,7 +24,7 @@ from ostler.isolation.process.exits import exit_of
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.limits import box_limits, likely_enforcement, niceness
 from ostler.isolation.process.link import KeeperError
-from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
+from ostler.isolation.process.logs import LOG_BYTES, LogFile, log_of, prune
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
 from ostler.isolation.process.umask import own_umask
@@ -96,9 +96,24 @@ class ProcessIsolation(Isolation):
                 # In a task of its own: a second cancelling must not keep it from being undone.
                 await asyncio.shield(self._home.run(cell.destroy()))
             if isinstance(error, KeeperError | OSError):
-                raise AgentInitializationError(f"its process could not be started: {error}") from error
+                raise self._not_started(plan, source, str(error)) from error
             raise
         return cell
+
+    def _not_started(self, plan: StartPlan, source: Mapping[str, Any], told: str) -> AgentInitializationError:
+        """One sentence. The traceback of the child, where there is one, goes into the log; it is the cause, too."""
+        lines = told.strip().splitlines()
+        if not lines or not lines[0].startswith("Traceback"):
+            return AgentInitializationError(f"its process could not be started: {told}")
+        LogFile(log_of(self._home.directory, plan)).write(told)
+        last = lines[-1]
+        kind, _, text = last.partition(": ")
+        if kind.startswith("ostler.errors."):
+            return AgentInitializationError(f"its process could not be started: {text}")
+        return AgentInitializationError(
+            f"its process could not load {source['module']}: {last}; the module must be one that another process can "
+            "import (installed, or beside your program), and importing it must not fail"
+        )
 
     async def _open(self, *, start: bool = True) -> bool:
         if not self._hardened and (start or is_kept(self._home.directory)):  # before there is an agent that could look
@@ -176,6 +191,8 @@ class ProcessIsolation(Isolation):
             status, fds = await self._home.ask("attach", unit=box)
         except KeeperError as error:
             if error.kind == "unknown":
+                with contextlib.suppress(KeeperError):  # a start whose manager is gone may just be on its way out
+                    await self._home.strike(box)
                 return _UNKNOWN
             raise InvalidOperationError(f"the keeper of this home does not say what became of it: {error}") from error
         if status.get("exit"):
@@ -208,7 +225,11 @@ class ProcessIsolation(Isolation):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep} | self._home.boxes_in_use()
         boxes: dict[str, bool] = {}
-        for one in (await self._home.request("list")).get("units", ()):
+        try:
+            units = (await self._home.request("list")).get("units", ())
+        except KeeperError as error:
+            raise InvalidOperationError(f"the keeper of this home does not say what it has: {error}") from error
+        for one in units:
             if one["box"] not in kept:
                 boxes[one["box"]] = boxes.get(one["box"], False) or one.get("exit") is None
         places = asyncio.Semaphore(_AT_ONCE)
@@ -225,7 +246,7 @@ class ProcessIsolation(Isolation):
     async def kill_survivors(self, instance_id: UUID) -> str | None:
         left: list[str] = []
         try:
-            if not await self._open(start=self._home.was_killed()):  # who follows it finds what outlived it
+            if not await self._open(start=self._home.was_killed()):  # the next one finds what outlived it
                 await self._home.read_remains()
             for box in self._home.remains.of(instance_id):
                 await self._open()
