@@ -103,7 +103,11 @@ def test_a_broken_file_holds_its_name(tmp_path: Path) -> None:
     put(tmp_path, ostler__a="---\nlifecycle: 3\n---\n", claude__a="another agent of that name")
     found = discover(tmp_path)
     assert not found.definitions
+    assert found.broken == {"a": found.faults}
     assert len(found.faults) == 1
+    put(tmp_path, ostler__a="good", claude__a="---\nlifecycle: 3\n---\n")
+    found = discover(tmp_path)
+    assert (prompts(found), found.broken, len(found.faults)) == ({"a": "good"}, {}, 1)
 
 
 def test_every_file_is_validated_with_its_faults(tmp_path: Path) -> None:

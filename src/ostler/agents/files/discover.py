@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Discovery:
     definitions: tuple[LoadedDefinition, ...] = ()
     #: Everything that is wrong. The files that are right are read all the same.
     faults: tuple[FileFault, ...] = ()
+    #: The faults of broken files by the names that these hold; such a name is not to be started.
+    broken: Mapping[str, tuple[FileFault, ...]] = field(default_factory=dict)
     #: Every file that was read, with its faults.
     files: tuple[tuple[Path, tuple[FileFault, ...]], ...] = ()
 
@@ -71,7 +74,7 @@ def register_files(
             faults.append(_whole(Path(one.manifest.source or ""), str(error)))
         else:
             added.append(one)
-    return Discovery(definitions=tuple(added), faults=tuple(faults), files=found.files)
+    return dataclasses.replace(found, definitions=tuple(added), faults=tuple(faults))
 
 
 def _is_registered(registry: AgentRegistry, definition: LoadedDefinition) -> bool:
@@ -104,14 +107,16 @@ def discover(root: str | Path, *, user: str | Path | None = None) -> Discovery:
             if os.path.lexists(place / folder):
                 finding.read_folder(place, place / folder, suffixes)
     faults = tuple(fault for _, found in finding.files for fault in found)
-    return Discovery(definitions=tuple(finding.definitions), faults=faults, files=tuple(finding.files))
+    return Discovery(
+        definitions=tuple(finding.taken.values()), faults=faults, broken=finding.broken, files=tuple(finding.files)
+    )
 
 
 class _Finding:
     def __init__(self, base: Path) -> None:
         self._base = base
-        self._taken: set[str] = set()
-        self.definitions: list[LoadedDefinition] = []
+        self.taken: dict[str, LoadedDefinition] = {}
+        self.broken: dict[str, tuple[FileFault, ...]] = {}
         self.files: list[tuple[Path, tuple[FileFault, ...]]] = []
 
     def note(self, path: Path, faults: Iterable[FileFault]) -> None:
@@ -135,10 +140,10 @@ class _Finding:
             self.note(folder, [_whole(folder, f"holds {len(names)} definitions; only the first {MAX_FILES} are read")])
         for name in names[:MAX_FILES]:
             found = self._read(read_definition, place, folder / name, real / name)
-            if found is None:
-                self._taken.add(Path(name).stem)
-            else:
+            if found is not None:
                 self._take(found)
+            elif Path(name).stem not in self.taken:
+                self.broken.setdefault(Path(name).stem, self.files[-1][1])
 
     def _read(self, reader: Callable[..., Any], place: Path, path: Path, real: Path | None = None) -> Any:
         """What the reader makes of the file; None where it has faults, which are noted."""
@@ -157,9 +162,8 @@ class _Finding:
         return locate(path, place, is_above=place in self._base.parents)
 
     def _take(self, definition: LoadedDefinition) -> None:
-        if definition.manifest.name not in self._taken:
-            self._taken.add(definition.manifest.name)
-            self.definitions.append(definition)
+        if definition.manifest.name not in self.broken:
+            self.taken.setdefault(definition.manifest.name, definition)
 
 
 def _whole(path: Path, sentence: str) -> FileFault:
