@@ -157,6 +157,7 @@ def test_links_that_leave_the_project_are_not_followed(tmp_path: Path) -> None:
     assert said[3].startswith(".ostler/agents/loop.md: cannot be read: ")
     assert said[4] == ".claude/agents: is a link that leads out of the project, and is not read"
     assert len(said) == 5
+    assert set(found.broken) == {"gone", "leak", "loop"}
 
 
 def test_what_another_user_puts_above_the_project_is_not_read(tmp_path: Path) -> None:

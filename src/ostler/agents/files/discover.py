@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from ostler.agents.files.load import (
     FileFault,
@@ -23,7 +22,7 @@ from ostler.agents.files.project import find_project, read_project
 from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentNotFoundError, ConflictError, DefinitionError
-from ostler.home import AGENTS_FOLDER, HOME_NAME
+from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE
 
 #: Where to look in each directory, in this order: the first definition of a name wins.
 FOLDERS = (
@@ -38,6 +37,8 @@ MAX_FILES = 1000
 _README = "readme.md"
 #: A file that changed so lately may change again without a later time in its stat.
 _UNSETTLED_NS = 2_000_000_000
+#: The definitions of a file, or its faults.
+_Outcome = tuple[tuple[LoadedDefinition, ...], tuple[FileFault, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,100 +97,80 @@ def discover(root: str | Path, *, user: str | Path | None = None) -> Discovery:
     A broken file holds its name, so that a mistake in it never starts another agent of that name instead.
     """
     base = Path(root).absolute()
-    finding = _Finding(base)
+    places = (base, *base.parents) if user is None else (base, *base.parents, Path(user).absolute())
+    found: dict[str, LoadedDefinition] = {}
+    broken: dict[str, tuple[FileFault, ...]] = {}
+    files = []
+    for place, path, unreadable in _candidates(base, dict.fromkeys(places)):
+        definitions, faults = ((), unreadable) if unreadable else _read(path, place, is_above=place in base.parents)
+        files.append((path, faults))
+        for one in definitions:
+            if one.manifest.name not in broken:
+                found.setdefault(one.manifest.name, one)
+        if faults and not unreadable and path.name != SETTINGS_FILE and path.stem not in found:
+            broken.setdefault(path.stem, faults)
+    faults = tuple(fault for _, some in files for fault in some)
+    return Discovery(definitions=tuple(found.values()), faults=faults, broken=broken, files=tuple(files))
+
+
+_Candidate = tuple[Path, Path, tuple[FileFault, ...]]
+
+
+def _candidates(base: Path, places: Iterable[Path]) -> Iterator[_Candidate]:
+    """Each file with the directory that it is found in; also what cannot be looked at, with the reason."""
     if not base.is_dir():  # else a slip in the path would look like a project without agents
-        finding.note(base, [_whole(base, "is no directory; name that of the project")])
-    project = find_project(base)
-    if project is not None:
-        finding.read_project(project)
-    for place in dict.fromkeys((base, *base.parents, *([Path(user).absolute()] if user is not None else []))):
+        yield base, base, (_whole(base, "is no directory; name that of the project"),)
+    if (project := find_project(base)) is not None:
+        yield project.parent, project, ()
+    for place in places:
         for folder, suffixes in FOLDERS:
             if os.path.lexists(place / folder):
-                finding.read_folder(place, place / folder, suffixes)
-    faults = tuple(fault for _, found in finding.files for fault in found)
-    return Discovery(
-        definitions=tuple(finding.taken.values()), faults=faults, broken=finding.broken, files=tuple(finding.files)
-    )
+                yield from _folder(place, place / folder, suffixes, is_above=place in base.parents)
 
 
-class _Finding:
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self.taken: dict[str, LoadedDefinition] = {}
-        self.broken: dict[str, tuple[FileFault, ...]] = {}
-        self.files: list[tuple[Path, tuple[FileFault, ...]]] = []
-
-    def note(self, path: Path, faults: Iterable[FileFault]) -> None:
-        self.files.append((path, tuple(faults)))
-
-    def read_project(self, path: Path) -> None:
-        for definition in (self._read(read_project, path.parent, path) or (None, ()))[1]:
-            self._take(definition)
-
-    def read_folder(self, place: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
-        try:
-            real = self._locate(place, folder)
-            names = sorted(_names(real, suffixes))
-        except DefinitionError as error:
-            self.note(folder, file_faults(error))
-            return
-        except OSError as error:
-            self.note(folder, [_whole(folder, f"cannot be read: {error.strerror}")])
-            return
-        if len(names) > MAX_FILES:
-            self.note(folder, [_whole(folder, f"holds {len(names)} definitions; only the first {MAX_FILES} are read")])
-        for name in names[:MAX_FILES]:
-            found = self._read(read_definition, place, folder / name, real / name)
-            if found is not None:
-                self._take(found)
-            elif Path(name).stem not in self.taken:
-                self.broken.setdefault(Path(name).stem, self.files[-1][1])
-
-    def _read(self, reader: Callable[..., Any], place: Path, path: Path, real: Path | None = None) -> Any:
-        """What the reader makes of the file; None where it has faults, which are noted."""
-        try:
-            if real is None or real.is_symlink():
-                real = self._locate(place, path)
-            found, faults = _read_again(reader, path, real)
-        except DefinitionError as error:
-            found, faults = None, file_faults(error)
-        except OSError as error:  # it has gone in the meantime
-            found, faults = None, (_whole(path, f"cannot be read: {error.strerror}"),)
-        self.note(path, faults)
-        return found
-
-    def _locate(self, place: Path, path: Path) -> Path:
-        return locate(path, place, is_above=place in self._base.parents)
-
-    def _take(self, definition: LoadedDefinition) -> None:
-        if definition.manifest.name not in self.broken:
-            self.taken.setdefault(definition.manifest.name, definition)
+def _folder(place: Path, folder: Path, suffixes: tuple[str, ...], *, is_above: bool) -> Iterator[_Candidate]:
+    try:
+        locate(folder, place, is_above=is_above)
+        every = sorted(folder.iterdir())
+    except DefinitionError as error:
+        yield place, folder, file_faults(error)
+        return
+    except OSError as error:
+        yield place, folder, (_whole(folder, f"cannot be read: {error.strerror}"),)
+        return
+    paths = [path for path in every if path.suffix in suffixes and path.name[0] != "." and path.name.lower() != _README]
+    if len(paths) > MAX_FILES:
+        said = f"holds {len(paths)} definitions; only the first {MAX_FILES} are read"
+        yield place, folder, (_whole(folder, said),)
+    for path in paths[:MAX_FILES]:
+        yield place, path, ()
 
 
 def _whole(path: Path, sentence: str) -> FileFault:
     return FileFault(path=str(path), line=0, sentence=sentence)
 
 
-def _names(folder: Path, suffixes: tuple[str, ...]) -> Iterator[str]:
-    for path in folder.iterdir():
-        if path.suffix in suffixes and not path.name.startswith(".") and path.name.lower() != _README:
-            yield path.name
-
-
-def _read_again(reader: Callable[..., Any], shown: Path, real: Path) -> tuple[Any, tuple[FileFault, ...]]:
-    """The same as the last time where the stat of the file is the same."""
-    found = real.lstat()
+def _read(path: Path, place: Path, *, is_above: bool) -> _Outcome:
+    """As the last time where the stat of the file is the same."""
+    try:
+        above = is_above and path.name == SETTINGS_FILE  # of a folder it was asked already
+        real = locate(path, place, is_above=above) if above or path.is_symlink() else path
+        found = real.lstat()
+    except DefinitionError as error:
+        return (), file_faults(error)
+    except OSError as error:  # it has gone in the meantime
+        return (), (_whole(path, f"cannot be read: {error.strerror}"),)
     stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
     settled = time.time_ns() - max(stamp[:2]) > _UNSETTLED_NS
-    return (_read_file if settled else _read_file.__wrapped__)(reader, shown, real, stamp)
+    return (_read_file if settled else _read_file.__wrapped__)(path, real, stamp)
 
 
 @lru_cache(maxsize=2 * MAX_FILES)
-def _read_file(
-    reader: Callable[..., Any], shown: Path, real: Path, _stamp: tuple[int, ...]
-) -> tuple[Any, tuple[FileFault, ...]]:
-    """What the reader makes of the file, and its faults. The stamp tells one state of the file from another."""
+def _read_file(shown: Path, real: Path, _stamp: tuple[int, ...]) -> _Outcome:
+    """The stamp tells one state of the file from another."""
     try:
-        return reader(shown, real, follow=False), ()
+        if shown.name == SETTINGS_FILE:
+            return read_project(shown, real, follow=False)[1], ()
+        return (read_definition(shown, real, follow=False),), ()
     except DefinitionError as error:
-        return None, file_faults(error)
+        return (), file_faults(error)
