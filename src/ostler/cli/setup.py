@@ -23,7 +23,6 @@ lifecycle:
   limits: {time: 10min}
   restart: no
 ---
-Say hello.
 """
 _SETTINGS = """\
 # Settings of Ostler for this project. `ostler agents validate` checks them.

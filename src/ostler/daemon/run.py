@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import load_settings, register_files
+from ostler.agents.files import Discovery, load_settings, register_files
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
@@ -133,9 +133,9 @@ async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
     return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
 
 
-def _refresh(manager: AgentLifecycleManager, root: Path) -> None:
+def _refresh(manager: AgentLifecycleManager, root: Path) -> Discovery:
     """Definition files as they are now; a file that changed applies to the next spawn."""
-    register_files(manager.registry, root, user=Path.home(), replace=True)
+    return register_files(manager.registry, root, user=Path.home(), replace=True)
 
 
 @contextlib.contextmanager
