@@ -149,12 +149,24 @@ async def _join_or_answer(instance: Instance, message: Process) -> bool:
             _write_end(instance, call)
         else:
             call.callers.append(message)
+            _bound_patience(instance, message)
         return True
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
     if row is None or row.state is not RequestState.DONE:
         return False
     answer_from(row, message)
     return True
+
+
+def _bound_patience(instance: Instance, message: Process) -> None:
+    """Who joins a request waits for as long as it said itself; the request goes on."""
+    if message.timeout is None:
+        return
+    error = ExecutionTimeoutError(
+        f"request {message.request_id} was not answered within {duration_text(message.timeout)}; ask again with its id"
+    )
+    timer = instance.runtime.clock.call_later(message.timeout.total_seconds(), lambda: message.refuse(error))
+    message.reply.add_done_callback(lambda _: timer.cancel())
 
 
 def answer_from(row: Request, message: Process) -> None:
