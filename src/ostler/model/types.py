@@ -72,9 +72,13 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[datetime, Interval(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)), _Utc()]
 
 
-@lru_cache(maxsize=16)  # one commit writes the same time into all of its rows
 def micros(moment: datetime) -> int:
     """Microseconds since 1970 UTC, as the store keeps times."""
+    return _utc_micros(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
+
+
+@lru_cache(maxsize=16)  # one commit writes the same time into all of its rows
+def _utc_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
@@ -85,6 +89,9 @@ def from_micros(value: int) -> datetime:
 # --- durations and sizes -----------------------------------------------------------------------------
 
 _SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+#: More than any range allows. Beyond them lie numbers that no timedelta and no int can be made of.
+_LONGEST_SECONDS = 1e10
+_LARGEST_MEGABYTES = 1e10
 _DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|sec|min|m|h|d))+\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|s|min|m|h|d)")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|t)i?b?\s*", re.IGNORECASE)
@@ -94,14 +101,15 @@ _MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 def parse_duration(value: Any) -> Any:
     """Read "30s", "1h 30min" or "500ms"; return anything else unchanged, for pydantic takes a number of seconds."""
     if isinstance(value, str) and _DURATION.fullmatch(value):
-        return timedelta(seconds=sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(value)))
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(value))
+        return timedelta(seconds=min(seconds, _LONGEST_SECONDS))
     return value
 
 
 def parse_megabytes(value: Any) -> Any:
     """Read "256M" or "1.5G"; return anything else unchanged."""
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        return round(float(match[1]) * _MEGABYTES[match[2].lower()])
+        return round(min(float(match[1]) * _MEGABYTES[match[2].lower()], _LARGEST_MEGABYTES))
     return value
 
 
