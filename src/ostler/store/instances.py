@@ -19,7 +19,7 @@ from ostler.model.events import (
     AgentTerminatedEvent,
 )
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import Wait, WaitKind
+from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import (
     AgentState,
@@ -41,6 +41,7 @@ from ostler.store.moves import (
     get_instance,
     mismatch,
     move_instance,
+    require_attempt,
     subject,
 )
 from ostler.store.requests import lose_requests
@@ -49,6 +50,8 @@ from ostler.store.waits import WAITS, end_wait, end_waits_of
 from ostler.store.workspaces import require_workspace
 
 _MAX_ERROR = 8000
+_MAX_TYPE = 500
+_MAX_TRACE = 32_000
 
 
 # --- spawn -------------------------------------------------------------------------------------------
@@ -121,6 +124,7 @@ def suspend_instance(tx: Transaction, old: AgentInstance, wait: Wait, *, by: Act
     depth = str((wait.detail or {}).get("depth", ""))
     changes: Changes = {}
     if old.state is AgentState.SUSPENDED:
+        require_attempt(tx, old)
         end_waits_of(tx, old.instance_id, "replaced", kinds={WaitKind.RESUME})
         tx.audit(old.workspace_id, by, "suspend", subject(old), detail=depth)
     else:
@@ -180,8 +184,14 @@ def new_attempt(tx: Transaction, old: AgentInstance, *, by: Actor, reason: str, 
     Without it the restart is by hand, and spends no retry.
     """
     tx.audit_refusal(old.workspace_id, by, "restart", subject(old))
+    if old.state is not AgentState.FAILED:
+        raise InvalidOperationError(
+            f"{subject(old)} is {old.state}, not failed", current=old.state, wanted=AgentState.INITIALIZING
+        )
     if wait_id is not None:
-        end_wait(tx, wait_id, "restarted")
+        ended = end_wait(tx, wait_id, "restarted")
+        if ended.instance_id != old.instance_id:
+            raise InvalidOperationError(f"the wait {wait_id} is not of {subject(old)}")
     else:
         end_waits_of(tx, old.instance_id, "restarted", kinds={WaitKind.BACKOFF})
     _require_ended(tx, old)
@@ -207,13 +217,14 @@ def unpark_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> Change
     if old.state is not AgentState.SUSPENDED:
         raise InvalidOperationError(f"{subject(old)} is {old.state}, not parked", current=old.state)
     _require_ended(tx, old)
-    changes = _add_attempt(tx, old, {})
+    changes = _add_attempt(tx, old, {"health": AgentHealthStatus()})
     tx.audit(old.workspace_id, by, "resume", subject(old), detail=f"attempt {changes['attempt']}")
     return changes
 
 
 def park_instance(tx: Transaction, old: AgentInstance, end: AttemptEnd) -> None:
     """The process of a parked instance has ended."""
+    require_attempt(tx, old)
     end_attempt(tx, old.instance_id, old.attempt, end)
     lose_requests(tx, old.instance_id, "the agent was parked")
     end_waits_of(tx, old.instance_id, "the agent was parked", kinds=set(WaitKind) - {WaitKind.RESUME})
@@ -285,12 +296,13 @@ def _take_place(tx: Transaction, workspace_id: UUID) -> None:
 
 
 def _require_ended(tx: Transaction, old: AgentInstance) -> None:
-    """At most one live attempt: one that was seen to start must be known to have ended."""
+    """At most one live attempt: one that was seen to start must be known to have ended. An open intent is closed."""
     last = get_attempt(tx, old.instance_id, old.attempt)
     if last is not None and last.is_open and last.handle is not None:
         raise InvalidOperationError(
             f"attempt {last.number} of {subject(old)} was started and has not ended; end it first", current=old.state
         )
+    end_attempt(tx, old.instance_id, old.attempt, AttemptEnd(outcome=AttemptOutcome.UNKNOWN))
 
 
 def _end_attempt(tx: Transaction, old: AgentInstance, end: AttemptEnd, reason: str) -> None:
@@ -345,8 +357,21 @@ def _add_attempt(tx: Transaction, old: AgentInstance, changes: Changes) -> Chang
     return {**changes, "attempt": number, "version": int(rows[0][0]), "updated_at": tx.now}
 
 
-def error_event(old: AgentInstance, message: str, **more: Any) -> AgentErrorEvent:
-    return AgentErrorEvent(**about(old), error_message=clipped(message, _MAX_ERROR), **more)
+def error_event(
+    old: AgentInstance,
+    message: str,
+    *,
+    exception_type: str | None = None,
+    stack_trace: str | None = None,
+    is_recoverable: bool = False,
+) -> AgentErrorEvent:
+    return AgentErrorEvent(
+        **about(old),
+        error_message=clipped(message, _MAX_ERROR),
+        exception_type=None if exception_type is None else clipped(exception_type, _MAX_TYPE),
+        stack_trace=None if stack_trace is None else clipped(stack_trace, _MAX_TRACE),
+        is_recoverable=is_recoverable,
+    )
 
 
 def restarting_event(old: AgentInstance, **more: Any) -> AgentRestartingEvent:

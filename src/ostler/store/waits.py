@@ -56,6 +56,8 @@ def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYST
     """Opened again under the same id, it is joined: an agent that was adopted asks again."""
     known = get_wait(tx, wait.wait_id)
     if known is not None:
+        if known.instance_id != wait.instance_id:
+            raise InvalidOperationError(f"the wait {wait.wait_id} is of another instance; use a new id")
         return known
     WAITS.insert(tx, wait)
     if wait.instance_id is not None and wait.kind not in _SILENT:
@@ -111,18 +113,16 @@ def end_waits_of(
     tx: Transaction, instance_id: UUID, outcome: str, *, kinds: Collection[WaitKind] | None = None
 ) -> list[Wait]:
     """End what is still open of an instance, together with the move that causes it."""
-    ended = [
-        wait.evolve(ended_at=tx.now, outcome=outcome)
-        for wait in open_waits(tx, instance_id=instance_id)
-        if kinds is None or wait.kind in kinds
-    ]
+    chosen = ", ".join(f"'{kind.value}'" for kind in kinds or WaitKind)
+    rows = tx.fetch(
+        f"""UPDATE waits SET ended_at = :now, outcome = :outcome
+            WHERE instance_id = :id AND ended_at IS NULL AND kind IN ({chosen}) RETURNING {", ".join(WAITS.columns)}""",
+        id=instance_id,
+        now=tx.now,
+        outcome=outcome,
+    )
+    ended = sorted(WAITS.read(rows), key=lambda wait: wait.wait_id)
     for wait in ended:
-        tx.execute(
-            "UPDATE waits SET ended_at = :now, outcome = :outcome WHERE id = :id",
-            id=wait.wait_id,
-            now=tx.now,
-            outcome=outcome,
-        )
         _tell_end(tx, wait, SYSTEM)
     return ended
 
