@@ -297,7 +297,12 @@ async def test_foreign_text_of_an_error_is_cleaned_cut_and_kept(store: Store) ->
     text = "out\0 of \ud800 luck"
     error = instances.error_event(one, text, exception_type="E\0\ud800", stack_trace="a\0b\ud800" * 10)
     end = AttemptEnd(outcome=AttemptOutcome.ERROR, detail="x\0\ud800" * 100_000)
-    over = await failed(store, one, end=end, error=error, reason="\ud800 reason\0")
+    wait = new_wait(one, kind=WaitKind.BACKOFF, reason="x\0" * 2000)
+    coming = instances.restarting_event(one, attempt_number=1, max_attempts=2, reason="\ud800")
+    over = await failed(store, one, end=end, error=error, reason="\ud800 reason\0", backoff=wait, restarting=coming)
+    (kept,) = await store.read(waits.all_open_waits)
+    assert kept.reason is not None
+    assert kept.reason.endswith("(2000 more characters)")
     assert over.error_message == "out\ufffd of ? luck"
     assert await current(store, one) == over
     (attempt,) = await store.read(attempts.list_attempts, one.instance_id)

@@ -26,7 +26,7 @@ from ostler.model.states import (
     Enforcement,
     SuspendDepth,
 )
-from ostler.model.text import clipped
+from ostler.model.text import MAX_REASON, clipped
 from ostler.model.types import MAX_COUNT
 from ostler.policy.quota import plan, slot_error
 from ostler.store.attempts import AttemptEnd, add_attempt, end_attempt, get_attempt, start_attempt
@@ -171,9 +171,10 @@ def fail_instance(tx: Transaction, old: AgentInstance, failure: Failure, *, catc
     _end_attempt(tx, old, failure.end, failure.reason)
     tx.emit(failure.error.evolve(version=changes["version"]))
     if failure.backoff is not None:
-        WAITS.insert(tx, failure.backoff)
+        WAITS.insert(tx, failure.backoff.evolve(reason=_clipped(failure.backoff.reason, MAX_REASON)))
     if failure.restarting is not None:
-        tx.emit(failure.restarting.evolve(version=changes["version"]))
+        reason = _clipped(failure.restarting.reason, MAX_REASON)
+        tx.emit(failure.restarting.evolve(version=changes["version"], reason=reason))
     return {**changes, **fields}
 
 
@@ -368,10 +369,14 @@ def error_event(
     return AgentErrorEvent(
         **about(old),
         error_message=clipped(message, _MAX_ERROR),
-        exception_type=None if exception_type is None else clipped(exception_type, _MAX_TYPE),
-        stack_trace=None if stack_trace is None else clipped(stack_trace, _MAX_TRACE),
+        exception_type=_clipped(exception_type, _MAX_TYPE),
+        stack_trace=_clipped(stack_trace, _MAX_TRACE),
         is_recoverable=is_recoverable,
     )
+
+
+def _clipped(text: str | None, limit: int) -> str | None:
+    return None if text is None else clipped(text, limit)
 
 
 def restarting_event(old: AgentInstance, **more: Any) -> AgentRestartingEvent:

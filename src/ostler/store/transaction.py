@@ -17,6 +17,7 @@ from ostler.errors import (
     ValidationError,
 )
 from ostler.model.events import Event
+from ostler.model.faults import fault
 from ostler.model.ledger import chain_hash
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.text import clipped
@@ -119,7 +120,11 @@ class Transaction(Reader):
     def emit(self, event: Event, by: Actor = SYSTEM) -> None:
         """Add an event to the log. It gets its number when the command has succeeded."""
         # Written out here, so that an event that cannot be written fails its own command and not the whole commit.
-        self._new_events.append((event, event.body(), by.correlation_id))
+        try:
+            body = event.body()
+        except ValueError as error:
+            raise fault(event.event_type, f"must hold only what JSON can ({error})") from error
+        self._new_events.append((event, body, by.correlation_id))
 
     def audit(
         self,

@@ -59,6 +59,7 @@ def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYST
         if known.instance_id != wait.instance_id:
             raise InvalidOperationError(f"the wait {wait.wait_id} is of another instance; use a new id")
         return known
+    wait = wait.checked()
     WAITS.insert(tx, wait)
     if wait.instance_id is not None and wait.kind not in _SILENT:
         tx.emit(
@@ -92,7 +93,7 @@ def end_wait(
         raise NotFoundError(f"there is no wait {wait_id}; list the open ones")
     if act is not None:
         tx.audit_refusal(wait.workspace_id, by, act, f"wait:{wait_id}")
-    ended = wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer)
+    ended = wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer).checked()
     changed = tx.execute(
         """UPDATE waits SET ended_at = :now, outcome = :outcome, answer_json = :answer
            WHERE id = :id AND ended_at IS NULL""",
