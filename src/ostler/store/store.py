@@ -141,7 +141,7 @@ class Store:
         work = partial(_call, query, args, kwargs)
         if readers.through_writer:
             loop = asyncio.get_running_loop()
-            job = Job(work, loop, loop.create_future())
+            job = Job(work, loop, loop.create_future(), is_query=True)
             writer.submit(job)
             found: R = await job.future
             return found
@@ -173,10 +173,8 @@ class Store:
         """Become the owner. Raises `LeaseHeldError` while another one holds the lease, unless `steal`."""
         writer, _ = self._require_open()
         loop = asyncio.get_running_loop()
-        # Fenced by the epoch that stands in the store: a newcomer has none of its own yet.
-        current = await self.read(leases.current_epoch)
         work = partial(_call, leases.take_lease, (owner,), {"ttl": ttl, "steal": steal})
-        job = Job(work, loop, loop.create_future(), epoch=current)
+        job = Job(work, loop, loop.create_future())
         writer.submit(job)
         lease: Lease = await job.future
         self._lease, self._epoch = lease, lease.epoch

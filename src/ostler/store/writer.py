@@ -19,7 +19,6 @@ from typing import Any
 
 from ostler.errors import (
     OutcomeUnknownError,
-    StaleWriterError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
@@ -28,6 +27,7 @@ from ostler.errors import (
 from ostler.model.events import Event
 from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
 from ostler.store.connection import Connection
+from ostler.store.leases import stale_writer
 from ostler.store.transaction import Reader, Transaction
 
 _MAX_BATCH = 512
@@ -48,9 +48,10 @@ class Job:
     work: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    #: The epoch of the store that submits it; None for a query.
+    #: The epoch of the store that submits it; None for one that is not fenced, as it takes the lease itself.
     epoch: int | None = None
     lazy: bool = False
+    is_query: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -87,10 +88,10 @@ class Committer:
         tx = Transaction(self._db, self._db.begin(), self._clock.wall(), self._ids)
         self._fault("store.begin.after")
         for job in jobs:
-            if job.epoch is None:
+            if job.is_query:
                 _read(self._db, job)
-            elif job.epoch != tx.epoch:
-                job.error = StaleWriterError()
+            elif job.epoch not in {None, tx.epoch}:
+                job.error = stale_writer(tx)
             else:
                 self._run_command(tx, job)
         tx.flush()
