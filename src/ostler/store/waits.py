@@ -11,12 +11,11 @@ from ostler.model.events import AgentWaitEndedEvent, AgentWaitOpenedEvent
 from ostler.model.ledger import Wait, WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.store.rows import Rows
-from ostler.store.transaction import Reader, Transaction
+from ostler.store.transaction import PAGE, Reader, Transaction, page
 
 WAITS = Rows(Wait, "waits", renamed={"wait_id": "id"})
 #: Suspensions and backoffs are told by the moves that they belong to.
 _SILENT = frozenset({WaitKind.RESUME, WaitKind.BACKOFF})
-_PAGE = 1000
 
 
 def get_wait(reader: Reader, wait_id: UUID) -> Wait | None:
@@ -29,7 +28,7 @@ def open_waits(
     *,
     instance_id: UUID | None = None,
     after: UUID | None = None,
-    limit: int = _PAGE,
+    limit: int = PAGE,
 ) -> list[Wait]:
     """Oldest first. Without a workspace: of all of them, for recovery."""
     where = ["ended_at IS NULL"]
@@ -42,13 +41,13 @@ def open_waits(
     given = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
     clauses = " AND ".join(where)
     values = {name: value for name, value in given.items() if f":{name}" in clauses}
-    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=limit, **values))
+    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=page(limit), **values))
 
 
 def all_open_waits(reader: Reader) -> list[Wait]:
     found: list[Wait] = []
-    while page := open_waits(reader, after=found[-1].wait_id if found else None):
-        found += page
+    while more := open_waits(reader, after=found[-1].wait_id if found else None):
+        found += more
     return found
 
 

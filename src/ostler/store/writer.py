@@ -212,8 +212,8 @@ class Writer:
         for listener in self._listeners if events else ():
             try:
                 listener(events)
-            except Exception:  # noqa: BLE001 - the commit stands, whatever a listener makes of it
-                _log.exception("a listener of the store failed")
+            except BaseException:  # noqa: BLE001 - the commit stands, and the writer goes on
+                _log.exception("a subscriber of the store failed")
 
     def _next(self) -> list[Job]:
         """Wait for work. Lazy jobs wait a little for one that is not; a batch then takes all that has queued."""
