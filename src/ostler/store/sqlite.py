@@ -158,10 +158,6 @@ class SqliteConnection(Connection):
             if to < migration.number <= self.version:
                 self._step(migration.number, no_fault, migration.number - 1, "down")
 
-    def backup(self, target: Path) -> None:
-        with self._mapped(), contextlib.closing(sqlite3.connect(target)) as copy:
-            self._db.backup(copy)
-
     @property
     def version(self) -> int:
         with self._mapped():
