@@ -50,7 +50,6 @@ from ostler.model.events import (
 )
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
 from ostler.model.ledger import AttemptOutcome, WaitKind
-from ostler.model.people import SYSTEM
 from ostler.model.states import (
     AGENT_TRANSITIONS,
     FREEZE_TRANSITIONS,
@@ -563,7 +562,7 @@ async def test_attempts_are_read_in_pages_and_open_ones_in_order(store: Store) -
 # --- stale and unknown -------------------------------------------------------------------------------
 
 
-async def test_an_earlier_attempt_may_not_write_any_more(store: Store, clock: ManualClock) -> None:
+async def test_an_earlier_attempt_may_not_write_any_more(store: Store) -> None:
     stale = await ready(store)
     back = await readied(store, await restarted(store, await failed(store, stale)))
     before = await seen(store)

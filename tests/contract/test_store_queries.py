@@ -13,7 +13,6 @@ from uuid import UUID
 
 import pytest
 from store_ground import (
-    DEFINITION,
     HOME,
     brought_to,
     current,

@@ -102,9 +102,7 @@ async def test_a_restart_that_is_refused_keeps_its_wait_and_succeeds_later(store
 
 async def test_two_hundred_at_once_for_two_places_get_exactly_two(store: Store) -> None:
     space = await new_workspace(store, Tier.CORE)
-    answers = await asyncio.gather(
-        *(reserved(store, workspace_id=space) for _ in range(200)), return_exceptions=True
-    )
+    answers = await asyncio.gather(*(reserved(store, workspace_id=space) for _ in range(200)), return_exceptions=True)
     assert sum(isinstance(one, AgentInstance) for one in answers) == 2
     assert sum(isinstance(one, LicenseError) for one in answers) == 198
     assert await store.read(places_taken, space) == 2

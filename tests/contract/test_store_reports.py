@@ -121,7 +121,9 @@ async def test_an_answer_that_is_too_large_is_not_kept(store: Store) -> None:
     for number, size in enumerate((requests.MAX_ANSWER_BYTES - 2, requests.MAX_ANSWER_BYTES - 1)):
         asked = a_request(busy, f"r-{number}")
         await store.run(reports.begin_call, busy, None, asked)
-        end = RequestEnd(request=asked, state=RequestState.DONE, answer='"' + "ä" * (size // 2) + "x" * (size % 2) + '"')
+        end = RequestEnd(
+            request=asked, state=RequestState.DONE, answer='"' + "ä" * (size // 2) + "x" * (size % 2) + '"'
+        )
         await store.run(reports.end_call, busy, None, CallEnd(request=end))
     kept = [await store.read(requests.get_request, busy.instance_id, f"r-{number}") for number in range(2)]
     assert [one is not None and one.answer is not None for one in kept] == [True, False]
@@ -357,7 +359,7 @@ async def test_an_event_has_the_version_of_the_row_also_where_the_caller_holds_a
     new = await moved(store, old, AgentState.PROCESSING)
     await store.run(reports.report_progress, old, 0.5, None, None)
     await store.run(reports.report_signals, old, (("n", None),), 0)
-    assert [event.version for event in await whole_log(store, 3)] == [new.version, new.version]  # type: ignore[attr-defined]  # all of them are of an agent
+    assert [event.version for event in await whole_log(store, 3)] == [new.version, new.version]
 
 
 async def test_signals_are_single_events_in_their_order(store: Store) -> None:

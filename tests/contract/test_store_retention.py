@@ -29,10 +29,11 @@ from store_ground import (
 )
 
 from ostler.errors import CursorGoneError, NotFoundError
-from ostler.model.ledger import WaitKind
+from ostler.model.ledger import AttemptOutcome, Request, WaitKind
 from ostler.model.states import AgentState, Tier
 from ostler.policy.retention import RetentionPolicy
 from ostler.store import attempts, events, moves, queries, reports, retention, waits
+from ostler.store.attempts import AttemptEnd
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.retention import Swept
 from ostler.store.store import Store
@@ -124,7 +125,7 @@ async def test_what_may_still_live_stays_however_old_and_does_not_hold_up_the_ne
     clock.advance(2 * DAY)
     assert await sweeps(store, 3, RetentionPolicy(batch=1)) == [(1, True), (0, False), (0, False)]
     assert len(await store.read(attempts.open_attempts)) == 1
-    await store.run(attempts.end_attempt, one.instance_id, 1, attempts.AttemptEnd(outcome=attempts.AttemptOutcome.LOST))
+    await store.run(attempts.end_attempt, one.instance_id, 1, AttemptEnd(outcome=AttemptOutcome.LOST))
     assert (await sweep(store)).removed == 1
 
 
@@ -137,7 +138,7 @@ async def test_a_living_instance_stays_whatever_its_row_says_of_an_end(store: St
 
 async def test_requests_go_with_their_instance(store: Store, clock: ManualClock) -> None:
     one = await ready(store)
-    asked = reports.Request(
+    asked = Request(
         instance_id=one.instance_id,
         request_id="r",
         workspace_id=HOME,

@@ -41,7 +41,9 @@ def open_waits(
     given = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
     clauses = " AND ".join(where)
     values = {name: value for name, value in given.items() if f":{name}" in clauses}
-    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=page(limit), **values))
+    return WAITS.read(
+        reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=page(limit), **values)
+    )
 
 
 def all_open_waits(reader: Reader) -> list[Wait]:

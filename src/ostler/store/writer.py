@@ -25,7 +25,7 @@ from ostler.errors import (
     StoreFailedError,
 )
 from ostler.model.events import Event
-from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
+from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.connection import Connection
 from ostler.store.leases import stale_writer
 from ostler.store.transaction import Reader, Transaction
@@ -122,7 +122,8 @@ class Committer:
             error = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
         if isinstance(error, StoreFailedError):
             self.failure = error
-        return error
+        # Each caller gets a copy, and not every error of another package can be copied.
+        return error if isinstance(error, StoreError) else StoreError(f"{StoreError.sentence()} ({error!r})")
 
 
 class Writer:
@@ -190,12 +191,14 @@ class Writer:
         try:
             while jobs := self._next():
                 self._serve(self._committer, jobs)
-        except InjectedCrash:
-            self._committer.failure = StoreFailedError("the writer died at an injected fault")
+        except BaseException as error:  # noqa: BLE001 - told to every later caller
+            _log.exception("the writer of the store died")
+            self._committer.failure = StoreFailedError(f"the writer of the store died ({error!r}); restart to recover")
         finally:
             with self._lock:
                 self._closed = True
-            db.close()
+            with contextlib.suppress(StoreError):
+                db.close()
             self._refuse_rest()
 
     def _serve(self, committer: Committer, jobs: list[Job]) -> None:
@@ -255,10 +258,13 @@ class Writer:
 
 def _read(db: Connection, job: Job) -> None:
     """A query that goes through the writer, because a database in memory has only one connection."""
+    db.execute("SAVEPOINT query", {})
     try:
         job.result = job.work(Reader(db))
     except Exception as error:  # noqa: BLE001 - delivered to its caller
         job.error = error
+    db.execute("ROLLBACK TO SAVEPOINT query", {})  # a query writes nothing
+    db.execute("RELEASE SAVEPOINT query", {})
 
 
 def _fail(jobs: list[Job], error: BaseException) -> None:
