@@ -46,15 +46,13 @@ def seams(clock: ManualClock, plan: FaultPlan) -> Seams:
 @pytest.fixture
 async def store(place: Place, seams: Seams) -> AsyncIterator[Store]:
     """An open store, in which every invariant must hold when the test is done."""
-    opened = place.store(seams)
-    async with opened:
+    async with place.store(seams) as opened:
         yield opened
-        if not place.is_durable:
-            try:
-                faults = await invariant_faults(opened, seams.clock.wall())
-            except StoreError:
-                return  # the test closed it, or let its writer die
-            assert faults == []
-    if place.is_durable:
-        async with place.store(Seams(clock=seams.clock)) as again:
-            assert await invariant_faults(again, seams.clock.wall()) == []
+        try:
+            faults = await invariant_faults(opened, seams.clock.wall())
+        except StoreError:  # the test closed it, or let its writer die
+            faults = []
+            if place.is_durable:
+                async with place.store(Seams(clock=seams.clock)) as again:
+                    faults = await invariant_faults(again, seams.clock.wall())
+        assert faults == []
