@@ -1,5 +1,3 @@
-"""What `ostler` offers, for type checkers; the module itself loads each name at its first use."""
-
 from ostler.agents.base import (
     Agent as Agent,
 )
@@ -135,6 +133,9 @@ from ostler.errors import (
 from ostler.errors import (
     WorkspaceNotFoundError as WorkspaceNotFoundError,
 )
+from ostler.home import (
+    default_home as default_home,
+)
 from ostler.lifecycle.handle import (
     AgentHandle as AgentHandle,
 )
@@ -148,7 +149,7 @@ from ostler.lifecycle.observe import (
     Observation as Observation,
 )
 from ostler.lifecycle.open import (
-    default_home as default_home,
+    open_manager,
 )
 from ostler.lifecycle.settings import (
     LifecycleSettings as LifecycleSettings,
@@ -355,3 +356,5 @@ from ostler.store.store import (
     Store as Store,
 )
 from ostler.version import __version__ as __version__
+
+open = open_manager  # noqa: A001 - `ostler.open` reads well

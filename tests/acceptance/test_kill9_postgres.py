@@ -18,7 +18,7 @@ import pytest
 from ostler.model import AgentState
 from ostler.store import Seams, open_store
 from ostler.store.queries import migrations, statements
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 from ostler.testing.store_suite.ground import brought_to
 from ostler.testing.store_suite.simulations import begun
 

@@ -12,7 +12,7 @@ from store_invariants import invariant_faults
 from ostler.errors import StoreError
 from ostler.seams import FaultPlan, Seams
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 
 @pytest.fixture(params=["sqlite", "memory", "postgres"])

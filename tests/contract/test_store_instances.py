@@ -64,7 +64,7 @@ from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Finish
 from ostler.store.moves import Move
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -40,7 +40,7 @@ from ostler.store import idempotency, instances, leases, retention
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.store import Store
 from ostler.store.transaction import Transaction
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

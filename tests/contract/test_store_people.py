@@ -15,7 +15,7 @@ from ostler.model.people import HOME_WORKSPACE_ID, Definition, Permission, Princ
 from ostler.model.states import Tier
 from ostler.store import workspaces
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -35,7 +35,7 @@ from ostler.model.states import AgentState, HealthState, Tier
 from ostler.store import queries, reports
 from ostler.store.queries import like_pattern, list_instances
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

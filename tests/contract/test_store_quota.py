@@ -32,7 +32,7 @@ from ostler.model.states import AgentState, Tier
 from ostler.policy.quota import plan as plan_of
 from ostler.store import queries, waits, workspaces
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

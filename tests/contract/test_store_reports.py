@@ -47,7 +47,7 @@ from ostler.store.moves import Move
 from ostler.store.reports import CallEnd
 from ostler.store.requests import RequestEnd
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -37,7 +37,7 @@ from ostler.store.attempts import AttemptEnd
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.retention import Swept
 from ostler.store.store import Store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

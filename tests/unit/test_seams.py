@@ -22,7 +22,7 @@ from ostler.seams import FaultPlan, InjectedCrash, Seams, SystemClock, Timer, Uu
 from ostler.seams.faults import POINTS
 from ostler.store.store import Store
 from ostler.store.transaction import Transaction
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

@@ -350,7 +350,7 @@ def call_ended(instance: Instance, message: CallEnded) -> None:
     call.ended, call.result, call.error = True, message.result, error
     instance.runtime.metrics.observe("lifecycle.process.duration", instance.runtime.clock.mono() - call.began_at)
     if call.adopted and call.request_id is None and call.call_id.version == _NAMED_VERSION:
-        _hold_unclaimed(instance, call)
+        _hold_unclaimed(instance)
     else:
         _write_end(instance, call)
     if isinstance(error, AgentExecutionError) and call.ending is None and instance.manifest.fail_on_error:
@@ -379,7 +379,7 @@ def _exit_of_error(error: AgentExecutionError) -> Exit:
     )
 
 
-def _hold_unclaimed(instance: Instance, call: Call) -> None:
+def _hold_unclaimed(instance: Instance) -> None:
     """Answered under an earlier manager; the agent keeps the answer until the request id is asked for again."""
     held = [one for one in instance.calls.values() if one.ended and one.adopted and one.request_id is None]
     for old in held[: max(len(held) - _MAX_UNCLAIMED, 0)]:
@@ -425,7 +425,7 @@ def _end_written(
 
 def _answer(instance: Instance, call: Call, outcome: BaseException | None, *, confirm: bool = True) -> None:
     _forget(instance, call)
-    if confirm and instance.cell is not None and call.ending is None:
+    if confirm and instance.cell is not None:
         instance.cell.confirm(call.call_id)
     for caller in call.callers:
         if isinstance(outcome, asyncio.CancelledError):
@@ -451,6 +451,7 @@ def _outcome(instance: Instance, call: Call) -> BaseException | None:
     metrics, tally = instance.runtime.metrics, instance.tally
     if call.error is None:
         tally.completed += 1
+        instance.last_answer = call.result
         instance.signs.output = instance.runtime.clock.mono()
         return None
     tally.failed += 1

@@ -12,6 +12,8 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
@@ -27,6 +29,7 @@ from ostler.lifecycle.messages import (
     Call,
     Due,
     Message,
+    NextCalls,
     Operation,
     OperationDone,
     Phase,
@@ -40,10 +43,13 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
 from ostler.model.instance import AgentInstance, AgentMetrics
+from ostler.model.ledger import AttemptOutcome
 from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
 from ostler.model.states import AgentState
 from ostler.seams import Clock, FaultPoint, IdSource
+from ostler.store.attempts import AttemptEnd
+from ostler.store.instances import Failure, error_event, fail_instance
 from ostler.store.moves import Move, move_instance
 from ostler.store.requests import RequestEnd
 from ostler.store.store import Store
@@ -92,6 +98,8 @@ class Runtime:
     closing: OstlerError | None = None
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
+    #: When the manager before this one was last known to own the store.
+    last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def run(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -140,6 +148,8 @@ class Instance:
         #: Ends of requests that could not be written.
         self.unwritten: list[RequestEnd] = []
         self.said = Said()
+        #: The last answer; what is kept as the final state of a command.
+        self.last_answer: Any = None
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
@@ -202,7 +212,7 @@ class Instance:
                 while not self._is_done():
                     await self._handle(await self._messages.get())
                 self._finish()
-        except* Exception as group:
+        except* Exception as group:  # noqa: BLE001 - whatever it is, it ends this instance only
             await self._abandon(group.exceptions[0])
         finally:
             self._finish()
@@ -223,10 +233,13 @@ class Instance:
         except StaleWriterError as error:
             refuse_with(message, error)
             self.lose(error)
-        except StoreError as error:
-            # An intent that was not written was not acted on.
-            if not refuse_with(message, error):
-                self.post(WriteFailed(error=error))
+        except OstlerError as error:
+            # An intent that was not written was not acted on: its caller is told, and the phase stays.
+            if refuse_with(message, error):
+                return
+            if not isinstance(error, StoreError):
+                raise
+            self.post(WriteFailed(error=error))
 
     def _finish(self) -> None:
         """No caller is left without an answer."""
@@ -245,24 +258,31 @@ class Instance:
             _drop_wait(waiting)
 
     async def _abandon(self, error: BaseException) -> None:
-        """A bug in a handler ends this instance only: its process by force, its record as failed by the next look."""
+        """A bug in a handler ends this instance only: its process by force, its record as failed."""
+        text = f"its task ended with {error!r}"
         self.runtime.log.emit("background_error", task=f"instance {self.instance_id}", error=repr(error))
         self._finish()
         if self.cell is not None:
             await self.cell.destroy()
             self.cell = None
-        self.runtime.unrecovered[self.instance_id] = f"its task ended with {error!r}"
+        end = AttemptEnd(outcome=AttemptOutcome.UNKNOWN, detail=text)
+        failure = Failure(end=end, error=error_event(self.current(), text), reason=text)
+        try:
+            await self.runtime.store.run(fail_instance, self.current(), failure, catch_up=True)
+        except OstlerError as refused:
+            self.runtime.unrecovered[self.instance_id] = f"{text}; its record could not be written: {refused}"
 
     def lose(self, error: StaleWriterError) -> None:
         """Another manager owns the store: leave the agent alone, or end it where it cannot go on without us."""
         cell, self.cell = self.cell, None
         self.enter(Detached())
         if cell is None:
-            return
-        if self.level.capabilities.outlives_manager:
+            pass
+        elif self.level.capabilities.outlives_manager:
             cell.detach()
         else:
             self.runtime.run(cell.destroy(), "ostler-disowned")
+        self._messages.put_nowait(NextCalls())  # its loop sees that it is over
         gone = AgentGoneError(f"another manager owns instance {self.label} now; ask it ({error})")
         for call in {*self.calls.values(), *self.backlog}:
             self.drop_call(call, gone)
@@ -339,7 +359,7 @@ class Instance:
         **kwargs: P.kwargs,
     ) -> asyncio.Future[dict[str, Any] | None]:
         """Not awaited. What fails is reported by `WriteFailed`, and written again as it is by then."""
-        return self._watched(self.runtime.store.submit(command, self.current(), *args, **kwargs))
+        return self._watched(partial(self.runtime.store.submit, command, self.current(), *args, **kwargs))
 
     def write_lazily(
         self,
@@ -348,14 +368,19 @@ class Instance:
         **kwargs: P.kwargs,
     ) -> None:
         """As `write`, for facts that no caller waits for: it rides on the next commit."""
-        self._watched(self.runtime.store.submit_lazy(command, self.current(), *args, **kwargs))
+        self._watched(partial(self.runtime.store.submit_lazy, command, self.current(), *args, **kwargs))
 
     def write_state(self) -> None:
         """Take the row to the present state, over the steps that it has missed."""
         move = Move(to=self.state, catch_up=True, metrics=self.metrics_now())
-        self._watched(self.runtime.store.submit(move_instance, self.record, move))
+        self._watched(partial(self.runtime.store.submit, move_instance, self.record, move))
 
-    def _watched(self, writing: asyncio.Future[dict[str, Any] | None]) -> asyncio.Future[dict[str, Any] | None]:
+    def _watched(self, submit: Callable[[], asyncio.Future[Any]]) -> asyncio.Future[Any]:
+        try:
+            writing = submit()
+        except StoreError as error:  # closed, or too much waits already
+            writing = self.runtime.loop.create_future()
+            writing.set_exception(error)
         writing.add_done_callback(self._written)
         return writing
 

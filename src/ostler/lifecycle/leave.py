@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+from ostler.agents.manifest import AgentKind
 from ostler.errors import (
     AgentGoneError,
     AgentNotFoundError,
@@ -104,6 +105,7 @@ async def terminate(instance: Instance, message: Terminate) -> None:
             force=options.force_if_timeout,
             keep_final_state=options.persist_final_state,
             reason=options.reason,
+            exit=message.exit,
             terminations=[message],
             by=message.by,
         ),
@@ -232,9 +234,14 @@ async def close_suspended(instance: Instance, message: Close) -> None:
     begin_leave(instance, Leaving(goal=Goal.PARK, grace=message.grace, callers=[message], by=message.by))
 
 
-def close_leaving(instance: Instance, message: Close) -> None:
-    if isinstance(instance.phase, Leaving):
-        instance.phase.callers.append(message)
+async def close_leaving(instance: Instance, message: Close) -> None:
+    """What is ending ends; what would start again is terminated instead."""
+    phase = instance.phase
+    if isinstance(phase, Leaving) and phase.goal is Goal.RESTART:
+        options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
+        await terminate_leaving(instance, Terminate(by=message.by, options=options, reply=message.reply))
+    elif isinstance(phase, Leaving):
+        phase.callers.append(message)
 
 
 def detach(instance: Instance, message: Detach | Close) -> None:
@@ -405,7 +412,7 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
     failed = instance.state is AgentState.FAILED
     finish_ = Finish(
         end=None if failed else _attempt_end(phase),
-        was_graceful=not phase.forced and not failed,
+        was_graceful=not phase.forced,
         by=phase.by,
         reason=phase.reason,
         final_state=_final_state(instance, phase),
@@ -448,6 +455,8 @@ def _final_state(instance: Instance, phase: Leaving) -> dict[str, object] | None
     if not phase.keep_final_state:
         return None
     kept: dict[str, object] = dict(phase.final_state or {})
+    if instance.manifest.kind is AgentKind.COMMAND and instance.last_answer is not None:
+        kept["answer"] = instance.last_answer
     if instance.record.context:
         kept.setdefault("context", dict(instance.record.context))
     return kept
@@ -543,14 +552,14 @@ async def _finish_fail(instance: Instance, phase: Leaving) -> None:
     await _let_go(instance)
     ended = AgentGoneError(f"{instance.label} has ended: {text}")
     _answer_calls(instance, ended, backlog=backoff is None)
+    _wait_for_restart(instance, decision, backoff)
     for caller in phase.callers:
         if isinstance(caller, Close | Detach):
-            caller.answer(instance.record)
+            instance.post(caller)
         else:
             caller.refuse(phase.told or ended)
     for termination in phase.terminations:
         instance.post(termination)
-    _wait_for_restart(instance, decision, backoff)
 
 
 async def _decide(instance: Instance, phase: Leaving, cause: str) -> RestartDecision:

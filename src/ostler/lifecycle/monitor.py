@@ -145,8 +145,9 @@ class Monitor:
                     found = await runtime.store.read(queries.statistics, workspace.workspace_id, runtime.clock.wall())
                     if found.active_instances > maximum:
                         runtime.log.emit("over_limit", current=found.active_instances, max=maximum)
-            while (await runtime.store.run(retention.sweep, runtime.settings.retention)).more:
-                await asyncio.sleep(0)
+            more = True
+            while more:
+                more = (await runtime.store.run(retention.sweep, runtime.settings.retention)).more
 
 
 def _is_idle(instance: Instance, cell: Cell, now: float, *, probing: bool, sampled: bool, observed: bool) -> bool:

@@ -259,7 +259,7 @@ class Observation(AsyncIterator[Seen]):
                 return found
 
     async def _read_on(self, space: UUID) -> None:
-        """History page by page until it has caught up with what was delivered; then listen, without an await between."""
+        """History page by page until it has caught up with what was delivered; then listen at once."""
         page: EventPage = await self._store.read(
             log.read_events, self._seen, workspace_id=space, instance_id=self._instance_id
         )

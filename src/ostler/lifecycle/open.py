@@ -17,7 +17,15 @@ from pathlib import Path
 from ostler.agents.files import read_lifecycle
 from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import AgentRegistry
-from ostler.errors import InvalidOperationError, LeaseHeldError, OstlerError, StaleWriterError, StoreError
+from ostler.errors import (
+    InvalidOperationError,
+    LeaseHeldError,
+    OstlerError,
+    StaleWriterError,
+    StoreError,
+    StoreFullError,
+)
+from ostler.home import LOCK_FILE, SOCKET_FILE, default_home
 from ostler.isolation.finding import IsolationLevels
 from ostler.isolation.forks import keep_from_children
 from ostler.isolation.walls import harden, is_kept
@@ -36,14 +44,11 @@ from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
 from ostler.model.faults import fault
 from ostler.seams import Seams
-from ostler.store import workspaces
+from ostler.store import leases, workspaces
 from ostler.store.store import Store, home_path, is_address
 from ostler.telemetry.log import LifecycleLog
 from ostler.telemetry.metrics import LifecycleMetrics
 
-LOCK_FILE = "manager.lock"
-HOME_VARIABLE = "OSTLER_HOME"
-HOME_NAME = ".ostler"
 #: Processes that are started at a time, so that the cores are busy and an urgent start does not wait long.
 _STARTS_AT_ONCE = 8
 #: Beyond twice the grace, for what has none of its own: commits, forced ends.
@@ -53,17 +58,6 @@ _NO_GUARD = (
     "this program opens a manager while a template loads it to find the classes of its agents; "
     'put what starts the program under `if __name__ == "__main__":`'
 )
-
-
-def default_home() -> Path:
-    """`$OSTLER_HOME`, else `.ostler` in this directory or one above it, else `~/.ostler`."""
-    if named := os.environ.get(HOME_VARIABLE):
-        return home_path(named)
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / HOME_NAME).is_dir():
-            return folder / HOME_NAME
-    return home_path(f"~/{HOME_NAME}")
 
 
 @asynccontextmanager
@@ -278,6 +272,11 @@ class HomeLock:
             holder = os.read(descriptor, 100).decode(errors="replace").strip()
             os.close(descriptor)
             who = f"process {holder}" if holder.isdigit() else "another process"
+            if (self._path.parent / SOCKET_FILE).exists():
+                raise LeaseHeldError(
+                    f"a daemon ({who}) manages the home {self._path.parent}; use `ostler.Client()` or the command "
+                    "line to work with it, or stop it with `ostler down`"
+                ) from None
             raise LeaseHeldError(
                 f"{who} manages the home {self._path.parent}; close it first, or use another home"
             ) from None
@@ -309,12 +308,24 @@ class LeaseKeeper:
         self._store = store
         self._runtime = runtime
         self._ttl = settings.lease_ttl
+        # Two managers of one process are two owners.
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._certain = False
         self._task: asyncio.Task[None] | None = None
 
     async def take(self, *, certain: bool) -> int:
         """The epoch. `certain`: the lock on the home is held, so an owner that has a lease there is gone."""
-        owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"  # two managers of a process are two
-        return (await self._store.take_lease(owner, ttl=self._ttl, steal=certain)).epoch
+        self._certain = certain
+        before = await self._store.read(leases.get_lease)
+        if before is not None:
+            self._runtime.last_owned = before.expires_at - self._ttl
+        try:
+            return (await self._store.take_lease(self._owner, ttl=self._ttl, steal=certain)).epoch
+        except StoreFullError:
+            if not certain:
+                raise
+            # A home on a full disk is opened all the same, so that what lives there can be ended.
+            return await self._store.own_without_lease() + 1
 
     def keep(self, lost: Callable[[StaleWriterError], None]) -> None:
         self._task = asyncio.get_running_loop().create_task(self._renew(lost), name="ostler-lease")
@@ -323,7 +334,10 @@ class LeaseKeeper:
         while True:
             await self._runtime.clock.sleep(self._ttl.total_seconds() / 3)
             try:
-                await self._store.renew_lease(ttl=self._ttl)
+                if self._store.lease is None:
+                    await self._store.take_lease(self._owner, ttl=self._ttl, steal=self._certain)
+                else:
+                    await self._store.renew_lease(ttl=self._ttl)
             except StaleWriterError as error:
                 lost(error)
                 return

@@ -19,6 +19,7 @@ from ostler.errors import (
     OstlerError,
 )
 from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
+from ostler.isolation.process.logs import start_log
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Verb as Caller
 from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
@@ -69,6 +70,7 @@ def plan_for(instance: Instance, maker: Any) -> StartPlan:
         workdir=private if options.workdir is None else Path(options.workdir),
         owns_workdir=options.workdir is None,
         env=options.env or {},
+        log=None if home is None else start_log(home, record.instance_id, record.attempt),
         priority=options.priority,
     )
 
@@ -220,7 +222,8 @@ async def _say_goodbye(
     instance: Instance, phase: Leaving, cell: Cell, calls: list[asyncio.Task[None]], departure: Departure
 ) -> None:
     """Calls stop, hooks run in reverse order, the final state is kept, the agent shuts down; within one grace."""
-    if cell.ended is not None or cell.is_stuck or not phase.grace:
+    departure.complete = cell.ended is not None
+    if departure.complete or cell.is_stuck or not phase.grace:
         return
     try:
         async with Deadline(instance.runtime.clock, phase.grace):

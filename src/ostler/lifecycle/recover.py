@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 from ostler.agents.manifest import AgentKind, AgentManifest
@@ -94,15 +96,22 @@ async def _recover(runtime: Runtime, attempt: Attempt, found: _Found) -> None:
         return
     instance = await instance_of(runtime, record)
     found.levels[instance.level] = None
-    plan = plan_for(instance, lambda: runtime.definitions.maker(instance.manifest)())
+    plan = plan_for(instance, partial(_make, runtime, instance))
     listener = Listener(instance, record.attempt, committed=attempt.heard)
     seen = await instance.level.recover(attempt.handle, plan, listener)
+    if isinstance(seen, Exit) and seen.ended_at is None and seen.outcome is AttemptOutcome.LOST:
+        seen = replace(seen, ended_at=runtime.last_owned)  # the time without a manager is no uptime
     cell = seen if isinstance(seen, Cell) else None
     asks = found.asks.get(record.instance_id, [])
     phase = first_phase(record, seen, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id))
     instance.start(lambda one: begin_adopted(one, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
+
+
+def _make(runtime: Runtime, instance: Instance) -> Any:
+    """It exists; this is for a level that would have to make it again."""
+    return runtime.definitions.maker(instance.manifest)()
 
 
 def _close_attempt(tx: Transaction, attempt: Attempt) -> None:

@@ -1,4 +1,4 @@
-"""What an agent says: signals are committed in their order and acknowledged, progress is thinned, tokens are counted."""
+"""What an agent says: signals are committed in order and acknowledged, progress is thinned, tokens are counted."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class Listener:
             case MetricReported():
                 instance.tally.keep_metric(message)
             case Progress():
+                share = "" if message.fraction is None else f"{message.fraction:.0%}"
+                instance.signs.doing = message.message or share or instance.signs.doing
                 said.progress = message
                 self._write_progress()
         if len(said.signals) >= _MAX_PENDING and said.room is None:

@@ -160,6 +160,6 @@ def _drop(instance: Instance, wait_id: UUID, outcome: str) -> None:
 
 
 def _dropped(instance: Instance, writing: Any) -> None:
-    if not writing.cancelled() and (error := writing.exception()) is not None:
-        if not isinstance(error, InvalidOperationError | NotFoundError):  # else it was answered, or never written
-            instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(error))
+    error = None if writing.cancelled() else writing.exception()
+    if error is not None and not isinstance(error, InvalidOperationError | NotFoundError):  # else it was answered
+        instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(error))

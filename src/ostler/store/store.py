@@ -6,21 +6,23 @@ import asyncio
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from ostler.errors import MissingExtraError, StaleWriterError, StoreClosedError, StoreError
+from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, StoreClosedError, StoreError
+from ostler.home import DATABASE_FILE
 from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
 from ostler.store.connection import Connection
-from ostler.store.sqlite import DATABASE_FILE, SqliteConnection
+from ostler.store.sqlite import SqliteConnection
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.writer import Committer, Job, Listener, Writer
 
@@ -188,6 +190,15 @@ class Store:
         self._lease, self._epoch = lease, lease.epoch
         return lease
 
+    @property
+    def lease(self) -> Lease | None:
+        return self._lease
+
+    async def own_without_lease(self) -> int:
+        """Write under the present epoch. Only for a caller that knows by other means that it is the one owner."""
+        self._epoch = await self.read(leases.current_epoch)
+        return self._epoch
+
     async def renew_lease(self, *, ttl: timedelta) -> Lease:
         self._lease = await self.run(leases.renew_lease, self._held_lease(), ttl=ttl)
         return self._lease
@@ -319,6 +330,21 @@ class PostgresDatabase:
     def open_reader(self) -> Connection | None:
         connection: Connection = self._module.PostgresConnection(self._address, read_only=True)
         return connection
+
+
+@contextmanager
+def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
+    """Look at a store without changing it, beside its owner; it must exist."""
+    database = database_at(where)
+    if isinstance(database, SqliteDatabase) and not database.path.exists():
+        raise NotFoundError(f"there is no home at {database.path.parent}; start something there, or name another")
+    connection = database.open_reader()
+    if connection is None:
+        raise StoreError("a store in memory can be looked at only by the program that opened it")
+    try:
+        yield Reader(connection)
+    finally:
+        connection.close()
 
 
 def database_at(where: str | os.PathLike[str]) -> Database:

@@ -1,5 +1,1 @@
-"""What a user's own tests need."""
-
-from ostler.testing.clock import ManualClock
-
-__all__ = ["ManualClock"]
+"""What tests of users need: a clock driven by hand, a PostgreSQL server, the suite of the isolation contract."""
