@@ -204,6 +204,18 @@ async def test_an_owner_that_was_robbed_while_it_was_closed_only_reads(
     await reserved(store)
 
 
+@DURABLE
+async def test_helpers_of_one_owner_may_share_its_epoch(store: Store, place: Place, seams: Seams) -> None:
+    async with place.store(seams) as helper:
+        lease = await store.take_lease("one", ttl=TTL)
+        assert (store.lease, helper.lease) == (lease, None)
+        with pytest.raises(StaleWriterError):
+            await reserved(helper)
+        assert await helper.own_without_lease() == lease.epoch
+        await reserved(helper)
+        await reserved(store)
+
+
 # --- idempotency keys --------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from store_ground import (
+    ALICE,
     DAY,
     HOME,
     audit_head,
@@ -28,7 +29,7 @@ from store_ground import (
     whole_log,
 )
 
-from ostler.errors import CursorGoneError, NotFoundError
+from ostler.errors import CursorGoneError, InvalidOperationError, NotFoundError
 from ostler.model.ledger import AttemptOutcome, Request, WaitKind
 from ostler.model.states import AgentState, Tier
 from ostler.policy.retention import RetentionPolicy
@@ -152,6 +153,35 @@ async def test_requests_go_with_their_instance(store: Store, clock: ManualClock)
     clock.advance(DAY)
     await sweep(store)
     assert await store.read(count("requests")) == 0
+
+
+async def test_an_ended_instance_can_be_removed_by_hand_and_its_history_stays(store: Store) -> None:
+    one = await ready(store, "coder", tags=("t",))
+    wait = new_wait(one, kind=WaitKind.BACKOFF)
+    over = await failed(store, one, backoff=wait)
+    log = await whole_log(store)
+    await store.run(retention.remove_instance, over, by=ALICE)
+    assert await store.read(moves.get_instance, one.instance_id) is None
+    for table in ("attempts", "requests", "agent_instance_tags"):
+        assert await store.read(count(table)) == 0
+    assert await store.read(waits.all_open_waits) == []
+    assert await whole_log(store) == log
+    entry = (await entries(store))[-1]
+    assert (entry.action, entry.actor, entry.detail) == ("remove", "alice", "coder")
+    with pytest.raises(InvalidOperationError, match="is active or gone"):
+        await store.run(retention.remove_instance, over, by=ALICE)
+
+
+async def test_what_lives_or_may_still_live_is_not_removed_by_hand(store: Store) -> None:
+    for state in set(AgentState) - {AgentState.FAILED, AgentState.TERMINATED}:
+        one = await brought_to(store, state)
+        with pytest.raises(InvalidOperationError, match="is active"):
+            await store.run(retention.remove_instance, one, by=ALICE)
+        assert await current(store, one) == one
+    unknown = await moved(store, await ready(store), AgentState.FAILED)  # nothing says that its attempt has ended
+    with pytest.raises(InvalidOperationError, match=r"attempt 1 of .* has not ended"):
+        await store.run(retention.remove_instance, unknown, by=ALICE)
+    assert (await entries(store))[-1].outcome == "InvalidOperationError"
 
 
 # --- events ------------------------------------------------------------------------------------------

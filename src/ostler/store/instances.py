@@ -290,7 +290,7 @@ def _take_place(tx: Transaction, workspace_id: UUID) -> None:
 def _require_ended(tx: Transaction, old: AgentInstance) -> None:
     """At most one live attempt: one that was seen to start must be known to have ended. An open intent is closed."""
     last = get_attempt(tx, old.instance_id, old.attempt)
-    if last is not None and last.is_open and last.handle is not None:
+    if last is not None and last.may_live:
         raise InvalidOperationError(
             f"attempt {last.number} of {subject(old)} was started and has not ended; end it first", current=old.state
         )

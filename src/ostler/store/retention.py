@@ -13,6 +13,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.model.types import micros
 from ostler.policy.retention import RetentionPolicy
+from ostler.store.attempts import get_attempt
 from ostler.store.audit import PRUNED, get_chain, list_chains
 from ostler.store.transaction import Transaction
 from ostler.store.waits import end_waits_of
@@ -74,6 +75,9 @@ def remove_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> None:
     row = tx.fetch_one("SELECT active FROM agent_instances WHERE id = :id", id=old.instance_id)
     if row is None or row[0]:
         raise InvalidOperationError(f"{old.name} is active or gone; it was not removed")
+    last = get_attempt(tx, old.instance_id, old.attempt)
+    if last is not None and last.may_live:
+        raise InvalidOperationError(f"attempt {last.number} of {old.name} has not ended; it was not removed")
     end_waits_of(tx, old.instance_id, "removed")
     _delete_instance(tx, old.instance_id)
     tx.audit(old.workspace_id, by, "remove", f"instance:{old.instance_id}", detail=old.name)
