@@ -7,6 +7,7 @@ from datetime import timedelta
 from ostler.errors import LeaseHeldError, StaleWriterError
 from ostler.model.ledger import Lease
 from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.store.connection import headless
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 
@@ -16,7 +17,9 @@ LEASES = Rows(Lease, "leases")
 
 def current_epoch(reader: Reader) -> int:
     row = reader.fetch_one("SELECT epoch FROM head")
-    return -1 if row is None else int(row[0])
+    if row is None:
+        raise headless("this store")
+    return int(row[0])
 
 
 def get_lease(reader: Reader) -> Lease | None:
