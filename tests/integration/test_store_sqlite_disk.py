@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from store_ground import count, current, do_nothing, finished, moved, newest, readied, ready, reserved
@@ -83,9 +84,10 @@ async def test_a_full_disk_refuses_new_work_and_heals_by_itself(home: Path) -> N
         assert await invariant_faults(store, clock.wall()) == []
 
 
-async def _fill(store: Store) -> None:
+async def _fill(store: Store, acknowledged: list[UUID] | None = None) -> None:
+    made = [] if acknowledged is None else acknowledged
     for _ in range(100):
-        await reserved(store, context={"big": "x" * 50_000})
+        made.append((await reserved(store, context={"big": "x" * 50_000})).instance_id)
 
 
 async def test_a_disk_that_fills_within_a_batch_fails_the_whole_of_it_and_commits_no_part(home: Path) -> None:
@@ -139,10 +141,9 @@ async def test_a_disk_that_is_really_full_is_borne_and_works_again_with_space(sm
     ballast.write_bytes(b"x" * 700_000)
     async with Store(small_disk / "home", Seams(clock=clock)) as store:
         one = await reserved(store)
-        acknowledged = [one.instance_id]
+        acknowledged: list[UUID] = []
         with pytest.raises(StoreFullError):
-            while True:
-                acknowledged.append((await reserved(store, context={"big": "x" * 50_000})).instance_id)
+            await _fill(store, acknowledged)
         assert await current(store, one) == one
         ballast.unlink()
         up = await readied(store, one)

@@ -60,6 +60,27 @@ def content(home: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in home.iterdir()}
 
 
+def modes_in(home: Path) -> dict[str, int]:
+    found = {path.name: path for path in home.iterdir()} | {".": home}
+    return {name: stat.S_IMODE(path.stat().st_mode) for name, path in found.items()}
+
+
+def made(home: Path, found: bytes | None = None) -> None:
+    home.mkdir()
+    if found is not None:
+        database(home).write_bytes(found)
+
+
+def open_files() -> list[Path]:
+    return [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+
+def shut(home: Path) -> None:
+    for path in home.iterdir():
+        path.chmod(0o400)
+    home.chmod(0o500)
+
+
 async def refusal(home: Path) -> str:
     with pytest.raises(StoreError) as refused:
         await Store(home).open()
@@ -73,8 +94,7 @@ async def refusal(home: Path) -> str:
 async def test_only_the_owner_may_look_into_a_home(home: Path) -> None:
     async with Store(home) as store:
         await reserved(store)
-        found = {path.name: path for path in home.iterdir()} | {".": home}
-        modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in found.items()}
+        modes = modes_in(home)
     assert modes == {".": 0o700, "ostler.db": 0o600, "ostler.db-wal": 0o600, "ostler.db-shm": 0o600}
 
 
@@ -154,7 +174,7 @@ async def test_a_file_of_a_newer_program_is_refused_and_left_as_it_is(home: Path
 
 @pytest.mark.parametrize("version", [0, 1, 7])
 async def test_a_database_of_another_program_is_refused_and_left_as_it_is(home: Path, version: int) -> None:
-    home.mkdir()
+    made(home)
     change(home, "CREATE TABLE recipes (name TEXT)", f"PRAGMA user_version = {version}")
     before = content(home)
     assert "is a database of another program" in await refusal(home)
@@ -163,14 +183,12 @@ async def test_a_database_of_another_program_is_refused_and_left_as_it_is(home: 
 
 @pytest.mark.parametrize("found", [b"a shopping list\n" * 100, bytes(range(256)) * 32])
 async def test_a_file_that_is_no_database_is_refused_left_as_it_is_and_let_go_of(home: Path, found: bytes) -> None:
-    home.mkdir()
-    database(home).write_bytes(found)
+    made(home, found)
     told = await refusal(home)
     assert f"{database(home)} is not a database, or is damaged" in told
     assert "restore it from a backup" in told
     assert content(home)["ostler.db"] == found
-    held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    assert database(home) not in held
+    assert database(home) not in open_files()
 
 
 async def test_a_damaged_schema_is_called_damaged(home: Path) -> None:
@@ -234,15 +252,13 @@ def as_anybody(home: Path) -> str:
         for capability in PASSING_OVER:
             ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
-    command = [sys.executable, "-c", _AS_ANYBODY, home]
+    command = [sys.executable, "-c", _AS_ANYBODY, str(home)]
     return subprocess.run(command, preexec_fn=give_up, capture_output=True, text=True, check=True).stdout.strip()
 
 
 async def test_a_home_that_may_not_be_written_names_its_owner_and_stays_as_it_is(home: Path) -> None:
     await filled(home)
-    for path in home.iterdir():
-        path.chmod(0o400)
-    home.chmod(0o500)
+    shut(home)
     before = content(home)
     told = as_anybody(home)
     assert re.fullmatch(r"StoreFailedError .* may not be written by this user, it belongs to \w+ .* choose .*", told)
@@ -278,15 +294,13 @@ def headless(home: Path) -> None:
 
 
 @pytest.mark.parametrize("happens", [removed, emptied, replaced, headless])
-async def test_nothing_is_acknowledged_after_the_file_was_changed_under_the_store(
-    home: Path, happens: object
-) -> None:
+async def test_nothing_is_acknowledged_after_the_file_was_changed_under_the_store(home: Path, happens: object) -> None:
     async with Store(home) as store:
         await reserved(store)
         assert callable(happens)
         happens(home)
         for _ in range(2):
-            with pytest.raises(StoreFailedError, match="under this program.*; nothing more is written"):
+            with pytest.raises(StoreFailedError, match=r"under this program.*; nothing more is written"):
                 await reserved(store)
         with pytest.raises(StoreFailedError):
             await store.run(do_nothing)

@@ -14,7 +14,7 @@ from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import PAGE, Reader, Transaction, page
 
-ATTEMPTS = Rows(Attempt, "attempts")
+ATTEMPTS = Rows(Attempt, "attempts", key_columns=2)
 _MAX_DETAIL = 8000
 
 

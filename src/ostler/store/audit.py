@@ -10,7 +10,7 @@ from ostler.model.ledger import GENESIS, AuditEntry, AuditHead, AuditReport
 from ostler.store.rows import Rows
 from ostler.store.transaction import PAGE, Act, Reader, Transaction, page
 
-AUDIT = Rows(AuditEntry, "audit")
+AUDIT = Rows(AuditEntry, "audit", key_columns=2)
 PRUNED = "retention.audit"
 _MAX_FAULTS = 100
 _LOWEST = -(2**63)

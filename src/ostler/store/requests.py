@@ -10,7 +10,7 @@ from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 
-REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"})
+REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"}, key_columns=2)
 #: A larger answer is delivered, not kept.
 MAX_ANSWER_BYTES = 1024 * 1024
 #: Of one instance; then the oldest that have ended go.
