@@ -254,6 +254,17 @@ async def test_a_command_that_raises_fails_alone(store: Store, gate: Gate) -> No
     assert await store.read(count("workspaces", "name = 'half done'")) == 0
 
 
+async def test_a_refused_command_leaves_the_head_as_it_was(store: Store) -> None:
+    def greedy(tx: Transaction) -> None:
+        tx.epoch, tx.horizon = 99, 99
+        raise ZeroDivisionError
+
+    answers = await asyncio.gather(store.run(greedy), reserved(store), return_exceptions=True)
+    assert isinstance(answers[0], ZeroDivisionError)
+    assert isinstance(answers[1], AgentInstance)
+    assert await store.read(lambda reader: reader.fetch("SELECT horizon, epoch FROM head")) == [(0, 0)]
+
+
 @pytest.mark.parametrize("value", [2**70, "lone \ud800", object()], ids=["a large number", "a surrogate", "an object"])
 async def test_a_value_that_the_database_cannot_hold_fails_alone(store: Store, gate: Gate, value: object) -> None:
     def unfit(tx: Transaction) -> None:

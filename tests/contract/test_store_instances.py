@@ -435,6 +435,12 @@ async def test_a_suspension_and_its_wait_are_one_and_a_deeper_one_replaces_it(st
     assert ended.outcome == "resumed"
 
 
+async def test_the_end_of_a_suspension_that_was_written_late_ends_its_wait_too(store: Store) -> None:
+    held = await suspended(store, await ready(store))
+    await moved(store, held, AgentState.READY, catch_up=True)
+    assert await store.read(waits.open_waits, instance_id=held.instance_id) == []
+
+
 async def test_only_a_freeze_stops_in_mid_work_and_only_a_thaw_goes_on_there(store: Store) -> None:
     busy = await brought_to(store, AgentState.PROCESSING)
     with pytest.raises(InvalidOperationError):

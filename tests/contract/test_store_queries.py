@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 NAMES = ("Scout", "scout-2", "100%", "100 percent", "a_b", "axb", "a\\b", "STRASSE", "straße", "Ünal*", None)
 PATTERNS = (
     "scout", "SCOUT*", "*out*", "100%", "1*", "%", "_", "a_b", "a?b", "a\\b", "a\\*", "*", "**", "straße",
-    "*STRASSE*", "ü*", "*\\*", "*b", "", "no such", "[a]*", "a*b*",
+    "*STRASSE*", "ü*", "*\\*", "*b", "", "no such", "[a]*", "a*b*", "*%", "*_b", "*\\b",
 )  # fmt: skip
 OWNERS = (UUID(int=0xA), UUID(int=0xB), None)
 DEFINITIONS = (UUID(int=0xD1), UUID(int=0xD2))

@@ -52,6 +52,7 @@ CRASHES = {
     "store.commit.before": False,
     "store.commit.after": True,
 }
+BUT_BACKOFF = frozenset(WaitKind) - {WaitKind.BACKOFF}
 #: Moves that the machine makes without a command of their own.
 PLAIN = [AgentState.READY, AgentState.PROCESSING, AgentState.WAITING, AgentState.TERMINATING]
 
@@ -111,9 +112,15 @@ class Model:
             return IdempotencyConflictError
         return answer if answer in self.instances else None
 
-    def end_waits(self, instance_id: UUID, *, but: frozenset[WaitKind] = frozenset()) -> None:
+    def move(self, instance_id: UUID, to: AgentState) -> None:
+        one = self.instances[instance_id]
+        if one.state is AgentState.SUSPENDED and to in {AgentState.READY, AgentState.PROCESSING}:
+            self.end_waits(instance_id, WaitKind.RESUME)
+        one.state = to
+
+    def end_waits(self, instance_id: UUID, *kinds: WaitKind) -> None:
         for wait_id, (about, kind) in list(self.waits.items()):
-            if about == instance_id and kind not in but:
+            if about == instance_id and kind in kinds:
                 self.end_wait(wait_id)
 
     def end_wait(self, wait_id: UUID) -> None:
@@ -228,10 +235,8 @@ class StoreMachine(RuleBasedStateMachine):
         legal = AgentStateTransitions.is_valid(one.state, AgentState.READY)
         wrong = None if legal else InvalidOperationError
         if self.do(by, wrong, instances.ready_instance, self.held(instance_id), {"pid": 1}, {}, by=ALICE) is not None:
-            if one.state is AgentState.SUSPENDED:
-                others = frozenset(set(WaitKind) - {WaitKind.RESUME})
-                self.model.end_waits(instance_id, but=others)
-            one.state, one.started = AgentState.READY, True
+            self.model.move(instance_id, AgentState.READY)
+            one.started = True
 
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1), to=st.sampled_from(PLAIN), freezing=st.booleans())
@@ -242,7 +247,7 @@ class StoreMachine(RuleBasedStateMachine):
         wrong = None if legal else InvalidOperationError
         move = Move(to=to, freezing=freezing, act="push", by=ALICE)
         if self.do(by, wrong, moves.move_instance, self.held(instance_id), move) is not None:
-            one.state = to
+            self.model.move(instance_id, to)
 
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1), late=st.sampled_from(["state", "attempt"]))
@@ -268,7 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.do(by, None if legal else InvalidOperationError, instances.fail_instance, record, failure) is None:
             return
         one.state, one.over, one.ended = AgentState.FAILED, True, self.clock.wall()
-        self.model.end_waits(instance_id, but=frozenset({WaitKind.BACKOFF}))
+        self.model.end_waits(instance_id, *BUT_BACKOFF)
         if wait is not None:
             self.model.waits[wait.wait_id] = (instance_id, WaitKind.BACKOFF)
 
@@ -287,9 +292,8 @@ class StoreMachine(RuleBasedStateMachine):
                 one.state, one.ended = AgentState.INITIALIZING, None
                 one.retries += wait_id is not None
                 one.begin()
-                others = frozenset(set(WaitKind) - {WaitKind.BACKOFF})
                 if wait_id is None:
-                    self.model.end_waits(instance_id, but=others)
+                    self.model.end_waits(instance_id, WaitKind.BACKOFF)
                 else:
                     self.model.end_wait(wait_id)
 
@@ -304,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.do(by, wrong, instances.restart_instance, record, ENDED, by=ALICE, reason="stuck") is not None:
             one.state = AgentState.INITIALIZING
             one.begin()
-            self.model.end_waits(instance_id, but=frozenset({WaitKind.BACKOFF}))
+            self.model.end_waits(instance_id, *BUT_BACKOFF)
 
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1), depth=st.sampled_from(SuspendDepth))
@@ -317,8 +321,7 @@ class StoreMachine(RuleBasedStateMachine):
         wait = new_wait(record, kind=WaitKind.RESUME, detail={"depth": depth.value})
         wrong = None if legal else InvalidOperationError
         if self.do(by, wrong, instances.suspend_instance, record, wait, by=ALICE) is not None:
-            others = frozenset(set(WaitKind) - {WaitKind.RESUME})
-            self.model.end_waits(instance_id, but=others)
+            self.model.end_waits(instance_id, WaitKind.RESUME)
             one.state = AgentState.SUSPENDED
             self.model.waits[wait.wait_id] = (instance_id, WaitKind.RESUME)
 
@@ -330,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
         if one.state is AgentState.SUSPENDED:
             self.do(by, None, instances.park_instance, record, ENDED)
             one.over = True
-            self.model.end_waits(instance_id, but=frozenset({WaitKind.RESUME}))
+            self.model.end_waits(instance_id, *(set(WaitKind) - {WaitKind.RESUME}))
         wrong = None if one.state is AgentState.SUSPENDED else InvalidOperationError
         if self.do(1 - by, wrong, instances.unpark_instance, record, by=ALICE) is not None:
             one.begin()
@@ -346,7 +349,7 @@ class StoreMachine(RuleBasedStateMachine):
         if self.do(by, wrong, instances.finish_instance, self.held(instance_id), finish) is not None:
             one.ended = one.ended or self.clock.wall()
             one.state, one.over = AgentState.TERMINATED, True
-            self.model.end_waits(instance_id)
+            self.model.end_waits(instance_id, *WaitKind)
 
     @precondition(lambda self: self.model.instances)
     @rule(data=st.data(), by=st.integers(0, 1), state=st.sampled_from(HealthState))

@@ -90,8 +90,6 @@ def ready_instance(
     columns = {"enforcement_json": INSTANCES.dump("enforcement", enforcement)}
     changes = apply_move(tx, old, Move(to=AgentState.READY, by=by, reason="it is initialised"), columns)
     start_attempt(tx, old.instance_id, old.attempt, handle)
-    if old.state is AgentState.SUSPENDED:
-        end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
     if first:
         tx.count(old.workspace_id, {"spawned": 1})
         tx.emit(
@@ -130,9 +128,7 @@ def suspend_instance(tx: Transaction, old: AgentInstance, wait: Wait, *, by: Act
 
 def resume_instance(tx: Transaction, old: AgentInstance, to: AgentState, *, by: Actor, reason: str) -> Changes:
     freezing = to is AgentState.PROCESSING
-    changes = move_instance(tx, old, Move(to=to, by=by, reason=reason, act="resume", freezing=freezing))
-    end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
-    return changes
+    return move_instance(tx, old, Move(to=to, by=by, reason=reason, act="resume", freezing=freezing))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,15 +15,19 @@ from uuid import UUID
 from ostler.errors import DamagedRowError, InvalidOperationError, StaleWriterError, VersionConflictError
 from ostler.model.events import AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, AgentMetrics
+from ostler.model.ledger import WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import INACTIVE_STATES, AgentState, AgentStateTransitions, legal_path
 from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
+from ostler.store.waits import end_waits_of
 
 INSTANCES = Rows(AgentInstance, "agent_instances", renamed={"instance_id": "id"})
 Changes = dict[str, Any]
 _MAX_REASON = 2000
+#: A move from suspended to one of these ends the suspension, and so its wait.
+_RESUMED = frozenset({AgentState.READY, AgentState.PROCESSING})
 
 
 def get_instance(reader: Reader, instance_id: UUID) -> AgentInstance | None:
@@ -103,6 +107,8 @@ def apply_move(tx: Transaction, old: AgentInstance, move: Move, columns: Mapping
     if ends and state not in INACTIVE_STATES and not move.keeps_place:
         tx.execute("UPDATE workspaces SET active = active - 1 WHERE id = :id", id=old.workspace_id)
         tx.execute("UPDATE agent_instance_tags SET active = 0 WHERE instance_id = :id", id=old.instance_id)
+    if state is AgentState.SUSPENDED and move.to in _RESUMED:
+        end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
     emit_move(tx, old, state, move, version)
     changes = {"state": move.to, "terminated_at": terminated_at, "version": version, "updated_at": tx.now}
     return changes if move.metrics is None else {**changes, "metrics": move.metrics}

@@ -115,7 +115,7 @@ def end_waits_of(
     tx: Transaction, instance_id: UUID, outcome: str, *, kinds: Collection[WaitKind] | None = None
 ) -> list[Wait]:
     """End what is still open of an instance, together with the move that causes it."""
-    chosen = ", ".join(f"'{kind.value}'" for kind in kinds or WaitKind)
+    chosen = ", ".join(f"'{kind.value}'" for kind in sorted(kinds or WaitKind))
     rows = tx.fetch(
         f"""UPDATE waits SET ended_at = :now, outcome = :outcome
             WHERE instance_id = :id AND ended_at IS NULL AND kind IN ({chosen}) RETURNING {", ".join(WAITS.columns)}""",
