@@ -37,7 +37,7 @@ from ostler import (
     Workspace,
 )
 from ostler.agents.marks import About
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import passing, until
 
 LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD)

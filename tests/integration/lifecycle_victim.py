@@ -19,7 +19,7 @@ from ostler.model import (
     SuspendDepth,
     TerminationOptions,
 )
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 S = AgentState
 SLOW = RestartPolicy(initial_delay=timedelta(seconds=30), use_jitter=False)

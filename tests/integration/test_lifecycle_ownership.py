@@ -19,7 +19,7 @@ from ostler.lifecycle.ownership import LOCK_FILE
 from ostler.model import AgentState, AttemptOutcome, IsolationLevel, from_micros
 from ostler.store import Seams, open_store
 from ostler.store.opening import DATABASE_FILE
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

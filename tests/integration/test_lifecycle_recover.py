@@ -14,7 +14,7 @@ from lifecycle_aids import Scene, kill_manager
 from ostler.agents import AgentRegistry
 from ostler.model import AgentInstance, AgentState, AttemptOutcome, GetInstancesFilter, WaitKind
 from ostler.store.opening import DATABASE_FILE
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 
 pytestmark = pytest.mark.anyio
 

@@ -34,7 +34,7 @@ from ostler import (
     Tier,
     ValidationError,
 )
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import passing
 
 pytestmark = pytest.mark.anyio

@@ -24,7 +24,7 @@ from ostler import (
     TerminationOptions,
     ValidationError,
 )
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import passing
 
 pytestmark = pytest.mark.anyio

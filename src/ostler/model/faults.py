@@ -140,7 +140,9 @@ def faults_of(cls: type[Any], details: Iterable[ErrorDetails]) -> Iterator[Fault
 
 def _fault(cls: type[Any], path: list[str], detail: ErrorDetails) -> Fault:
     if path and path[-1] == "[key]":
-        return Fault(field=_dotted(path[:-2]), bound="must have only text as keys", value=shown(detail["input"]))
+        _, mapping = _declared(cls, path[:-2])
+        keys = _expected(typing.get_args(_bare(mapping))[0], detail).removeprefix("must be ")
+        return Fault(field=_dotted(path[:-2]), bound=f"must have only {keys} as keys", value=shown(detail["input"]))
     name, value = _dotted(path) or "body", shown(detail["input"])
     owner, hint = _declared(cls, path)
     match detail["type"]:

@@ -129,7 +129,7 @@ def _parsed(cls: type[Any], text: str | bytes) -> Any:
     from pydantic_core import from_json  # noqa: PLC0415 - see `adapter`
 
     try:
-        return from_json(text, allow_inf_nan=False)
+        return from_json(text if isinstance(text, bytes) else text.encode(), allow_inf_nan=False)
     except ValueError as error:
         raise fault(cls.__name__, f"must be valid JSON ({error})") from None
 

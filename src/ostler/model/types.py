@@ -89,9 +89,13 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[datetime, Interval(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)), _Utc()]
 
 
-@lru_cache(maxsize=16)  # one commit writes the same time into all of its rows
 def micros(moment: datetime) -> int:
     """Microseconds since 1970 UTC, as the store keeps times."""
+    return _utc_micros(moment if moment.tzinfo is UTC else moment.astimezone(UTC))
+
+
+@lru_cache(maxsize=16)  # one commit writes the same time into all of its rows
+def _utc_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 

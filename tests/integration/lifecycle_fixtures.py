@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostler import IsolationLevel, Store, open_store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.ground import until
 
 pytest.register_assert_rewrite("lifecycle_ground")
