@@ -1,200 +1,90 @@
-"""Ostler's story so far, told in a terminal with real parts. Run it with `make demo`.
-
-It works in a temporary home of its own and removes it; `python examples/demo.py --keep DIR` leaves the home in
-DIR, to be looked at with the command line.
-"""
+"""What Ostler does today, with real processes, in a few seconds: run it with `make demo`."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
-import shutil
+import os
 import signal
-import sqlite3
+import subprocess
 import sys
 import tempfile
-import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
 
 import ostler
-from crash import examine, kill_in_flight
-from crew import Writer
-from fleet import fleet
-from flock import flock
-from lives import lives, spawn
-from ostler import (
-    AgentInstance,
-    AgentLifecycleManager,
-    AgentSpawnOptions,
-    GetInstancesFilter,
-    HealthCheckConfig,
-    LeaseHeldError,
-    LicenseError,
-    LifecycleSettings,
-    Principal,
-    PutRecord,
-    ReserveInstance,
-    ResourceLimits,
-    Role,
-    SpawnRequest,
-    StaleWriterError,
-    Tier,
-    ValidationError,
-    Workspace,
-    open_store,
-)
-from telling import say, title
+from worker import Worker
 
-SETTINGS = LifecycleSettings(close_grace=timedelta(seconds=1))
+HERE = Path(__file__).resolve().parent
 
 
-async def refusals(manager: AgentLifecycleManager) -> None:
-    title("7. A plan for two agents; five are spawned at the same moment")
-    small = Workspace(workspace_id=uuid4(), name="small team", tier=Tier.CORE, created_at=datetime.now(UTC))
-    await manager.store.commit(PutRecord(record=small))
-    eve = Principal(
-        principal_id=uuid4(),
-        name="eve",
-        workspace_id=small.workspace_id,
-        roles=(Role.OPERATOR,),
-        created_at=datetime.now(UTC),
-    )
-    theirs = manager.acting_as(eve)
-    writer = manager.registry.register(Writer, name="writer")
-    spawning = (spawn(theirs, writer, f"agent-{number}") for number in range(1, 6))
-    answers = await asyncio.gather(*spawning, return_exceptions=True)
-    for number, answer in enumerate(answers, 1):
-        told = f"refused: {answer}" if isinstance(answer, LicenseError) else "ready"
-        say(f"agent-{number}: {told}")
-    found = [answer for answer in answers if isinstance(answer, AgentInstance)]
-    if len(found) != 2:
-        raise SystemExit("the promise of this act does not hold; please report it")
-    await asyncio.gather(*(theirs.terminate(one.instance_id) for one in found))
+def say(text: str) -> None:
+    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}")
 
 
-async def bad_input(manager: AgentLifecycleManager) -> None:
-    title("8. Bad input: every fault at once, one sentence each, and nothing started")
-    before = await manager.store.head()
-    wrong = SpawnRequest(
-        agent_definition_id=UUID(int=0),
-        options=AgentSpawnOptions(
-            name="bell\a",
-            tags=("ok", "not ok"),
-            resource_limits=ResourceLimits(max_memory_mb=16, max_worker_threads=500),
-            health_check=HealthCheckConfig(timeout=timedelta(seconds=9)),
-        ),
-        context={"Task": 1, "task": 2},
-    )
-    try:
-        await manager.spawn(wrong)
-    except ValidationError as error:
-        for fault in error.faults:
-            say(f"- {fault.message}")
-    say(f"the log stood at {before.sequence} and stands at {(await manager.store.head()).sequence}")
+async def first_manager(home: str) -> None:
+    """Runs in a program of its own, which is killed in the middle of its work."""
+    async with ostler.open(home) as manager:
+        ada = await manager.start(Worker, name="ada", isolation="process", memory="256M", restart="immediate")
+        say("An agent in a process of its own")
+        print(await ada.ask({"do": "count"}))
 
-
-async def kill_nine(home: Path) -> None:
-    title("12. kill -9 in mid-flight: what was acknowledged is there")
-    told = await asyncio.to_thread(kill_in_flight, home)
-    async with open_store(home) as store:
-        found = await examine(store, told)
-        report = await store.verify_audit()
-    say(f"{found.acknowledged} moves of {len(told)} agents were acknowledged in about a second, then SIGKILL")
-    say(f"acknowledged and missing: {found.missing}; written but not yet told: {found.untold}")
-    say(f"illegal moves: {found.illegal}; gaps in the numbers: {found.gaps}; audit faults: {len(report.faults)}")
-    if found.missing or found.illegal or found.gaps or report.faults:
-        raise SystemExit("the promise of this act does not hold; please report it")
-    async with ostler.open(home, settings=SETTINGS) as manager:
-        lost = await manager.get_active_instances(GetInstancesFilter(tag="doomed", include_terminated=True))
-        say(f"the next manager finds {len(lost)} open starts, and writes down: {lost[0].error_message}")
-
-
-async def two_owners(home: Path) -> None:
-    title("13. One home, one manager; and a writer that slept through its time is refused")
-    async with ostler.open(home, settings=SETTINGS):
+        say("It is killed; its record says so, and its policy brings it back")
         try:
-            async with ostler.open(home):
-                raise SystemExit("two managers of one home; please report it")
-        except LeaseHeldError as error:
-            say(f"a second manager: refused: {error}")
-    ttl = timedelta(seconds=30)
-    async with open_store(home) as first, open_store(home) as second:
-        await first.take_lease("server-1", ttl=ttl)
-        lease = await second.take_lease("server-2", ttl=ttl, steal=True)
-        say(f"server-1 seems dead, server-2 takes over with epoch {lease.epoch}")
-        try:
-            await first.commit(ReserveInstance(request=SpawnRequest(agent_definition_id=uuid4())))
-        except StaleWriterError as error:
-            say(f"server-1 was only asleep, and writes: refused: {error}")
+            await ada.ask({"do": "die"})
+        except ostler.AgentGoneError as error:
+            print(f"AgentGoneError: {error}")
+        print(await ada.ask({}))
+
+        say("It asks a person, and waits without using anything")
+        asking = asyncio.create_task(ada.ask({"do": "ask"}))
+        while not (waits := await manager.open_waits()):  # noqa: ASYNC110 - a demo may look
+            await asyncio.sleep(0.02)
+        print("waits:", waits[0].reason, "|", (await ada.why()).verdict)
+        await manager.answer(waits[0].wait_id, "yes")
+        print(await asking)
+
+        say("It is frozen in the middle of its work, and goes on where it was")
+        working = asyncio.create_task(ada.ask({"do": "count"}))
+        await asyncio.sleep(0.1)
+        print((await ada.pause("freeze")).state)
+        await ada.resume()
+        print(await working)
+
+        say("The manager is killed with kill -9 in the middle of a request")
+        request = asyncio.create_task(ada.ask({"do": "sleep"}, id="night-shift"))
+        await asyncio.sleep(0.3)
+        print("state:", (await ada.record()).state, flush=True)
+        del request
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def tampering(home: Path) -> None:
-    title("14. The audit is a chain: somebody edits one row behind our back")
-    async with open_store(home) as store:
-        report = await store.verify_audit()
-        say(f"before: {report.entries} entries, {'sound' if report.is_sound else 'broken'}")
-    with sqlite3.connect(home / "ostler.db") as database:
-        database.execute("UPDATE audit SET actor = 'nobody' WHERE number = 3 AND actor = 'owner'")
-    database.close()
-    async with open_store(home) as store:
-        report = await store.verify_audit()
-    say(f"after:  {report.entries} entries, {'sound' if report.is_sound else 'broken'}: {'; '.join(report.faults)}")
+async def second_manager(home: str) -> None:
+    async with ostler.open(home) as manager:
+        say("The next manager finds the agent at work, and gets the answer of the same request")
+        ada = manager.handle("ada")
+        print(await ada.ask({"do": "sleep"}, id="night-shift"))
+        print("asked again:", await ada.ask({"do": "sleep"}, id="night-shift"))
+        result = await ada.stop(reason="the demo is over")
+        print("stopped gracefully:", result.was_graceful)
 
 
-def what_next(home: Path | None) -> None:
-    title("What to try next")
-    programs = Path(sys.executable).parent
-    programs = programs.relative_to(Path.cwd()) if programs.is_relative_to(Path.cwd()) else programs
-    say("README.md                          an agent of your own, in five minutes")
-    say("docs/guides/lifecycle.md           all that this story does, in code that you can paste")
-    say("make test                          every test, with a real PostgreSQL beside SQLite")
-    say("make bench                         how fast, beside a bare task, a bare thread and the bare database")
-    if home is None:
-        say(f"{programs}/python examples/demo.py --keep DIR   keep the home of this demo, then look at it:")
-    where = home or "DIR"
-    say(f"{programs}/ostler ps -a --home {where}")
-    say(f"{programs}/ostler events -n 20 --home {where}")
-    say(f"{programs}/ostler audit verify --home {where}   exit code 1, for somebody edited a row")
-    say(f"{programs}/ostler sim show last --home {where}/economy")
-    say(f"ls {where}/work/*   what the agents wrote")
+def ostler_command(*words: str) -> None:
+    print(f"$ ostler {' '.join(words)}")
+    subprocess.run([sys.executable, "-m", "ostler", *words], check=False)
 
 
-async def story(home: Path) -> None:
-    async with ostler.open(home, settings=SETTINGS) as manager:
-        for act in (lives, refusals, bad_input):
-            await act(manager)
-    for later in (fleet, kill_nine, two_owners, tampering, flock):
-        await later(home)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Ostler's story so far, in a terminal.")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="use this new directory, and leave it there")
-    keep: Path | None = parser.parse_args().keep
-    if keep is not None and keep.exists():
-        parser.error(f"{keep} exists already; name a new directory")
-    # Being asked to stop is an end like any other: agents end in order, the home goes, the child goes.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    # What the log of a real program would hold is told here by the events.
-    logging.getLogger("ostler").addHandler(logging.NullHandler())
-    home = keep or Path(tempfile.mkdtemp(prefix="ostler-demo-"))
-    began = time.monotonic()
-    try:
-        print("Ostler keeps AI agents alive. This is what that means, with real agents, in threads and in processes.")
-        asyncio.run(story(home))
-        what_next(keep)
-        print(f"\nTold in {time.monotonic() - began:.1f} s; nothing is left running.", flush=True)
-    except KeyboardInterrupt:
-        print("\nstopped; the home of the demo is removed", file=sys.stderr)
-        return 130
-    finally:
-        if keep is None:
-            shutil.rmtree(home, ignore_errors=True)
-    return 0
+def main() -> None:
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["OSTLER_HOME"] = home
+        subprocess.run([sys.executable, __file__, "first", home], check=False, cwd=HERE)
+        asyncio.run(second_manager(home))
+        say("Everything is in one durable record")
+        ostler_command("ps", "-a")
+        ostler_command("events", "ada", "-n", "5")
+        ostler_command("audit", "verify")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["first"]:
+        asyncio.run(first_manager(sys.argv[2]))
+    else:
+        main()

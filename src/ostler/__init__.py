@@ -7,7 +7,7 @@ an error pays for neither the database driver nor the validation library. `__ini
 from importlib import import_module
 from typing import Any
 
-from ostler.version import __version__
+from ostler.version import __version__ as __version__
 
 #: Public names by the module that holds them.
 _NAMES = {
@@ -21,18 +21,18 @@ _NAMES = {
     "ostler.agents.messages": "WaitAnswer",
     "ostler.agents.registry": "AgentRegistry",
     "ostler.errors": (
-        "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError AuditBrokenError "
-        "AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError DefinitionError "
-        "ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError InvalidOperationError LeaseHeldError "
-        "LicenseError MissingExtraError NotFoundError OstlerError OutcomeUnknownError StaleWriterError StoreBusyError "
-        "StoreClosedError StoreError StoreFailedError StoreFullError StoreTooNewError ValidationError "
-        "VersionConflictError WorkspaceNotFoundError"
+        "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
+        "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
+        "DefinitionError ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError "
+        "InvalidOperationError LeaseHeldError LicenseError MissingExtraError NotFoundError OstlerError "
+        "OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError "
+        "StoreFullError StoreTooNewError ValidationError VersionConflictError WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",
     "ostler.lifecycle.manager": "AgentLifecycleManager",
     "ostler.lifecycle.observe": "Observation",
-    "ostler.lifecycle.open": "default_home open_manager",
+    "ostler.lifecycle.open": "open_manager",
     "ostler.lifecycle.settings": "LifecycleSettings",
     "ostler.model.context": "ContextData",
     "ostler.model.events": (
@@ -57,13 +57,13 @@ _NAMES = {
     ),
     "ostler.policy.retention": "RetentionPolicy",
     "ostler.seams": "Clock IdSource Seams SystemClock Uuid7Source",
-    "ostler.store.store": "Store",
+    "ostler.store.store": "Store default_home",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: `ostler.open` reads well; inside the package the name is the built-in's.
 _HOMES["open"] = _HOMES.pop("open_manager")
 
-__all__ = sorted(["__version__", *_HOMES])  # noqa: PLE0605 - made from the table above
+__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 - made from the table above
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,3 @@
-"""What `ostler` offers, for type checkers; the module itself loads each name at its first use."""
-
 from ostler.agents.base import (
     Agent as Agent,
 )
@@ -148,7 +146,7 @@ from ostler.lifecycle.observe import (
     Observation as Observation,
 )
 from ostler.lifecycle.open import (
-    default_home as default_home,
+    open_manager,
 )
 from ostler.lifecycle.settings import (
     LifecycleSettings as LifecycleSettings,
@@ -354,4 +352,9 @@ from ostler.seams import (
 from ostler.store.store import (
     Store as Store,
 )
+from ostler.store.store import (
+    default_home as default_home,
+)
 from ostler.version import __version__ as __version__
+
+open = open_manager  # noqa: A001 - `ostler.open` reads well

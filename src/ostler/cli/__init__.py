@@ -1,5 +1,5 @@
 """The command line. What is imported here is all that `ostler --help` costs."""
 
-from ostler.cli.root import main
+from ostler.cli.main import main
 
 __all__ = ["main"]

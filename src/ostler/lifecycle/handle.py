@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Generator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
@@ -14,6 +14,8 @@ from ostler.agents.files.registration import register_file
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.observe import Observation
+from ostler.lifecycle.verbs import Verbs
 from ostler.model.events import AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Request, Wait
@@ -21,17 +23,13 @@ from ostler.model.query import ObservationOptions
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import INACTIVE_STATES, IsolationLevel, SuspendDepth
 
-if TYPE_CHECKING:
-    from ostler.lifecycle.manager import AgentLifecycleManager
-    from ostler.lifecycle.observe import Observation
-
 _DEFINITION_FILES = (".md", ".toml", ".yaml", ".yml")
 
 
 class AgentHandle:
     """One instance, without its id in every call."""
 
-    def __init__(self, manager: AgentLifecycleManager, instance_id: UUID | str) -> None:
+    def __init__(self, manager: Verbs, instance_id: UUID | str) -> None:
         self._manager = manager
         self.instance_id = instance_id
 
@@ -50,7 +48,7 @@ class AgentHandle:
         wait: bool = True,
         retries: int = 0,
     ) -> Any:
-        """Its answer; see `AgentLifecycleManager.process`."""
+        """Its answer; see `Verbs.process`."""
         return await self._manager.process(
             self.instance_id, request, request_id=id, timeout=timeout, wait=wait, retries=retries
         )
@@ -115,7 +113,7 @@ class Start:
 
     def __init__(
         self,
-        manager: AgentLifecycleManager,
+        manager: Verbs,
         agent: Any,
         *,
         options: Mapping[str, Any],
@@ -158,7 +156,7 @@ class Start:
         return AgentHandle(self._manager, record.instance_id)
 
 
-def _registered(manager: AgentLifecycleManager, agent: Any) -> AgentManifest | None:
+def _registered(manager: Verbs, agent: Any) -> AgentManifest | None:
     """Register what is given as an object or a file; a name or an id is looked up by the spawn itself."""
     registry = manager.registry
     if isinstance(agent, AgentManifest):

@@ -44,13 +44,11 @@ from ostler.lifecycle.table import TABLE
 from ostler.model.faults import fault
 from ostler.seams import Seams
 from ostler.store import leases, workspaces
-from ostler.store.store import Store, home_path, is_address
+from ostler.store.store import Store, default_home, home_path, is_address
 from ostler.telemetry.log import LifecycleLog
 from ostler.telemetry.metrics import LifecycleMetrics
 
 LOCK_FILE = "manager.lock"
-HOME_VARIABLE = "OSTLER_HOME"
-HOME_NAME = ".ostler"
 #: Processes that are started at a time, so that the cores are busy and an urgent start does not wait long.
 _STARTS_AT_ONCE = 8
 #: Beyond twice the grace, for what has none of its own: commits, forced ends.
@@ -60,17 +58,6 @@ _NO_GUARD = (
     "this program opens a manager while a template loads it to find the classes of its agents; "
     'put what starts the program under `if __name__ == "__main__":`'
 )
-
-
-def default_home() -> Path:
-    """`$OSTLER_HOME`, else `.ostler` in this directory or one above it, else `~/.ostler`."""
-    if named := os.environ.get(HOME_VARIABLE):
-        return home_path(named)
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / HOME_NAME).is_dir():
-            return folder / HOME_NAME
-    return home_path(f"~/{HOME_NAME}")
 
 
 @asynccontextmanager

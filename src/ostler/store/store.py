@@ -6,15 +6,16 @@ import asyncio
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from ostler.errors import MissingExtraError, StaleWriterError, StoreClosedError, StoreError
+from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, StoreClosedError, StoreError
 from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MEMORY = ":memory:"
+HOME_VARIABLE = "OSTLER_HOME"
+HOME_NAME = ".ostler"
 _POSTGRES = ("postgresql://", "postgres://")
 _READERS = 2
 #: No owner has this epoch, so what is written with it is refused.
@@ -317,6 +320,32 @@ class PostgresDatabase:
     def open_reader(self) -> Connection | None:
         connection: Connection = self._module.PostgresConnection(self._address, read_only=True)
         return connection
+
+
+@contextmanager
+def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
+    """Look at a store without changing it, beside its owner; it must exist."""
+    database = database_at(where)
+    if isinstance(database, SqliteDatabase) and not database.path.exists():
+        raise NotFoundError(f"there is no home at {database.path.parent}; start something there, or name another")
+    connection = database.open_reader()
+    if connection is None:
+        raise StoreError("a store in memory can be looked at only by the program that opened it")
+    try:
+        yield Reader(connection)
+    finally:
+        connection.close()
+
+
+def default_home() -> Path:
+    """`$OSTLER_HOME`, else `.ostler` in this directory or one above it, else `~/.ostler`."""
+    if named := os.environ.get(HOME_VARIABLE):
+        return home_path(named)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / HOME_NAME).is_dir():
+            return folder / HOME_NAME
+    return home_path(f"~/{HOME_NAME}")
 
 
 def database_at(where: str | os.PathLike[str]) -> Database:

@@ -1,5 +1,1 @@
-"""Fakes and suites that ship with Ostler, so that users' tests and outside backends can lean on them."""
-
-from ostler.testing.clock import ManualClock
-
-__all__ = ["ManualClock"]
+"""What tests of users need: a clock driven by hand, a PostgreSQL server, the suite of the isolation contract."""
