@@ -176,6 +176,9 @@ def _registered(manager: Verbs, agent: Any) -> AgentManifest | None:
         agent = CommandSpec(argv=tuple(agent))
     if isinstance(agent, CommandSpec):
         return registry.register(agent, name=_command_name(agent), replace=True)
+    if getattr(agent, "__name__", "") == "<lambda>":  # it has no name of its own
+        name = f"{agent.__module__}.lambda-{agent.__code__.co_firstlineno}"
+        return registry.register(agent, name=name, replace=True)
     return registry.register(agent, replace=True)
 
 

@@ -186,6 +186,7 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
         instance.post(phase.reported)
     for call in instance.calls.values():
         start_clock(instance, call)
+    calls.cancel_withdrawn(instance)
     for wait_id, said in phase.undelivered:
         waits.deliver(instance, wait_id, said)
     follow(instance)

@@ -11,7 +11,6 @@ from uuid import UUID
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import (
     AgentGoneError,
-    AgentInitializationError,
     AgentNotFoundError,
     AuthorizationError,
     InvalidOperationError,
@@ -29,6 +28,7 @@ from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Su
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
+from ostler.lifecycle.start import why_not_ready
 from ostler.lifecycle.waits import TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.faults import fault
@@ -155,8 +155,9 @@ class Verbs:
             else:
                 return joined
         record = await self._load(instance_id)
-        if record.enforcement is None and not record.is_active:
-            raise AgentInitializationError(record.error_message or "it was terminated while it was starting")
+        error = await why_not_ready(self._runtime, record)
+        if error is not None:
+            raise error
         return record
 
     async def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
@@ -167,7 +168,7 @@ class Verbs:
         reserved = reserving.result()[0]
         instance = Instance(self._runtime, reserved, admission.manifest, admission.level)
         join = Join(by=self._by)
-        instance.start(lambda one: begin_start(one, [join], by=self._by))
+        instance.start(lambda one: begin_start(one, by=self._by))
         task = asyncio.ensure_future(instance.ask(join))
         await asyncio.sleep(0)
         task.cancel()
