@@ -62,7 +62,7 @@ S = AgentState
 #: Real seconds in which a machine under load gets anything done that these tests wait for.
 PATIENCE = 20.0
 HOUR = timedelta(hours=1)
-SETTINGS = LifecycleSettings(close_grace=timedelta(seconds=1))
+SETTINGS = LifecycleSettings(close_grace=timedelta(minutes=1))
 
 
 def at(*levels: IsolationLevel) -> pytest.MarkDecorator:
@@ -129,7 +129,7 @@ class Crew:
         if self._opening is not None:
             self.manager.keep_agents = keep
             opening, self._opening = self._opening, None
-            await self.passes(opening.__aexit__(None, None, None), 120)
+            await self.passes(opening.__aexit__(None, None, None), 200)
             self._manager = None
 
     async def reopen(self, *, keep: bool = False, **more: Any) -> AgentLifecycleManager:
@@ -262,8 +262,14 @@ class Crew:
         raise AssertionError(f"it is {found.state} at attempt {found.attempt} and never came to {state}")
 
     async def comes_back(self, agent: AgentHandle, attempt: int, seconds: float = 0) -> AgentInstance:
-        """The restart of a failed one, which is due after so long."""
-        return await self.passes(self.reaches(agent, S.READY, attempt), seconds + 1)
+        """The restart of a failed one, which is due after so long. Its start takes real time."""
+
+        async def begun() -> None:
+            while (await agent.record()).attempt < attempt:
+                await asyncio.sleep(0.001)
+
+        await self.passes(begun(), seconds + 5)
+        return await self.reaches(agent, S.READY, attempt)
 
     async def only(self) -> AgentHandle:
         """The one instance there is, as soon as it is there."""

@@ -147,10 +147,8 @@ async def registered_suspended(instance: Instance, message: Registered) -> None:
     """A parked instance whose resumption is due may have waited for its definition."""
     del message
     phase = instance.phase
-    if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK and phase.wait is not None:
-        due = phase.wait.due_at
-        if due is not None and due <= instance.runtime.clock.wall():
-            await pause.unpark(instance, [])
+    if isinstance(phase, Suspended) and phase.held_because is not None:
+        await pause.unpark(instance, [])
 
 
 # --- facts that could not be written -----------------------------------------------------------------

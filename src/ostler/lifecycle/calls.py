@@ -110,7 +110,11 @@ async def process_closed(instance: Instance, message: Process) -> None:
     """No request is begun in this phase, but one that was answered is answered from its row."""
     if message.request_id is not None and await _join_or_answer(instance, message):
         return
-    advice = "resume it first" if isinstance(instance.phase, Suspended | Pausing) else "spawn another"
+    advice = "spawn another"
+    if isinstance(instance.phase, Suspended | Pausing):
+        advice = (
+            "resume it first" if isinstance(instance.phase, Suspended) else "it is being suspended; resume it first"
+        )
     message.refuse(instance.refusal("asked", advice))
 
 
@@ -304,9 +308,7 @@ def _limit_caller(instance: Instance, caller: Process) -> None:
     if caller.timeout is None or caller.timer is not None:
         return
     seconds = caller.timeout.total_seconds()
-    timer = caller.timer = instance.runtime.clock.call_later(
-        seconds, lambda: instance.post(CallerDue(caller=caller))
-    )
+    timer = caller.timer = instance.runtime.clock.call_later(seconds, lambda: instance.post(CallerDue(caller=caller)))
     caller.reply.add_done_callback(lambda _: timer.cancel())
 
 

@@ -7,6 +7,7 @@ never asks after an await whether its phase still holds, and there is no lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import random
 from collections import deque
@@ -101,6 +102,8 @@ class Runtime:
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    #: Reservations whose instance may have no task yet; closing waits for them.
+    reserving: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def run(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A background task of the manager; its failure is logged."""
@@ -187,18 +190,17 @@ class Instance:
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            withdrawal = Withdraw(of=verb)
-            self.post(withdrawal)
-            ends = {withdrawal.done} if self.task is None else {withdrawal.done, self.task}
-            while not any(one.done() for one in ends):
-                try:
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    continue  # cancelling again does not shorten this
+            await self.withdraw(verb)
             raise
         if not verb.reply.done():
             raise ActorEndedError
         return verb.reply.result()
+
+    async def withdraw(self, verb: Verb) -> None:
+        """Its caller has gone. Cancelling again does not shorten this."""
+        withdrawal = Withdraw(of=verb)
+        self.post(withdrawal)
+        await one_done(withdrawal.done, *([] if self.task is None else [self.task]))
 
     def start(self, begin: Callable[[Instance], None]) -> None:
         """Begin to serve messages; `begin` sets the first phase."""
@@ -427,6 +429,13 @@ class Instance:
         return InvalidOperationError(
             f"{self.label} is {self.state} and cannot be {doing}; {advice}", current=self.state
         )
+
+
+async def one_done(*ends: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done, however often the caller is cancelled meanwhile."""
+    while not any(one.done() for one in ends):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

@@ -210,7 +210,12 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while running := [one for one in runtime.instances.values() if not one.is_over]:
+        while True:
+            if runtime.reserving:
+                await asyncio.wait(set(runtime.reserving))
+            running = [one for one in runtime.instances.values() if not one.is_over]
+            if not running:
+                return
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

@@ -104,6 +104,9 @@ async def _recover(runtime: Runtime, attempt: Attempt, found: _Found) -> None:
     cell = seen if isinstance(seen, Cell) else None
     asks = found.asks.get(record.instance_id, [])
     phase = first_phase(record, seen, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id))
+    if runtime.closing is not None and cell is not None:
+        cell.detach()  # the next manager finds it
+    runtime.require_open()
     instance.start(lambda one: begin_adopted(one, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
@@ -187,6 +190,7 @@ async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
     known = runtime.instances.get(record.instance_id)
     if known is not None:  # another caller was faster
         return known
+    runtime.require_open()
     phase: Phase = first_phase(
         record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)
     )

@@ -22,14 +22,14 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, one_done
 from ostler.lifecycle.logs import LogLine, read_log
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
 from ostler.lifecycle.start import why_not_ready
-from ostler.lifecycle.waits import TIMED_OUT
+from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance, TerminationResult, Why
@@ -115,27 +115,18 @@ class Verbs:
                 key = IdempotencyKey.of(idempotency_key, admission.request.to_json())
             await runtime.definitions.keep(admission.manifest)
             runtime.require_open()
-            record = new_record(runtime, admission, self._principal)
-            runtime.fault("spawn.intent.before")
-            reserving = asyncio.ensure_future(
-                runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
-            )
+            # In a task of its own: no reservation is left without the task of its instance.
+            reserving = asyncio.ensure_future(self._reserve(admission, key))
+            runtime.reserving.add(reserving)
+            reserving.add_done_callback(runtime.reserving.discard)
             try:
-                reserved, is_new = await asyncio.shield(reserving)
+                reserved, instance = await asyncio.shield(reserving)
             except asyncio.CancelledError:
-                await self._give_back(admission, reserving)
+                await self._call_off(reserving)
                 raise
-            runtime.fault("spawn.intent.after")
-        return await self._bring_up(admission, reserved, is_new=is_new)
-
-    async def _bring_up(self, admission: Admission, reserved: AgentInstance, *, is_new: bool) -> AgentInstance:
-        runtime = self._runtime
-        if not is_new:
+        if instance is None:
             return await self._join(reserved.instance_id)
-        join = Join(by=self._by)
-        instance = Instance(runtime, reserved, admission.manifest, admission.level)
-        instance.start(lambda one: begin_start(one, by=self._by))
-        ready: AgentInstance = await instance.ask(join)
+        ready: AgentInstance = await instance.ask(Join(by=self._by))
         runtime.log.emit(
             "spawned",
             instance_id=ready.instance_id,
@@ -143,6 +134,27 @@ class Verbs:
             isolation=admission.options.isolation_level,
         )
         return ready
+
+    async def _reserve(self, admission: Admission, key: IdempotencyKey | None) -> tuple[AgentInstance, Instance | None]:
+        """The record; and the task of its instance, unless an earlier spawn with the same key made it."""
+        runtime = self._runtime
+        record = new_record(runtime, admission, self._principal)
+        runtime.fault("spawn.intent.before")
+        reserved, is_new = await runtime.store.run(instances.reserve_instance, record, by=self._by, key=key)
+        runtime.fault("spawn.intent.after")
+        if not is_new:
+            return reserved, None
+        instance = Instance(runtime, reserved, admission.manifest, admission.level)
+        instance.start(lambda one: begin_start(one, by=self._by))
+        return reserved, instance
+
+    async def _call_off(self, reserving: asyncio.Task[tuple[AgentInstance, Instance | None]]) -> None:
+        """The caller has gone in the middle of the reservation: what it made is closed again."""
+        await one_done(reserving)
+        if reserving.exception() is None and (instance := reserving.result()[1]) is not None:
+            join = Join(by=self._by)
+            instance.post(join)
+            await instance.withdraw(join)
 
     async def _join(self, instance_id: UUID) -> AgentInstance:
         """The same idempotency key: share the start that is under way, or say what became of it."""
@@ -159,20 +171,6 @@ class Verbs:
         if error is not None:
             raise error
         return record
-
-    async def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
-        """The caller has gone in the middle of the reservation: what it made is closed again."""
-        await asyncio.wait([reserving])
-        if reserving.cancelled() or reserving.exception() is not None or not reserving.result()[1]:
-            return
-        reserved = reserving.result()[0]
-        instance = Instance(self._runtime, reserved, admission.manifest, admission.level)
-        join = Join(by=self._by)
-        instance.start(lambda one: begin_start(one, by=self._by))
-        task = asyncio.ensure_future(instance.ask(join))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -251,9 +249,11 @@ class Verbs:
         """Oldest first; of all instances of the workspace unless one is named."""
         await self._enter(Permission.AGENTS_READ)
         if instance_id is None:
-            return await self._runtime.store.read(waits.open_waits, self._principal.workspace_id)
-        record = await self._reach(instance_id, Permission.AGENTS_READ)
-        return await self._runtime.store.read(waits.open_waits, instance_id=record.instance_id)
+            found = await self._runtime.store.read(waits.open_waits, self._principal.workspace_id)
+        else:
+            record = await self._reach(instance_id, Permission.AGENTS_READ)
+            found = await self._runtime.store.read(waits.open_waits, instance_id=record.instance_id)
+        return sorted(found, key=lambda wait: wait.created_at)
 
     # --- acting ----------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Verbs:
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait; the agent goes on with the answer. Of two answers one counts."""
         wait_id = wait_id if isinstance(wait_id, UUID) else _uuid("wait_id", wait_id)
-        if type(outcome) is not str or not outcome or outcome == TIMED_OUT:
+        if type(outcome) is not str or not outcome.strip() or outcome == TIMED_OUT:
             raise fault("outcome", f"must be a word such as done or approved, other than {TIMED_OUT}", outcome)
         async with _Refusals(self, "answer", f"wait:{wait_id}"):
             await self._enter(Permission.AGENTS_PROCESS)
@@ -348,6 +348,10 @@ class Verbs:
             if found is None or found.workspace_id != self._principal.workspace_id:
                 raise NotFoundError(f"there is no wait {wait_id}; list the open ones")
             found.evolve(outcome=outcome, answer=answer).checked()
+            if found.kind in OWN_KINDS:
+                raise InvalidOperationError(
+                    f"the wait {wait_id} is a {found.kind} of Ostler's own; resume or restart the instance instead"
+                )
             if found.instance_id is None or found.ended_at is not None:
                 return await self._runtime.store.run(
                     waits.end_wait, wait_id, outcome, answer, by=self._by, act="answer"
