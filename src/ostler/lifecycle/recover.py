@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -79,13 +80,18 @@ async def _recover_all(
 
 async def _recover_one(runtime: Runtime, attempt: Attempt, found: _Found, gate: asyncio.Semaphore) -> bool:
     async with gate:
-        try:
-            await _recover(runtime, attempt, found)
-        except Exception as error:  # noqa: BLE001 - shown by `why`, logged, and tried again
-            runtime.unrecovered[attempt.instance_id] = f"it could not be recovered: {error}; it is tried again"
-            runtime.log.emit("recovery_failed", instance_id=attempt.instance_id, error=str(error))
-            return False
-    runtime.unrecovered.pop(attempt.instance_id, None)
+        return await _on_its_own(runtime, attempt.instance_id, _recover(runtime, attempt, found))
+
+
+async def _on_its_own(runtime: Runtime, instance_id: UUID, work: Awaitable[Any]) -> bool:
+    """Whether it could be done; else `why` and the log say why not."""
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001 - one instance does not stop the recovery of the others
+        runtime.unrecovered[instance_id] = f"it could not be recovered: {error}"
+        runtime.log.emit("recovery_failed", instance_id=instance_id, error=str(error))
+        return False
+    runtime.unrecovered.pop(instance_id, None)
     return True
 
 
@@ -144,7 +150,7 @@ async def _finish_terminations(runtime: Runtime) -> None:
     """Terminations that were cut off after nothing lived any more."""
     for record in await runtime.store.read(queries.list_terminating):
         if record.instance_id not in runtime.instances and record.instance_id not in runtime.unrecovered:
-            await revive(runtime, record)
+            await _on_its_own(runtime, record.instance_id, revive(runtime, record))
 
 
 async def _resume_waits(runtime: Runtime, found: _Found) -> None:
@@ -154,7 +160,7 @@ async def _resume_waits(runtime: Runtime, found: _Found) -> None:
             continue
         record = await runtime.store.read(moves.get_instance, wait.instance_id)
         if record is not None and record.state in {AgentState.FAILED, AgentState.SUSPENDED}:
-            await revive(runtime, record)
+            await _on_its_own(runtime, record.instance_id, revive(runtime, record))
     for instance_id, asks in found.asks.items():
         if instance_id in runtime.instances or instance_id in runtime.unrecovered:
             continue
