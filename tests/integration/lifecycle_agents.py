@@ -223,6 +223,10 @@ class Actor(Agent):
             "pid": os.getpid(),
         }
 
+    async def do_grow(self, request: Mapping[str, Any]) -> int:
+        self.ballast = bytearray(request["megabytes"] << 20)
+        return len(self.ballast)
+
     async def do_log(self, request: Mapping[str, Any]) -> None:
         self.context.logger.info("noted %s", request["value"])
         print(request["value"], flush=True)  # noqa: T201 - what it prints is in its log
