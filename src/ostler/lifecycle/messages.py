@@ -60,6 +60,8 @@ class Process(Verb):
     digest: str = ""
     #: The caller's own limit, waiting included.
     timeout: timedelta | None = None
+    #: When it ends, by the monotonic clock.
+    due: float | None = None
     timer: Timer | None = None
     #: False: a full agent is an error at once, not a place in the queue.
     wait: bool = True

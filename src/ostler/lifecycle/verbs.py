@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -31,7 +32,7 @@ from ostler.lifecycle.recover import revive
 from ostler.lifecycle.start import why_not_ready
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
-from ostler.model.faults import fault
+from ostler.model.faults import fault, shown
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Request, RequestState, Wait
 from ostler.model.people import OWNER, Actor, Permission, Principal, Workspace
@@ -39,7 +40,7 @@ from ostler.model.query import GetInstancesFilter, LifecycleStatistics, Observat
 from ostler.model.record import Record
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.model.text import MAX_REASON, plain_text_faults
+from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
 from ostler.model.types import parse_duration
 from ostler.policy.access import decide_access
 from ostler.store import audit, instances, moves, queries, requests, waits, workspaces
@@ -49,6 +50,7 @@ from ostler.store.transaction import AUDITED_ERRORS, Act
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 InstanceId = UUID | str
 #: A verb that met a task in its last moment looks again; no more often than this.
 _LOOKS = 5
@@ -66,7 +68,8 @@ class Verbs:
         self._principal = principal
         #: True: closing leaves agents that can go on without a manager as they are.
         self.keep_agents = False
-        self._by = Actor(name=principal.name, principal_id=principal.principal_id, correlation_id=correlation_id)
+        actor = Actor(name=principal.name, principal_id=principal.principal_id, correlation_id=correlation_id)
+        self._by = actor.checked()
 
     @property
     def registry(self) -> AgentRegistry:
@@ -250,7 +253,7 @@ class Verbs:
         """Requests with an id, newest first."""
         await self._enter(Permission.AGENTS_READ)
         record = await self._reach(instance_id, Permission.AGENTS_READ)
-        wanted = None if state is None else RequestState(state)
+        wanted = None if state is None else _member(RequestState, "state", state)
         return await self._runtime.store.read(requests.list_requests, record.instance_id, wanted)
 
     async def open_waits(self, instance_id: InstanceId | None = None) -> list[Wait]:
@@ -281,12 +284,19 @@ class Verbs:
         """
         name = None if request_id is None else _checked_request_id(str(request_id))
         digest = "" if name is None else request_digest(request)
+        if type(wait) is not bool:
+            raise fault("wait", "must be true or false", wait)
+        if type(retries) is not int or retries < 0:
+            raise fault("retries", "must be 0 or more", retries)
         if retries and name is None:
             raise fault("retries", "needs a request_id, so that the request is not answered twice", retries)
         limit = _duration("timeout", timeout)
+        due = None if limit is None else self._runtime.clock.mono() + limit.total_seconds()
 
         def verb() -> Process:
-            return Process(by=self._by, request=request, request_id=name, digest=digest, timeout=limit, wait=wait)
+            return Process(
+                by=self._by, request=request, request_id=name, digest=digest, timeout=limit, due=due, wait=wait
+            )
 
         while True:
             try:
@@ -442,17 +452,20 @@ class Verbs:
     async def _reach(self, instance_id: InstanceId, permission: Permission) -> AgentInstance:
         """The record, where the principal may see it; to the letter "not found" where it may not."""
         runtime = self._runtime
-        missing = AgentNotFoundError(f"there is no instance {instance_id}; list what exists, or check the id")
+        named = str(instance_id) if isinstance(instance_id, UUID) else shown(instance_id)
+        missing = AgentNotFoundError(f"there is no instance {named}; list what exists, or check the id")
         if isinstance(instance_id, UUID):
             found = await runtime.store.read(moves.get_instance, instance_id)
             records = [] if found is None else [found]
-        elif isinstance(instance_id, str):
-            records = await runtime.store.read(queries.find_instances, instance_id, self._principal.workspace_id)
-        else:
+        elif not isinstance(instance_id, str):
             raise fault("instance_id", "must be the id or the name of an instance", instance_id)
+        elif not instance_id.isprintable() or len(instance_id) > MAX_NAME:
+            records = []
+        else:
+            records = await runtime.store.read(queries.find_instances, instance_id, self._principal.workspace_id)
         if len(records) > 1:
             ids = ", ".join(str(record.instance_id) for record in records[:5])
-            raise NotFoundError(f"{instance_id!a} names {len(records)} instances ({ids}); give more of the id")
+            raise NotFoundError(f"{named} names {len(records)} instances ({ids}); give more of the id")
         if not records:
             raise missing
         record = records[0]
@@ -493,7 +506,7 @@ class _Refusals:
     def __init__(self, manager: Verbs, action: str, subject: str) -> None:
         self._manager = manager
         self._action = action
-        self._subject = subject[:200]
+        self._subject = subject[:200] if subject.isprintable() else ascii(subject)[1:-1][:200]
 
     async def __aenter__(self) -> None:
         return None
@@ -534,10 +547,14 @@ def _require_loop(runtime: Runtime) -> None:
 
 
 def _depth(depth: SuspendDepth | str | None) -> SuspendDepth:
+    return SuspendDepth.HOLD if depth is None else _member(SuspendDepth, "depth", depth)
+
+
+def _member(kind: type[E], field: str, value: Any) -> E:
     try:
-        return SuspendDepth.HOLD if depth is None else SuspendDepth(depth)
+        return kind(value)
     except ValueError:
-        raise fault("depth", f"must be one of {', '.join(SuspendDepth)}", depth) from None
+        raise fault(field, f"must be one of {', '.join(kind)}", value) from None
 
 
 def _duration(field: str, value: timedelta | float | str | None) -> timedelta | None:
