@@ -157,6 +157,13 @@ class Actor(Agent):
         self.stage.block("work")
         return "let go"
 
+    async def do_stand_still(self, _request: Mapping[str, Any]) -> str:
+        """Blocks its loop and uses no CPU, so far as that can be."""
+        self.stage.say("began")
+        while not self.stage.is_released("work"):
+            time.sleep(0.5)  # noqa: ASYNC251 - its loop stands still on purpose
+        return "let go"
+
     async def do_mumble(self, _request: Mapping[str, Any]) -> str:
         """Blocks its loop, and reports all the same."""
         self.stage.say("began")

@@ -25,6 +25,7 @@ from ostler.seams import Clock
 
 MAX_MESSAGE = 2000
 MAX_HOOKS = 1000
+LOGGER_NAME = "ostler.agent"
 #: How an isolation level names one call.
 CallId = UUID | str | int
 
@@ -105,7 +106,7 @@ class AgentContext:
     def logger(self) -> AgentLog:
         if self._logger is None:
             who = {"instance_id": str(self.instance_id), "attempt": self.attempt}
-            self._logger = AgentLog(logging.getLogger("ostler.agent"), who)
+            self._logger = AgentLog(logging.getLogger(LOGGER_NAME), who)
         return self._logger
 
     # --- speaking ------------------------------------------------------------------------------------

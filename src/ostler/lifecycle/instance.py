@@ -47,7 +47,7 @@ from ostler.model.instance import AgentInstance, AgentMetrics
 from ostler.model.ledger import AttemptOutcome
 from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
-from ostler.model.states import AgentState
+from ostler.model.states import AgentState, moves_between
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, error_event, fail_instance
@@ -400,10 +400,9 @@ class Instance:
             return
         before = self.record.state
         self.record = self.record.evolve(**changes)
-        if self.record.state is not before:
-            self.runtime.log.emit(
-                "state_changed", instance_id=self.instance_id, from_state=before, to_state=self.record.state
-            )
+        for state in moves_between(before, self.record.state):
+            self.runtime.log.emit("state_changed", instance_id=self.instance_id, from_state=before, to_state=state)
+            before = state
 
     def moved_to(self, state: AgentState) -> None:
         if state is not self.state:
