@@ -182,6 +182,28 @@ class Actor(Agent):
         self.stage.say(f"answered {answer.outcome}")
         return [answer.outcome, dict(answer.answer) if answer.answer else None]
 
+    async def do_ask_briefly(self, request: Mapping[str, Any]) -> str:
+        """Gives its question up by itself."""
+        try:
+            async with asyncio.timeout(request["seconds"]):
+                await self.context.wait_for("human", reason="quickly?")
+        except TimeoutError:
+            self.stage.say("gave up")
+            return "gave up"
+        return "answered"
+
+    async def do_speak_alone(self, request: Mapping[str, Any]) -> None:
+        """Later, beside any request, when the gate is released."""
+        self.speaking = asyncio.get_running_loop().create_task(self._speak_alone(request))
+
+    async def _speak_alone(self, request: Mapping[str, Any]) -> None:
+        await self.stage.hang("speak")
+        for number in range(request["signals"]):
+            self.context.signal("count", {"number": number})
+        self.stage.say("spoken")
+        if request.get("ends"):
+            os._exit(3)
+
     async def do_ask_often(self, request: Mapping[str, Any]) -> list[str]:
         answers = await asyncio.gather(*(self.context.wait_for("human") for _ in range(request["times"])))
         return [one.outcome for one in answers]

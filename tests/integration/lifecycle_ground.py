@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -411,7 +410,7 @@ _VICTIM = Path(__file__).with_name("lifecycle_victim.py")
 class Victim:
     """A program of its own that manages a home until it is killed with signal 9."""
 
-    def __init__(self, scene: str, home: Path, stage: Stage, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, scene: str, home: Any, stage: Stage, given: Mapping[str, Any] | None = None) -> None:
         """`scene` names a coroutine function of a crew, as module:name; what it returns is told here as JSON."""
         argv = [sys.executable, str(_VICTIM), scene, str(home), str(stage.directory), json.dumps(given or {})]
         self._program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -444,25 +443,3 @@ async def killed(scene: Callable[[Crew], Any], crew: Crew, **given: Any) -> dict
         return await asyncio.to_thread(victim.told)
     finally:
         victim.kill()
-
-
-def lives(pid: int) -> bool:
-    """Whether a process with this id runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def keepers(home: Path) -> list[int]:
-    """The processes of keepers whose command line names this home."""
-    found = []
-    for one in os.listdir("/proc"):  # noqa: PTH208 - only numbers are wanted
-        if one.isdecimal():
-            with suppress(OSError):
-                words = Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0")
-                if any(b"ostler/keeper" in word or word == b"ostler.keeper" for word in words) and any(
-                    word.startswith(os.fsencode(home)) for word in words
-                ):
-                    found.append(int(one))
-    return found

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, agent_threads, at, do, lives, logged, until
+from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, agent_threads, at, do, logged, until
+from machine_ground import lives
 
 from ostler import (
     AgentGoneError,

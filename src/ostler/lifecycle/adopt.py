@@ -82,11 +82,8 @@ def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_wait
         begin_leave(instance, phase)
         return
     instance.enter(phase)
-    runtime = instance.runtime
-    if isinstance(phase, Suspended | Backoff) and phase.wait is not None and phase.wait.due_at is not None:
-        # By the wall clock, but never longer than it was meant to be in all.
-        due, made = phase.wait.due_at, phase.wait.created_at
-        instance.arm(min((due - runtime.clock.wall()).total_seconds(), (due - made).total_seconds()))
+    if isinstance(phase, Suspended | Backoff) and phase.wait is not None:
+        instance.arm_for(phase.wait)
     if cell is None:
         return
     frozen = isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE

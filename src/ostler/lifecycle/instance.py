@@ -44,7 +44,7 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
 from ostler.model.instance import AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome, Wait
 from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
 from ostler.model.states import AgentState, moves_between
@@ -316,6 +316,12 @@ class Instance:
         if phase.timer is not None:
             phase.timer.cancel()
         phase.timer = clock.call_later(min(max(seconds, 0.0), _LOOK_SECONDS), ring)
+
+    def arm_for(self, wait: Wait) -> None:
+        """Until the wait is due by the wall clock, but never longer than it was meant to be in all."""
+        if wait.due_at is not None:
+            left = min(wait.due_at - self.runtime.clock.wall(), wait.due_at - wait.created_at)
+            self.arm(left.total_seconds())
 
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""

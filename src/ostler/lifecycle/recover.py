@@ -148,9 +148,15 @@ async def _sweep(runtime: Runtime, found: _Found, unclear: list[Attempt]) -> Non
 
 async def _finish_terminations(runtime: Runtime) -> None:
     """Terminations that were cut off after nothing lived any more."""
-    for record in await runtime.store.read(queries.list_terminating):
-        if record.instance_id not in runtime.instances and record.instance_id not in runtime.unrecovered:
-            await _on_its_own(runtime, record.instance_id, revive(runtime, record))
+    for instance_id in await runtime.store.read(queries.list_terminating):
+        if instance_id not in runtime.instances and instance_id not in runtime.unrecovered:
+            await _on_its_own(runtime, instance_id, _revive(runtime, instance_id))
+
+
+async def _revive(runtime: Runtime, instance_id: UUID) -> None:
+    record = await runtime.store.read(moves.get_instance, instance_id)
+    if record is not None and record.state in {AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING}:
+        await revive(runtime, record)
 
 
 async def _resume_waits(runtime: Runtime, found: _Found) -> None:
@@ -158,9 +164,7 @@ async def _resume_waits(runtime: Runtime, found: _Found) -> None:
     for wait in (*found.backoffs.values(), *found.pauses.values()):
         if wait.instance_id is None or wait.instance_id in runtime.instances | runtime.unrecovered:
             continue
-        record = await runtime.store.read(moves.get_instance, wait.instance_id)
-        if record is not None and record.state in {AgentState.FAILED, AgentState.SUSPENDED}:
-            await _on_its_own(runtime, record.instance_id, revive(runtime, record))
+        await _on_its_own(runtime, wait.instance_id, _revive(runtime, wait.instance_id))
     for instance_id, asks in found.asks.items():
         if instance_id in runtime.instances or instance_id in runtime.unrecovered:
             continue
