@@ -145,7 +145,14 @@ class Actor(Agent):
     async def do_hang(self, request: Mapping[str, Any]) -> Any:
         self.stage.say("began")
         await self.stage.hang(request.get("gate", "work"))
+        self.stage.say("ended")
         return request.get("value", "let go")
+
+    async def do_hang_and_fail(self, _request: Mapping[str, Any]) -> None:
+        self.stage.say("began")
+        await self.stage.hang("work")
+        self.stage.say("ended")
+        raise ValueError("as told")
 
     async def do_stubborn(self, _request: Mapping[str, Any]) -> str:
         self.stage.say("began")

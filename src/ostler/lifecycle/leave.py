@@ -182,6 +182,7 @@ async def terminate_failed(instance: Instance, message: Terminate) -> None:
 
 
 def restart(instance: Instance, message: Restart) -> None:
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is stopped
     how = Exit(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     phase = Leaving(
         goal=Goal.RESTART, grace=_RESTART_GRACE, callers=[message], exit=how, reason=message.reason, by=message.by
@@ -194,6 +195,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
     if not isinstance(phase, Suspended) or phase.depth is not SuspendDepth.PARK:
         restart(instance, message)
         return
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     end = AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     await instance.commit(instances.restart_instance, end, by=message.by, reason=message.reason)
     _count_restart(instance)
@@ -203,6 +205,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
 def restart_leaving(instance: Instance, message: Restart) -> None:
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.goal is Goal.PARK:
+        instance.runtime.definitions.maker(instance.manifest)
         for caller in phase.callers:
             caller.refuse(instance.refusal("parked", "it is being restarted"))
         phase.goal, phase.callers, phase.reason, phase.by = Goal.RESTART, [message], message.reason, message.by
