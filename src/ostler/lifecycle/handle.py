@@ -10,7 +10,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.files.registration import register_file
+from ostler.agents.files import register_file
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
@@ -22,7 +22,7 @@ from ostler.model.query import ObservationOptions
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import IsolationLevel, SuspendDepth
 
-_DEFINITION_FILES = (".md", ".toml", ".yaml", ".yml")
+_DEFINITION_FILES = (".md", ".toml")
 
 
 class AgentHandle:

@@ -49,6 +49,11 @@ class Record:
         "ser_json_timedelta": "float",
     }
 
+    @classmethod
+    def spelled(cls, field: str) -> str:
+        """The key of a field where the record is read from a mapping."""
+        return field
+
     def evolve(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
@@ -166,9 +171,12 @@ def _carry_given(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
     if not isinstance(value, Record):
         return
-    named = source.keys() if isinstance(source, Mapping) else getattr(source, "given", None)
+    names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]  # every subclass is one
+    named = getattr(source, "given", None)
+    if isinstance(source, Mapping):
+        named = frozenset(name for name in names if value.spelled(name) in source)
     if isinstance(value, PartialRecord) and named is not None:
-        object.__setattr__(value, "given", frozenset(named))
-    for field in dataclasses.fields(value):
-        inner = source.get(field.name) if isinstance(source, Mapping) else getattr(source, field.name, None)
-        _carry_given(inner, getattr(value, field.name))
+        object.__setattr__(value, "given", named)
+    for name in names:
+        inner = source.get(value.spelled(name)) if isinstance(source, Mapping) else getattr(source, name, None)
+        _carry_given(inner, getattr(value, name))

@@ -23,13 +23,16 @@ MAX_JOB_BYTES = 1024 * 1024
 _SECOND = timedelta(seconds=1)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+CpuPercent = Annotated[int, Interval(ge=0, le=102_400)]
+InitializationTimeout = Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))]
+
 
 @record
 class ResourceLimits(PartialRecord):
     #: "256M" or a number of megabytes. Admission also compares it with the machine's memory.
     max_memory_mb: Annotated[Megabytes, Interval(ge=64, le=16 * 1024 * 1024)] = 512
     #: 100 is one core; 0 means unlimited. Admission also compares it with the machine's cores.
-    max_cpu_percent: Annotated[int, Interval(ge=0, le=102_400)] = 0
+    max_cpu_percent: CpuPercent = 0
     #: A call that ignores its cancellation has 5 s more before the agent is ended.
     execution_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=7))] = timedelta(minutes=5)
     max_worker_threads: Annotated[int, Interval(ge=1, le=32)] = 4
@@ -132,9 +135,7 @@ class AgentSpawnOptions(PartialRecord):
     """A spawn lays the fields that it names over those of the definition."""
 
     #: An agent that ignores its cancellation has 5 s more before it is ended.
-    initialization_timeout: Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
-        timedelta(seconds=30)
-    )
+    initialization_timeout: InitializationTimeout = timedelta(seconds=30)
     #: None means the limits of the definition.
     resource_limits: ResourceLimits | None = None
     isolation_level: IsolationLevel = IsolationLevel.THREAD

@@ -23,7 +23,7 @@ from ostler.isolation.inside.begin import context_of
 from ostler.isolation.inside.finding_source import maker_of
 from ostler.isolation.inside.parting import part_children
 from ostler.isolation.inside.speaking import Speaker
-from ostler.isolation.inside.telling import complain, exit_code, log_failure, log_to_stderr, rendered
+from ostler.isolation.inside.telling import complain, exit_code, rendered
 from ostler.isolation.workers import Census, Workers
 from ostler.model.text import clean_text
 
@@ -182,7 +182,6 @@ class Host:
         if self._runner is not None:
             raise wire.WireError("the agent was begun before")
         try:
-            log_to_stderr()
             context = context_of(plan, speaker)
             workers = self._loop.pool
             workers.most = context.limits.max_worker_threads
@@ -231,7 +230,6 @@ class Host:
             answer["cancelled"] = True
         elif (error := task.exception()) is not None:
             answer["error"] = rendered(error, ours=__file__)
-            log_failure(call.verb, answer["error"])
             if isinstance(error, AgentGoneError):  # of ours; what the agent itself raises is wrapped
                 answer["gone"] = str(error)
         else:

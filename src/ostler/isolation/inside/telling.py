@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import sys
-from collections.abc import Mapping
 
-from ostler.agents.context import LOGGER_NAME
 from ostler.agents.failures import execution_error
 from ostler.errors import AgentExecutionError
 from ostler.model.text import clean_text
@@ -34,22 +31,6 @@ def exit_code(error: BaseException) -> int:
         return error.code & 0xFF
     complain(str(error.code))
     return 1
-
-
-def log_to_stderr() -> None:
-    """What the agent says to `context.logger` goes into its log, from INFO on; its own program may change that."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger(LOGGER_NAME)
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
-def log_failure(verb: str, told: Mapping[str, str | None]) -> None:
-    """A request that failed, with its trace."""
-    text = told["stack_trace"] or told["message"] or ""
-    logging.getLogger(LOGGER_NAME).error("%s failed: %s", verb, text.rstrip())
 
 
 def complain(text: str) -> None:
