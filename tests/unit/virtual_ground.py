@@ -103,6 +103,8 @@ class World:
         self.store = InlineStore(self.database)
         self.settings = SETTINGS
         self.fault: FaultPoint = no_fault
+        #: Seconds that a commit takes.
+        self.delay = 0.001
         #: What every commit fails with while it is set.
         self.trouble: type[StoreError] | None = None
         self._manager: AgentLifecycleManager | None = None
@@ -128,7 +130,7 @@ class World:
         levels.use(IsolationLevel.THREAD, self.level)
         levels.use(IsolationLevel.PROCESS, self.level)
         seams = Seams(clock=self.clock, chance=random.Random(2), fault=self.fault)
-        self.store = InlineStore(self.database, seams, trouble=self._trouble)
+        self.store = InlineStore(self.database, seams, delay=lambda: self.delay, trouble=self._trouble)
         async with (
             self.store,
             open_manager(

@@ -104,8 +104,6 @@ async def reported(instance: Instance, message: Reported) -> None:
     rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
     named = {calls.call_id_for(instance, row.request_id, row.tries): row for row in rows}
     waiting = _waits_by_call(instance)
-    if isinstance(instance.phase, Adopting):
-        instance.enter(Serving())
     for call_id, verb in list(cell.in_flight.items()):
         if verb is not Verb.PROCESS or call_id in instance.calls:
             continue
@@ -116,6 +114,7 @@ async def reported(instance: Instance, message: Reported) -> None:
             digest="" if row is None else row.input_digest,
             tries=1 if row is None else row.tries,
             # It has its whole time again: how much of it is gone is not known.
+            limit=instance.limits.execution_timeout,
             left=instance.limits.execution_timeout.total_seconds(),
             waits=waiting.get(call_id, set()),
             adopted=True,
@@ -124,8 +123,11 @@ async def reported(instance: Instance, message: Reported) -> None:
             instance.waits[wait_id].call = call
         calls.begin(instance, call, rejoin=True)
     waits.end_unasked_waits(instance, cell.open_asks)
-    follow(instance)
-    calls.next_calls(instance)
+    calls.join_adopted(instance)
+    if isinstance(instance.phase, Adopting):
+        calls.serve(instance)
+    else:
+        follow(instance)
     pause.pause_if_quiet(instance)
 
 

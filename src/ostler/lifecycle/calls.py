@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
@@ -24,7 +23,7 @@ from ostler.lifecycle import reports
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, NextCalls, Process
 from ostler.lifecycle.operations import fail_with
-from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving, Suspended
+from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.faults import duration_text, fault
@@ -59,9 +58,6 @@ def call_id_for(instance: Instance, request_id: str, tries: int) -> UUID:
 
 async def process(instance: Instance, message: Process) -> None:
     """Run it, or queue it, or answer it from its row, or join the call that is under way."""
-    if isinstance(instance.phase, Adopting) and message.request_id is not None:
-        instance.phase.deferred.append(message)  # the agent may be working on it; it will say so
-        return
     call = await _call_for(instance, message)
     if call is None:
         return
@@ -113,28 +109,23 @@ async def process_closed(instance: Instance, message: Process) -> None:
 
 async def _call_for(instance: Instance, message: Process) -> Call | None:
     """A new call; None where the message was answered or has joined one."""
-    limit = instance.limits.execution_timeout.total_seconds()
-    deadline = None
-    if message.timeout is not None:
-        deadline = instance.runtime.clock.mono() + message.timeout.total_seconds()
-    request_id = message.request_id
-    if request_id is None:
-        call_id = instance.runtime.ids.new()
-        return Call(call_id=call_id, request=message.request, callers=[message], left=limit, deadline=deadline)
-    if await _join_or_answer(instance, message):
-        return None
-    row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
-    tries = 1 if row is None else row.tries + 1
-    return Call(
-        call_id=call_id_for(instance, request_id, tries),
+    limit = instance.limits.execution_timeout
+    call = Call(
+        call_id=instance.runtime.ids.new(),
         request=message.request,
-        request_id=request_id,
-        digest=message.digest,
-        tries=tries,
         callers=[message],
-        left=limit,
-        deadline=deadline,
+        limit=min(message.timeout or limit, limit),
+        left=limit.total_seconds(),
     )
+    if message.timeout is not None:
+        call.deadline = instance.runtime.clock.mono() + message.timeout.total_seconds()
+    if message.request_id is not None:
+        if await _join_or_answer(instance, message):
+            return None
+        row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
+        call.request_id, call.digest = message.request_id, message.digest
+        call.tries = 1 if row is None else row.tries + 1
+    return call
 
 
 async def _join_or_answer(instance: Instance, message: Process) -> bool:
@@ -142,19 +133,24 @@ async def _join_or_answer(instance: Instance, message: Process) -> bool:
     request_id = message.request_id or ""
     call = instance.requests.get(request_id) or await _claim(instance, message)
     if call is not None:
-        if call.digest and call.digest != message.digest:
-            message.refuse(_other_input(request_id))
-        elif call.ended and not call.callers:  # answered under an earlier manager, and not written yet
-            call.callers.append(message)
-            _write_end(instance, call)
-        else:
-            call.callers.append(message)
+        _join(instance, call, message)
         return True
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
     if row is None or row.state is not RequestState.DONE:
         return False
     answer_from(row, message)
     return True
+
+
+def _join(instance: Instance, call: Call, message: Process) -> None:
+    if call.digest and call.digest != message.digest:
+        message.refuse(_other_input(message.request_id or ""))
+        return
+    # An unclaimed answer of an earlier manager is written now that its request id is known.
+    unclaimed = call.ended and not call.callers
+    call.callers.append(message)
+    if unclaimed:
+        _write_end(instance, call)
 
 
 def answer_from(row: Request, message: Process) -> None:
@@ -180,14 +176,32 @@ async def _claim(instance: Instance, message: Process) -> Call | None:
     if not unknown or message.request_id is None:
         return None
     row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
-    last = 0 if row is None else row.tries
-    for tries in (last, last + 1):
-        call = instance.calls.get(call_id_for(instance, message.request_id, tries))
-        if call is not None:
-            call.request_id, call.digest, call.tries = message.request_id, message.digest, tries
-            instance.requests[message.request_id] = call
+    return _claim_call(instance, message.request_id, message.digest, 1 if row is None else row.tries + 1)
+
+
+def _claim_call(instance: Instance, request_id: str, digest: str, next_try: int) -> Call | None:
+    for tries in (next_try - 1, next_try):
+        call = instance.calls.get(call_id_for(instance, request_id, tries))
+        if call is not None and call.request_id is None:
+            call.request_id, call.digest, call.tries = request_id, digest, tries
+            instance.requests[request_id] = call
             return call
     return None
+
+
+def join_adopted(instance: Instance) -> None:
+    """Requests that were queued before an adopted agent said what it works on join the calls that it is at."""
+    for queued in tuple(instance.backlog):
+        if queued.request_id is None:
+            continue
+        call = instance.requests.get(queued.request_id)
+        if call is queued:
+            call = _claim_call(instance, queued.request_id, queued.digest, queued.tries)
+        if call is not None:
+            instance.backlog.remove(queued)
+            _cancel_timer(queued)
+            for caller in queued.callers:
+                _join(instance, call, caller)
 
 
 # --- slots -------------------------------------------------------------------------------------------
@@ -213,6 +227,15 @@ def _tokens_wait(instance: Instance) -> float:
     return instance.tally.tokens_wait(limit, instance.runtime.clock.mono())
 
 
+def serve(instance: Instance, phase: Serving | None = None) -> None:
+    """Answer requests from now on."""
+    instance.enter(phase or Serving())
+    for call in instance.backlog:
+        arm_waiting(instance, call)
+    follow(instance)
+    next_calls(instance)
+
+
 def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
     """Hand waiting requests to the agent, first come first served."""
     if not isinstance(instance.phase, Serving):
@@ -229,9 +252,7 @@ def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
 def arm_waiting(instance: Instance, call: Call) -> None:
     """A queued request waits for a free slot as long as its caller likes, for a restart at most its own time."""
     clock = instance.runtime.clock
-    if call.timer is not None:
-        call.timer.cancel()
-        call.timer = None
+    _cancel_timer(call)
     waits = [] if isinstance(instance.phase, Serving) else [call.left]
     if call.deadline is not None:
         waits.append(call.deadline - clock.mono())
@@ -251,11 +272,15 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
     if rejoin:
         work = cell.rejoin(call.call_id)
     else:
+        if call.request_id is not None:
+            call.call_id = call_id_for(instance, call.request_id, call.tries)
         work = cell.call(Verb.PROCESS, call.request, call_id=call.call_id)
         instance.runtime.metrics.count("lifecycle.process.count")
     call.began_at = instance.runtime.clock.mono()
     instance.calls[call.call_id] = call
-    call.task = instance.spawn_task(_run(instance, call, work), "call")
+    call.task = instance.run_beside(
+        work, "call", lambda result, error: CallEnded(call=call, result=result, error=error)
+    )
     if not isinstance(instance.phase, Suspended):
         start_clock(instance, call)
     request = None
@@ -267,13 +292,6 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
         instance.write_lazily(commands.begin_call, move, request)
         if move is not None:
             instance.moved_to(move.to)
-
-
-async def _run(instance: Instance, call: Call, work: Coroutine[Any, Any, Any]) -> None:
-    try:
-        instance.post(CallEnded(call=call, result=await work))
-    except BaseException as error:  # noqa: BLE001 - reported; a cancelled call reports that too
-        instance.post(CallEnded(call=call, error=error))
 
 
 def _row(instance: Instance, call: Call) -> Request:
@@ -293,28 +311,26 @@ def _row(instance: Instance, call: Call) -> Request:
 
 def call_due(instance: Instance, message: CallDue) -> None:
     """Its time is over: a queued one fails, a running one is cancelled."""
+    queued_call_due(instance, message)
+    call = message.call
+    if instance.calls.get(call.call_id) is call and not call.ended and call.ending is None and not call.waits:
+        call.ending = CallEnding.TIMEOUT
+        if call.task is not None:
+            call.task.cancel()
+
+
+def queued_call_due(instance: Instance, message: CallDue) -> None:
+    """Work that stands still, or is being ended, is not cancelled for its time."""
     call = message.call
     if call in instance.backlog:
         instance.backlog.remove(call)
         _forget(instance, call)
-        limit = instance.limits.execution_timeout
-        instance.drop_call(
-            call, ExecutionTimeoutError(f"{instance.label} did not take the request in time ({duration_text(limit)})")
-        )
-        return
-    if instance.calls.get(call.call_id) is not call or call.ended or call.ending is not None or call.waits:
-        return
-    call.ending = CallEnding.TIMEOUT
-    if call.task is not None:
-        call.task.cancel()
+        late = f"{instance.label} did not take the request in time ({duration_text(call.limit)})"
+        instance.drop_call(call, ExecutionTimeoutError(late))
 
 
 def withdraw_call(instance: Instance, caller: Process) -> bool:
     """A caller was cancelled. With its last caller a call is cancelled too, and the caller waits until it stopped."""
-    if caller in instance.phase.deferred:
-        instance.phase.deferred.remove(caller)
-        caller.reply.cancel()
-        return True
     for call in (*instance.calls.values(), *instance.backlog):
         if caller not in call.callers:
             continue
@@ -441,6 +457,10 @@ def _forget(instance: Instance, call: Call) -> None:
     instance.calls.pop(call.call_id, None)
     if call.request_id is not None and instance.requests.get(call.request_id) is call:
         del instance.requests[call.request_id]
+    _cancel_timer(call)
+
+
+def _cancel_timer(call: Call) -> None:
     if call.timer is not None:
         call.timer.cancel()
         call.timer = None
@@ -456,7 +476,7 @@ def _outcome(instance: Instance, call: Call) -> BaseException | None:
         return None
     tally.failed += 1
     if call.ending is CallEnding.TIMEOUT:
-        limit = duration_text(instance.limits.execution_timeout)
+        limit = duration_text(call.limit)
         metrics.count("lifecycle.process.timeouts")
         instance.runtime.log.emit("execution_timeout", instance_id=instance.instance_id, limit=limit)
         return ExecutionTimeoutError(f"the request ran longer than its time ({limit}) and was cancelled")

@@ -93,6 +93,8 @@ class Runtime:
     start_gate: StartGate
     restart_gate: StartGate
     instances: dict[UUID, Instance] = field(default_factory=dict)
+    #: Reservations that have no instance yet.
+    reserving: dict[asyncio.Future[Any], None] = field(default_factory=dict)
     workspaces: dict[UUID, Workspace] = field(default_factory=dict)
     #: Why nothing new is accepted; None while the manager is open.
     closing: OstlerError | None = None
@@ -153,6 +155,8 @@ class Instance:
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
+        #: Operations and calls that have not ended, in the order in which they were begun.
+        self._running: dict[asyncio.Task[None], None] = {}
         self._over = False
 
     @property
@@ -189,12 +193,7 @@ class Instance:
         except asyncio.CancelledError:
             withdrawal = Withdraw(of=verb)
             self.post(withdrawal)
-            ends = {withdrawal.done} if self.task is None else {withdrawal.done, self.task}
-            while not any(one.done() for one in ends):
-                try:
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    continue  # cancelling again does not shorten this
+            await wait_through(withdrawal.done, *([] if self.task is None else [self.task]))
             raise
         if not verb.reply.done():
             raise ActorEndedError
@@ -252,10 +251,12 @@ class Instance:
         while not self._messages.empty():
             _refuse_late(self._messages.get_nowait())
         gone = AgentGoneError(f"instance {self.label} ended before it answered; look at why, and restart it")
-        for call in {*self.calls.values(), *self.backlog, *self.requests.values()}:
+        for call in dict.fromkeys((*self.calls.values(), *self.backlog, *self.requests.values())):
             self.drop_call(call, gone)
         for waiting in self.waits.values():
             _drop_wait(waiting)
+        for task in tuple(self._running):
+            task.cancel()
 
     async def _abandon(self, error: BaseException) -> None:
         """A bug in a handler ends this instance only: its process by force, its record as failed."""
@@ -284,7 +285,7 @@ class Instance:
             self.runtime.run(cell.destroy(), "ostler-disowned")
         self._messages.put_nowait(NextCalls())  # its loop sees that it is over
         gone = AgentGoneError(f"another manager owns instance {self.label} now; ask it ({error})")
-        for call in {*self.calls.values(), *self.backlog}:
+        for call in (*self.calls.values(), *self.backlog):
             self.drop_call(call, gone)
 
     # --- phases, timers, operations --------------------------------------------------------------
@@ -317,21 +318,35 @@ class Instance:
 
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""
-        operation = Operation(name)
+        operation = Operation(name, self.attempt)
+        operation.task = self.run_beside(
+            work, name, lambda result, error: OperationDone(operation=operation, result=result, error=error)
+        )
+        return operation
+
+    def run_beside(
+        self, work: Coroutine[Any, Any, Any], name: str, report: Callable[[Any, BaseException | None], Message]
+    ) -> asyncio.Task[None]:
+        """A task of this instance. Its end is posted as the message that `report` makes, however it ends."""
+        ended: list[tuple[Any, BaseException | None]] = []
 
         async def run() -> None:
             try:
-                self.post(OperationDone(operation=operation, result=await work))
-            except BaseException as error:  # noqa: BLE001 - reported; a cancelled operation reports that too
-                self.post(OperationDone(operation=operation, error=error))
+                ended.append((await work, None))
+            except BaseException as error:  # noqa: BLE001 - reported; a cancelled one reports that too
+                ended.append((None, error))
 
-        operation.task = self.spawn_task(run(), name)
-        return operation
+        def done(_: object) -> None:
+            work.close()  # one that was cancelled before its first step was never begun
+            self._running.pop(task, None)
+            self.post(report(*(ended[0] if ended else (None, asyncio.CancelledError()))))
 
-    def spawn_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._tasks is None:
             raise RuntimeError("the task of the instance has not begun")
-        return self._tasks.create_task(work, name=f"ostler-{name}")
+        task = self._tasks.create_task(run(), name=f"ostler-{name}")
+        self._running[task] = None
+        task.add_done_callback(done)
+        return task
 
     # --- the record ------------------------------------------------------------------------------
 
@@ -427,6 +442,15 @@ class Instance:
         return InvalidOperationError(
             f"{self.label} is {self.state} and cannot be {doing}; {advice}", current=self.state
         )
+
+
+async def wait_through(*ends: asyncio.Future[Any]) -> None:
+    """Until the first of them is done. Cancelling the caller once more does not shorten this."""
+    while not any(one.done() for one in ends):
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            continue
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

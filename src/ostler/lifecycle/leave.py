@@ -252,7 +252,7 @@ def detach(instance: Instance, message: Detach | Close) -> None:
     left = AgentGoneError(
         f"this manager has let go of {instance.label}, which lives on; ask the next one, under the same request id"
     )
-    for call in {*instance.calls.values(), *instance.backlog}:
+    for call in (*instance.calls.values(), *instance.backlog):
         instance.drop_call(call, left)
     instance.enter(Detached())
     message.answer(instance.record)

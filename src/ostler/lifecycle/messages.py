@@ -129,6 +129,8 @@ class Operation:
     """Work that takes time: starting, stopping, freezing. It reports by a message and never raises."""
 
     name: str
+    #: The attempt that it is about.
+    attempt: int
     task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -155,7 +157,7 @@ class CallEnding(StrEnum):
 class Call:
     """One request, from asking until its answer is durable."""
 
-    #: The id at the agent; of a request with an id it is made from that id, so that it is found again.
+    #: The id at the agent; of a request with an id it is made from that id when it begins, so that it is found again.
     call_id: UUID
     request: Any = None
     request_id: str | None = None
@@ -164,6 +166,8 @@ class Call:
     tries: int = 1
     #: Several where the same request id was asked for again; none where it was adopted.
     callers: list[Process] = field(default_factory=list)
+    #: What its caller, or the limits of its agent, allow it.
+    limit: timedelta = timedelta(0)
     #: Seconds of execution time that are left; the clock stands still while it waits or is frozen.
     left: float = 0.0
     #: By the monotonic clock: the caller's own limit, waiting included.

@@ -210,7 +210,11 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while running := [one for one in runtime.instances.values() if not one.is_over]:
+        while runtime.reserving or any(not one.is_over for one in runtime.instances.values()):
+            if runtime.reserving:
+                await asyncio.wait(list(runtime.reserving))
+                await asyncio.sleep(0)  # their callers make the instances
+            running = [one for one in runtime.instances.values() if not one.is_over]
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

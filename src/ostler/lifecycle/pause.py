@@ -11,8 +11,8 @@ from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, OperationDone, Resume, Suspend, Unasked
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
-from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Serving, Suspended
-from ostler.lifecycle.work import follow, start_clock, stop_clock
+from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
+from ostler.lifecycle.work import start_clock, stop_clock
 from ostler.model.faults import duration_text
 from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM
@@ -64,7 +64,7 @@ def pause_if_quiet(instance: Instance) -> None:
     parks = depth is SuspendDepth.PARK
     if any(call.works or (parks and not call.ended) for call in instance.calls.values()):
         return
-    phase.operation = Operation("quiet")
+    phase.operation = Operation("quiet", instance.attempt)
     instance.post(OperationDone(operation=phase.operation))
 
 
@@ -95,7 +95,7 @@ async def paused(instance: Instance, message: OperationDone) -> None:
         wait = _pause_of(instance, request)
         await instance.commit(instances.suspend_instance, wait, by=request.by, catch_up=instance.behind)
     except (OstlerError, asyncio.CancelledError) as error:
-        serve_again(instance)
+        calls.serve(instance)
         if request.depth is SuspendDepth.FREEZE and instance.cell is not None:
             instance.operate("thaw", instance.cell.thaw())
         request.refuse(error if isinstance(error, OstlerError) else instance.refusal("suspended", "try again"))
@@ -129,18 +129,12 @@ def _pause_of(instance: Instance, request: Suspend) -> Wait:
     )
 
 
-def serve_again(instance: Instance) -> None:
-    instance.enter(Serving())
-    follow(instance)
-    calls.next_calls(instance)
-
-
 def pause_timed_out(instance: Instance, message: Due) -> None:
     phase = instance.phase
     if not isinstance(phase, Pausing) or message.phase is not phase:
         return
     limit = duration_text(phase.request.timeout or instance.runtime.settings.hold_timeout)
-    serve_again(instance)
+    calls.serve(instance)
     phase.request.refuse(
         DeadlineError(f"{instance.label} did not finish its work within {limit}; it goes on. Freeze it, or wait longer")
     )
@@ -150,7 +144,7 @@ def cancel_pause(instance: Instance, message: Suspend) -> None:
     """The caller has gone, or resumes: a hold or a park that has not happened is dropped; a freeze is not."""
     phase = instance.phase
     if isinstance(phase, Pausing) and phase.request is message and phase.operation is None:
-        serve_again(instance)
+        calls.serve(instance)
         message.reply.cancel()
 
 
@@ -159,7 +153,7 @@ def resume_pausing(instance: Instance, message: Resume) -> None:
     if not isinstance(phase, Pausing) or phase.operation is not None:
         message.refuse(instance.refusal("resumed", "it is being suspended; try again"))
         return
-    serve_again(instance)
+    calls.serve(instance)
     phase.request.refuse(instance.refusal("suspended", "it was resumed first"))
     message.answer(instance.record)
 
@@ -180,18 +174,18 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
     instance.runtime.log.emit("resumed", instance_id=instance.instance_id, to_state=to)
     if frozen and instance.cell is not None:
         instance.operate("thaw", instance.cell.thaw())
-    # What an adopted agent works on is known only after its thaw.
-    instance.enter(Adopting() if phase.adopted and phase.reported is None else Serving())
-    if phase.reported is not None:
-        instance.post(phase.reported)
+    if isinstance(message, Resume):
+        message.answer(instance.record)
+    if phase.adopted:
+        instance.enter(Adopting())  # what it works on is known only when it has reported, a frozen one after its thaw
+        if phase.reported is not None:
+            instance.post(phase.reported)
     for call in instance.calls.values():
         start_clock(instance, call)
     for wait_id, said in phase.undelivered:
         waits.deliver(instance, wait_id, said)
-    follow(instance)
-    if isinstance(message, Resume):
-        message.answer(instance.record)
-    calls.next_calls(instance)
+    if not phase.adopted:
+        calls.serve(instance)
 
 
 async def resume_due(instance: Instance, message: Due) -> None:
@@ -212,6 +206,7 @@ async def unpark(instance: Instance, callers: list[Resume]) -> None:
 
 def thawed(instance: Instance, message: OperationDone) -> None:
     """A thaw that failed leaves an agent that cannot work."""
-    if message.operation.name == "thaw" and isinstance(message.error, Exception):
+    operation = message.operation
+    if operation.name == "thaw" and operation.attempt == instance.attempt and isinstance(message.error, Exception):
         detail = f"it could not be thawed: {message.error}"
         fail_with(instance, Exit(outcome=AttemptOutcome.ERROR, detail=detail))

@@ -12,7 +12,7 @@ from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase
-from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
 from ostler.lifecycle.reports import Listener
@@ -29,6 +29,7 @@ _AT_ONCE = 64
 #: How long until what could not be recovered is tried again.
 _AGAIN_SECONDS = 5.0
 _LOST = "its manager has ended"
+_WITHOUT_TASK = frozenset({AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING})
 
 
 @dataclass(slots=True)
@@ -177,10 +178,15 @@ async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Sem
 
 
 async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
-    """The task of a record that has none: failed, parked, or a termination that was cut off."""
+    """The task of a record that has none: failed, parked, or a termination that was cut off.
+
+    Raises `ActorEndedError` for a record that says more: its task ended since it was read, or lives.
+    """
     known = runtime.instances.get(record.instance_id)
     if known is not None:
         return known
+    if record.state not in _WITHOUT_TASK:
+        raise ActorEndedError
     instance = await instance_of(runtime, record)
     open_waits = await runtime.store.read(waits.open_waits, instance_id=record.instance_id)
     found = _sorted(open_waits)

@@ -36,6 +36,8 @@ def join(instance: Instance, message: Join) -> None:
 
 def joined(instance: Instance, message: Join) -> None:
     """Answered with one that became ready, whatever became of it since; else with why it did not."""
+    if isinstance(instance.phase, Serving) and instance.phase.spawned_by:
+        instance.phase.spawned_by.append(message)  # it is this caller's too
     if instance.record.enforcement is not None or instance.record.is_active:
         message.answer(instance.record)
     else:
@@ -79,12 +81,9 @@ async def _ready(instance: Instance, phase: Starting, message: OperationDone) ->
         return
     runtime.fault("spawn.ready.after")
     spawned = [caller for caller in phase.callers if isinstance(caller, Join)]
-    instance.enter(Serving(spawned_by=spawned))
     for caller in phase.callers:
         caller.answer(instance.record)
-    for call in instance.backlog:
-        calls.arm_waiting(instance, call)
-    calls.next_calls(instance)
+    calls.serve(instance, Serving(spawned_by=spawned))
 
 
 def _failed(instance: Instance, phase: Starting, error: BaseException | None) -> None:
@@ -185,7 +184,13 @@ def withdraw_join(instance: Instance, caller: Join) -> Verb | None:
     return None
 
 
+def call_off_reserved(instance: Instance) -> None:
+    """Its caller went before anything was started."""
+    how = Exit(outcome=AttemptOutcome.STOPPED, detail=_CALLED_OFF)
+    begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how, final=True))
+
+
 def call_off(phase: Starting, why: str) -> None:
-    phase.cancelled_because = phase.cancelled_because or why
-    if phase.operation is not None:
+    if phase.cancelled_because is None and phase.operation is not None:
         phase.operation.cancel()
+    phase.cancelled_because = phase.cancelled_because or why

@@ -182,7 +182,13 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         None: ignore,
     },
     CallEnded: {Pausing: pause.call_ended_pausing, Ended: ignore, Detached: ignore, None: calls.call_ended},
-    CallDue: {Leaving: ignore, Ended: ignore, Detached: ignore, Suspended: ignore, None: calls.call_due},
+    CallDue: {
+        Suspended: calls.queued_call_due,
+        Leaving: calls.queued_call_due,
+        Ended: ignore,
+        Detached: ignore,
+        None: calls.call_due,
+    },
     NextCalls: {Serving: calls.next_calls, None: ignore},
     Due: {
         Pausing: pause.pause_timed_out,

@@ -23,12 +23,13 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
 from ostler.lifecycle.logs import LogLine, read_log
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
+from ostler.lifecycle.start import call_off_reserved
 from ostler.lifecycle.waits import TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.faults import fault
@@ -117,25 +118,27 @@ class Verbs:
             runtime.require_open()
             record = new_record(runtime, admission, self._principal)
             runtime.fault("spawn.intent.before")
-            reserving = asyncio.ensure_future(
-                runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
-            )
+            reserving = runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
+            runtime.reserving[reserving] = None
             try:
-                reserved, is_new = await asyncio.shield(reserving)
+                await asyncio.wait([reserving])
             except asyncio.CancelledError:
-                await self._give_back(admission, reserving)
+                await wait_through(reserving)
+                self._give_back(admission, reserving)
                 raise
+            finally:
+                runtime.reserving.pop(reserving)
+            reserved, is_new = reserving.result()
             runtime.fault("spawn.intent.after")
         return await self._bring_up(admission, reserved, is_new=is_new)
 
     async def _bring_up(self, admission: Admission, reserved: AgentInstance, *, is_new: bool) -> AgentInstance:
         runtime = self._runtime
         if not is_new:
-            return await self._join(reserved.instance_id)
-        join = Join(by=self._by)
+            return await self._join(runtime.instances.get(reserved.instance_id), reserved.instance_id)
         instance = Instance(runtime, reserved, admission.manifest, admission.level)
         instance.start(lambda one: begin_start(one, by=self._by))
-        ready: AgentInstance = await instance.ask(join)
+        ready = await self._join(instance, reserved.instance_id)
         runtime.log.emit(
             "spawned",
             instance_id=ready.instance_id,
@@ -144,14 +147,13 @@ class Verbs:
         )
         return ready
 
-    async def _join(self, instance_id: UUID) -> AgentInstance:
-        """The same idempotency key: share the start that is under way, or say what became of it."""
-        instance = self._runtime.instances.get(instance_id)
+    async def _join(self, instance: Instance | None, instance_id: UUID) -> AgentInstance:
+        """Wait for the start that is under way; the record says what became of an earlier one."""
         if instance is not None:
             try:
                 joined: AgentInstance = await instance.ask(Join(by=self._by))
             except ActorEndedError:
-                pass
+                self._runtime.require_open()
             else:
                 return joined
         record = await self._load(instance_id)
@@ -159,19 +161,12 @@ class Verbs:
             raise AgentInitializationError(record.error_message or "it was terminated while it was starting")
         return record
 
-    async def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
-        """The caller has gone in the middle of the reservation: what it made is closed again."""
-        await asyncio.wait([reserving])
+    def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
+        """The caller has gone in the middle of the reservation: what it made is failed, and never started."""
         if reserving.cancelled() or reserving.exception() is not None or not reserving.result()[1]:
             return
-        reserved = reserving.result()[0]
-        instance = Instance(self._runtime, reserved, admission.manifest, admission.level)
-        join = Join(by=self._by)
-        instance.start(lambda one: begin_start(one, [join], by=self._by))
-        task = asyncio.ensure_future(instance.ask(join))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
+        instance = Instance(self._runtime, reserving.result()[0], admission.manifest, admission.level)
+        instance.start(call_off_reserved)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -369,13 +364,12 @@ class Verbs:
             else:
                 self._require(permission, workspace)
             for _ in range(_LOOKS):
-                instance = await self._find(instance_id, permission, verb)
-                if not isinstance(instance, Instance):
-                    return instance.value
                 try:
-                    return await instance.ask(verb())
+                    instance = await self._find(instance_id, permission, verb)
+                    return await instance.ask(verb()) if isinstance(instance, Instance) else instance.value
                 except ActorEndedError:
-                    continue  # its task ended in this moment; its record says what is so now
+                    # Its task ended in this moment; its record says what is so now.
+                    self._runtime.require_open()
             raise InvalidOperationError(f"{instance_id} changes faster than it can be asked; try again")
 
     async def _find(

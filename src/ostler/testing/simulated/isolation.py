@@ -131,6 +131,7 @@ class SimulatedCell(Cell):
         self._detached = False
         self._wire: deque[Callable[[], asyncio.Future[None] | None]] = deque()
         self._busy = False
+        self._last_call = 0.0
         #: Answered when the answer of a call has arrived.
         self._waiters: dict[UUID, asyncio.Future[None]] = {}
         self._questions: dict[UUID, asyncio.Task[None]] = {}
@@ -140,7 +141,7 @@ class SimulatedCell(Cell):
         self._on_reported: list[Callable[[], None]] = []
         agent.link = self
         if adopted:
-            late = self._machine.chance.uniform(0, 30) if self._machine.strikes("report_is_late") else 0.0
+            late = self._machine.chance.uniform(2, 30) if self._machine.strikes("report_is_late") else 0.0
             self._machine.run(self._report(late))
         else:
             self._reported.set_result(None)
@@ -153,7 +154,9 @@ class SimulatedCell(Cell):
 
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         self._require()
-        await self._level.pause()
+        # In the order in which they were made, as on a channel.
+        due = self._last_call = max(self._loop.time() + self._machine.chance.uniform(0, 0.005), self._last_call) + 1e-6
+        await self._machine.clock.sleep(due - self._loop.time())
         self._require()
         named = call_id or self._machine.new_id()
         self._found.pop(named, None)

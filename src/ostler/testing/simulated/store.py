@@ -89,9 +89,11 @@ class _InlineWriter(Writer):
         self._delay = delay
         self._trouble = trouble
         self._loop = asyncio.get_running_loop()
-        self._jobs: list[Job] = []
-        self._timer: asyncio.TimerHandle | None = None
         self._inline, self._db = open_committer()
+        self._jobs: list[Job] = []
+        #: Being committed; what is submitted meanwhile goes into the next commit.
+        self._batch: list[Job] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._killed = False
 
     def submit(self, job: Job) -> None:
@@ -103,21 +105,27 @@ class _InlineWriter(Writer):
         if len(self._jobs) >= MAX_PENDING:
             raise StoreBusyError
         self._jobs.append(job)
-        due = self._loop.time() + (LAZY_SECONDS if job.lazy else self._delay())
-        if self._timer is None or due < self._timer.when():
+        self._plan()
+
+    def _plan(self) -> None:
+        """Begin a commit now; or, where only lazy commands wait, a little later."""
+        if not self._batch and self._jobs:
             self._cancel_timer()
-            self._timer = self._loop.call_at(due, self._commit)
+            lazy = all(job.lazy for job in self._jobs)
+            self._timer = self._loop.call_later(LAZY_SECONDS if lazy else 0.0, self._begin)
+
+    def _begin(self) -> None:
+        self._batch, self._jobs = self._jobs, []
+        self._timer = self._loop.call_later(self._delay(), self._commit)
 
     def _commit(self) -> None:
-        self._timer = None
-        jobs, self._jobs = self._jobs, []
-        if not jobs:
-            return
+        jobs, self._batch = self._batch, []
         if (error := self._trouble(True)) is not None:
             fail(jobs, error)
             deliver(jobs)
-        else:
+        elif jobs:
             self._serve(self._inline, jobs)
+        self._plan()
 
     def _read(self, job: Job) -> None:
         if self._killed:
@@ -129,14 +137,17 @@ class _InlineWriter(Writer):
 
     def close(self) -> None:
         self._cancel_timer()
-        if not self._killed:
+        while not self._killed and (self._batch or self._jobs):
+            self._batch, self._jobs = self._batch or self._jobs, self._jobs if self._batch else []
             self._commit()
+        self._cancel_timer()
         self._closed = True
 
     def kill(self) -> None:
         self._closed = self._killed = True
         self._cancel_timer()
         self._jobs.clear()
+        self._batch.clear()
         self._db.rollback()
 
     def _cancel_timer(self) -> None:
