@@ -111,7 +111,9 @@ class World:
         self._program: asyncio.Task[None] | None = None
 
     def register(self, agent: type[Worker]) -> AgentManifest:
-        bound = type(agent.__name__, (agent,), {"executions": self.executions})
+        # As a class inside a function: the next program cannot import it.
+        name = f"World.register.<locals>.{agent.__name__}"
+        bound = type(agent.__name__, (agent,), {"executions": self.executions, "__qualname__": name})
         return self.registry.register(bound, name=agent.__name__, replace=True)
 
     @property

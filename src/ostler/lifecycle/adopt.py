@@ -5,19 +5,16 @@ from __future__ import annotations
 from functools import partial
 from uuid import UUID
 
-from ostler.errors import StaleWriterError
 from ostler.isolation.base import Cell, Exit, Verb
 from ostler.lifecycle import calls, pause, waits
-from ostler.lifecycle.instance import RETRY_SECONDS, Instance
-from ostler.lifecycle.messages import Call, Phase, Registered, Reported, WriteFailed
+from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
-from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Serving, Suspended
+from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
 from ostler.lifecycle.work import follow
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome, RequestState, Wait
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.store import reports as commands
-from ostler.store.reports import CallEnd
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
@@ -149,32 +146,6 @@ async def registered_suspended(instance: Instance, message: Registered) -> None:
     """A parked instance whose resumption is due may have waited for its definition."""
     del message
     phase = instance.phase
-    if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK and phase.wait is not None:
-        due = phase.wait.due_at
-        if due is not None and due <= instance.runtime.clock.wall():
-            await pause.unpark(instance, [])
-
-
-# --- facts that could not be written -----------------------------------------------------------------
-
-
-def write_failed(instance: Instance, message: WriteFailed) -> None:
-    """A fact stays true: it is written again, as it is by then, over the steps that the row has missed."""
-    if isinstance(message.error, StaleWriterError):
-        instance.lose(message.error)
-        return
-    if not instance.behind:
-        instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(message.error))
-    instance.behind = True
-    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_write_again, instance))
-
-
-def _write_again(instance: Instance) -> None:
-    if instance.is_over or not isinstance(instance.phase, Serving | Adopting) or not instance.behind:
-        return
-    owed, instance.unwritten = instance.unwritten, []
-    instance.behind = False
-    if instance.state is not instance.record.state:
-        instance.write_state()
-    for end in owed:
-        instance.write(commands.end_call, None, CallEnd(request=end))
+    if isinstance(phase, Suspended) and phase.held_because is not None:
+        phase.held_because = None
+        await pause.resume_due(instance, Due(phase=phase))

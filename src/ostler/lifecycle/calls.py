@@ -135,6 +135,10 @@ async def _join_or_answer(instance: Instance, message: Process) -> bool:
     if call is not None:
         _join(instance, call, message)
         return True
+    owed = instance.owed.get(request_id)
+    if owed is not None and owed.state is RequestState.DONE:
+        answer_from(owed.row, message)
+        return True
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
     if row is None or row.state is not RequestState.DONE:
         return False
@@ -149,6 +153,8 @@ def _join(instance: Instance, call: Call, message: Process) -> None:
     # An unclaimed answer of an earlier manager is written now that its request id is known.
     unclaimed = call.ended and not call.callers
     call.callers.append(message)
+    if call.ending is CallEnding.WITHDRAWN and isinstance(instance.phase, Suspended):
+        call.ending = None  # it stands still, and was not cancelled yet
     if unclaimed:
         _write_end(instance, call)
 
@@ -341,9 +347,15 @@ def withdraw_call(instance: Instance, caller: Process) -> bool:
             instance.backlog.remove(call)
             _forget(instance, call)
             caller.reply.cancel()
-        elif call.ending is None:
+        elif isinstance(instance.phase, Suspended):  # it is cancelled when it goes on
             call.ending = CallEnding.WITHDRAWN
-            if call.task is not None:
+            call.callers.remove(caller)
+            caller.reply.cancel()
+        else:
+            call.callers.remove(caller)
+            call.withdrawn.append(caller)
+            if call.ending is None and call.task is not None:
+                call.ending = CallEnding.WITHDRAWN
                 call.task.cancel()
         return True
     return False
@@ -418,7 +430,7 @@ def _write_end(instance: Instance, call: Call) -> None:
             stack_trace=call.error.stack_trace,
             is_recoverable=True,
         )
-    end = CallEnd(request=_request_end(instance, call), error=error)
+    end = CallEnd(request=_request_end(instance, call), error=error, after=instance.said.pending)
     move = state_move(instance)
     if end.request is None and end.error is None and move is None:
         _answer(instance, call, outcome)
@@ -435,7 +447,7 @@ def _end_written(
     """The work is done, whatever the disk says: the callers are answered also where it could not be written."""
     written = not writing.cancelled() and writing.exception() is None
     if not written and end.request is not None:
-        instance.unwritten.append(end.request)
+        instance.owed[end.request.request.request_id] = end.request
     _answer(instance, call, outcome, confirm=written)
 
 
@@ -443,9 +455,11 @@ def _answer(instance: Instance, call: Call, outcome: BaseException | None, *, co
     _forget(instance, call)
     if confirm and instance.cell is not None:
         instance.cell.confirm(call.call_id)
+    for caller in call.withdrawn:
+        caller.reply.cancel()
     for caller in call.callers:
         if isinstance(outcome, asyncio.CancelledError):
-            caller.reply.cancel()
+            instance.post(caller)  # it has joined a request that was being withdrawn: it begins again
         elif outcome is not None:
             caller.refuse(outcome)
         else:

@@ -29,7 +29,6 @@ from ostler.lifecycle.messages import (
     Call,
     Due,
     Message,
-    NextCalls,
     Operation,
     OperationDone,
     Phase,
@@ -145,10 +144,10 @@ class Instance:
         self.waits: dict[UUID, OpenWait] = {}
         self.signs = Signs(runtime.clock, runtime.chance, self.check)
         self.tally = Tally()
-        #: A write failed, so the row is not what it should be.
-        self.behind = False
-        #: Ends of requests that could not be written.
-        self.unwritten: list[RequestEnd] = []
+        #: What could not be written is tried again soon.
+        self.rewriting = False
+        #: Ends of requests that could not be written, by their request id.
+        self.owed: dict[str, RequestEnd] = {}
         self.said = Said()
         #: The last answer; what is kept as the final state of a command.
         self.last_answer: Any = None
@@ -283,7 +282,6 @@ class Instance:
             cell.detach()
         else:
             self.runtime.run(cell.destroy(), "ostler-disowned")
-        self._messages.put_nowait(NextCalls())  # its loop sees that it is over
         gone = AgentGoneError(f"another manager owns instance {self.label} now; ask it ({error})")
         for call in (*self.calls.values(), *self.backlog):
             self.drop_call(call, gone)
@@ -364,7 +362,6 @@ class Instance:
         changes = await self.runtime.store.run(command, self.current(), *args, **kwargs)
         if changes and "state" in changes:
             self.moved_to(changes["state"])
-            self.behind = False
         self.apply(changes)
 
     def write(
@@ -435,6 +432,8 @@ class Instance:
             call.timer.cancel()
         if call.task is not None:
             call.task.cancel()
+        for caller in call.withdrawn:
+            caller.reply.cancel()
         for caller in call.callers:
             caller.refuse(error)
 

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
+from ostler.errors import StaleWriterError
 from ostler.isolation.base import Exit
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.spawn import TerminationOptions
@@ -179,6 +180,8 @@ class Call:
     #: Its open waits: while there is one it does not work.
     waits: set[UUID] = field(default_factory=set)
     ending: CallEnding | None = None
+    #: Callers that were cancelled and wait until its work has stopped.
+    withdrawn: list[Process] = field(default_factory=list)
     adopted: bool = False
     #: It has ended, and its answer is being written or waits for the caller that knows its id.
     ended: bool = False
@@ -228,6 +231,13 @@ class Probed(Message):
     result: ProbeResult | None = None
     #: The probe found the agent gone.
     gone: Exit | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Disowned(Message):
+    """Another manager owns the store."""
+
+    error: StaleWriterError
 
 
 # --- news of operations, timers and the store --------------------------------------------------------
@@ -281,3 +291,8 @@ class WriteFailed(Message):
     """A fact could not be written."""
 
     error: BaseException
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WriteDue(Message):
+    """What could not be written is tried again."""

@@ -33,7 +33,7 @@ from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.messages import Close, Detach, Registered
+from ostler.lifecycle.messages import Close, Detach, Disowned, Registered
 from ostler.lifecycle.monitor import Monitor
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Starting
@@ -176,7 +176,7 @@ class _Session:
         runtime.closing = error
         runtime.log.emit("ownership_lost", error=str(error))
         for instance in list(runtime.instances.values()):
-            instance.lose(error)
+            instance.post(Disowned(error=error))
 
     async def close(self) -> None:
         """Agents end in order; with `keep` those that can go on are left as they are, in mid-work too."""

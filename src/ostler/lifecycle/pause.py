@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
-from ostler.errors import DeadlineError, InvalidOperationError, OstlerError, StoreError
+from ostler.errors import (
+    AgentNotFoundError,
+    DeadlineError,
+    InvalidOperationError,
+    OstlerError,
+    StaleWriterError,
+    StoreError,
+)
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
@@ -88,17 +94,20 @@ async def paused(instance: Instance, message: OperationDone) -> None:
     phase = instance.phase
     if not isinstance(phase, Pausing) or message.operation is not phase.operation:
         return
-    request = phase.request
-    try:
-        if message.error is not None:
-            raise message.error
-        wait = _pause_of(instance, request)
-        await instance.commit(instances.suspend_instance, wait, by=request.by, catch_up=instance.behind)
-    except (OstlerError, asyncio.CancelledError) as error:
+    request, error, wait = phase.request, message.error, _pause_of(instance, phase.request)
+    if error is None:
+        try:
+            await instance.commit(instances.suspend_instance, wait, by=request.by, catch_up=True)
+        except StaleWriterError:
+            raise
+        except OstlerError as refused:
+            error = refused
+    if error is not None:
         calls.serve(instance)
         if request.depth is SuspendDepth.FREEZE and instance.cell is not None:
             instance.operate("thaw", instance.cell.thaw())
-        request.refuse(error if isinstance(error, OstlerError) else instance.refusal("suspended", "try again"))
+        known = isinstance(error, OstlerError)
+        request.refuse(error if known else instance.refusal("suspended", f"try again ({error!r})"))
         return
     instance.runtime.log.emit(
         "suspended", instance_id=instance.instance_id, depth=request.depth, resumes_at=wait.due_at
@@ -180,18 +189,28 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
         instance.enter(Adopting())  # what it works on is known only when it has reported, a frozen one after its thaw
         if phase.reported is not None:
             instance.post(phase.reported)
-    for call in instance.calls.values():
-        start_clock(instance, call)
-    for wait_id, said in phase.undelivered:
-        waits.deliver(instance, wait_id, said)
+    _go_on(instance, phase)
     if not phase.adopted:
         calls.serve(instance)
 
 
+def _go_on(instance: Instance, phase: Suspended) -> None:
+    for call in instance.calls.values():
+        if call.ending is None:
+            start_clock(instance, call)
+        elif call.task is not None:
+            call.task.cancel()  # its caller went while it stood still
+    for wait_id, said in phase.undelivered:
+        waits.deliver(instance, wait_id, said)
+
+
 async def resume_due(instance: Instance, message: Due) -> None:
-    """As `resume`; a store that cannot write is asked again."""
+    """As `resume`; a store that cannot write is asked again, and a definition is waited for."""
     try:
         await resume(instance, message)
+    except AgentNotFoundError as error:
+        if isinstance(instance.phase, Suspended):
+            instance.phase.held_because = str(error)
     except StoreError as error:
         instance.runtime.log.emit("resume_failed", instance_id=instance.instance_id, error=str(error))
         instance.arm(1.0)
@@ -199,6 +218,7 @@ async def resume_due(instance: Instance, message: Due) -> None:
 
 async def unpark(instance: Instance, callers: list[Resume]) -> None:
     """Claim a new attempt in one commit; only then start it."""
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     actor = callers[0].by if callers else SYSTEM
     await instance.commit(instances.unpark_instance, by=actor)
     begin_start(instance, list(callers), by=actor)

@@ -15,7 +15,7 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Close, Join, OperationDone, Terminate, Verb
+from ostler.lifecycle.messages import Close, Disowned, Join, OperationDone, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
 from ostler.model.ledger import AttemptOutcome
@@ -156,7 +156,6 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
             raise
         except StoreError:  # ending never needs the disk
             instance.moved_to(AgentState.TERMINATING)
-            instance.behind = True
     phase.terminations.append(message)
     call_off(phase, TERMINATED_STARTING)
 
@@ -164,6 +163,12 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
 async def close_starting(instance: Instance, message: Close) -> None:
     options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
     await terminate_starting(instance, Terminate(by=message.by, options=options, reply=message.reply))
+
+
+def disown_starting(instance: Instance, message: Disowned) -> None:
+    """What is half started is undone; then the write of its failure finds that it is not ours."""
+    if isinstance(instance.phase, Starting):
+        call_off(instance.phase, str(message.error))
 
 
 def withdraw_join(instance: Instance, caller: Join) -> Verb | None:

@@ -29,7 +29,7 @@ from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Su
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
-from ostler.lifecycle.start import call_off_reserved
+from ostler.lifecycle.start import TERMINATED_STARTING, call_off_reserved
 from ostler.lifecycle.waits import TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.faults import fault
@@ -157,8 +157,10 @@ class Verbs:
             else:
                 return joined
         record = await self._load(instance_id)
+        if record.state is AgentState.INITIALIZING:
+            raise AgentInitializationError("its manager let go of it while it was starting; look at why")
         if record.enforcement is None and not record.is_active:
-            raise AgentInitializationError(record.error_message or "it was terminated while it was starting")
+            raise AgentInitializationError(record.error_message or TERMINATED_STARTING)
         return record
 
     def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:

@@ -59,7 +59,7 @@ def _facts(
         depth=phase.depth if isinstance(phase, Suspended) else None,
         grace=phase.grace if isinstance(phase, Leaving) else None,
         restart_sentence=_restart_sentence(record, open_waits),
-        held_because=phase.held_because if isinstance(phase, Backoff) else None,
+        held_because=phase.held_because if isinstance(phase, Backoff | Suspended) else None,
         reason=None if last is None else last.detail,
         stall=stall_of(instance),
         trouble=trouble,
