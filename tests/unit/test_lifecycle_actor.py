@@ -9,12 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from virtual_ground import BadStart, SlowEnd, SlowStart, World, Worker, virtual
+from virtual_ground import BadStart, SlowEnd, SlowStart, Worker, World, virtual
 
 from ostler.agents import AgentRegistry
 from ostler.errors import (
     AgentBusyError,
-    AgentExecutionError,
     AgentGoneError,
     AgentInitializationError,
     AgentNotFoundError,
@@ -25,14 +24,13 @@ from ostler.errors import (
     StaleWriterError,
     StoreFullError,
 )
-from ostler.lifecycle.messages import Exited, Join, Probed, Withdraw
-from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving, Starting, Suspended
 from ostler.isolation.base import Exit
+from ostler.lifecycle.messages import Exited, Probed, Withdraw
+from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving
 from ostler.model.events import AgentSignalEvent
 from ostler.model.ledger import AttemptOutcome, RequestState, WaitKind
 from ostler.model.spawn import RestartPolicy, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.seams import FaultPlan
 from ostler.store import requests, waits
 from ostler.testing.simulated import InlineStore
 
@@ -42,6 +40,12 @@ LATER = RestartPolicy.from_dict({"type": "linear", "initial_delay": "5s"})
 
 def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.get_running_loop().create_task(work)
+
+
+async def outcome(task: asyncio.Task[Any]) -> Any:
+    """What it came to: its result, or its error."""
+    await asyncio.wait([task])
+    return asyncio.CancelledError() if task.cancelled() else task.exception() or task.result()
 
 
 async def turns(count: int) -> None:
@@ -93,7 +97,7 @@ async def test_terminate_at_the_very_moment_of_ready(world: World) -> None:
             (ada,) = world.runtime.instances
             await asyncio.sleep(0.0003 * step)
             assert (await manager.terminate(ada)).success
-            (spawned,) = await asyncio.gather(spawning, return_exceptions=True)
+            spawned = await outcome(spawning)
             assert spawned == ada or isinstance(spawned, AgentInitializationError), spawned
             assert world.record(ada).state is AgentState.TERMINATED
             assert not world.machine.living()
@@ -405,13 +409,15 @@ async def test_an_answer_that_a_full_disk_refused_is_written_before_its_attempt_
         await world.until(lambda: world.executions == [1])
         world.fill_disk()
         assert await asking == 7
-        acts = {
-            "terminate": lambda: begin(manager.terminate(ada)),
-            "die": lambda: world.agent(ada).die(),
-            "park": lambda: begin(manager.suspend(ada, "park")),
-            "restart": lambda: begin(manager.restart(ada)),
-        }
-        acts[ending]()
+        match ending:
+            case "terminate":
+                begin(manager.terminate(ada))
+            case "park":
+                begin(manager.suspend(ada, "park"))
+            case "restart":
+                begin(manager.restart(ada))
+            case _:
+                world.agent(ada).die()
         await asyncio.sleep(0.5)
         world.free_disk()
         await asyncio.sleep(30)
@@ -430,7 +436,7 @@ async def test_a_signal_is_never_durable_after_the_answer_that_followed_it(world
         for lost in range(1, 4):
             commits = 0
 
-            def trouble(writing: bool) -> Any:  # noqa: FBT001
+            def trouble(writing: bool) -> Any:
                 nonlocal commits
                 commits += writing
                 return StoreFullError() if writing and commits == lost else None
@@ -459,7 +465,7 @@ async def test_all_that_an_agent_said_is_durable_before_its_end_is(world: World,
         await world.until(lambda: bool(world.executions))
         commits = 0
 
-        def trouble(writing: bool) -> Any:  # noqa: FBT001
+        def trouble(writing: bool) -> Any:
             nonlocal commits
             commits += writing
             return StoreFullError() if writing and commits == lost else None
@@ -958,8 +964,8 @@ async def test_a_verb_in_flight_does_not_hurt_what_a_closing_manager_leaves(worl
         manager.keep_agents = True
         closing = world.clock.mono()
     assert world.clock.mono() - closing < 30
-    results = await asyncio.gather(doomed, working, return_exceptions=True)
-    assert all(isinstance(one, OstlerError) or one.attempt == 2 for one in results), results
+    for result in (await outcome(doomed), await outcome(working)):
+        assert isinstance(result, OstlerError) or result.attempt == 2, result
     record = world.record(ada)
     assert record.state in {AgentState.PROCESSING, AgentState.WAITING, AgentState.READY}, record.state
     assert world.machine.living(ada)
@@ -997,7 +1003,7 @@ async def test_a_manager_that_loses_its_lease_lets_go_and_refuses(world: World, 
         async with InlineStore(world.database) as store:
             await store.take_lease("other", ttl=timedelta(hours=1), steal=True)
             await asyncio.sleep(700)
-            (result,) = await asyncio.gather(work, return_exceptions=True)
+            result = await outcome(work)
             assert isinstance(result, OstlerError), result
             assert type(result).__name__ != "ActorEndedError"
             with pytest.raises(StaleWriterError):

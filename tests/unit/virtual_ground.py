@@ -7,7 +7,7 @@ import functools
 import inspect
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -36,7 +36,7 @@ from ostler.testing.simulated import (
 )
 from ostler.testing.simulated.machine import SimulatedAgent
 
-SETTINGS = LifecycleSettings(lease_ttl=timedelta(minutes=10))
+SETTINGS = LifecycleSettings(lease_ttl=timedelta(minutes=10), tick=timedelta(seconds=10))
 
 
 class Worker(Agent):
@@ -85,6 +85,7 @@ class SlowEnd(Worker):
 
 class BadStart(Worker):
     async def initialize(self, context: AgentContext) -> None:
+        del context
         raise RuntimeError("no")
 
 
@@ -107,8 +108,9 @@ class World:
         self.delay = 0.001
         #: What every commit fails with while it is set.
         self.trouble: type[StoreError] | None = None
+        self._until_lost = 0
         self._manager: AgentLifecycleManager | None = None
-        self._program: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
 
     def register(self, agent: type[Worker]) -> AgentManifest:
         # As a class inside a function: the next program cannot import it.
@@ -142,8 +144,29 @@ class World:
             self._manager = manager
             yield manager
 
-    def _trouble(self, writing: bool) -> StoreError | None:  # noqa: FBT001 - as the store calls it
-        return self.trouble() if writing and self.trouble is not None else None
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """As `open`, for a test that opens it again on the way."""
+        self._stack = AsyncExitStack()
+        await self._stack.enter_async_context(self.open())
+        try:
+            yield
+        finally:
+            await self._stack.aclose()
+
+    async def reopen(self, *, keep: bool) -> None:
+        self.manager.keep_agents = keep
+        await self._stack.aclose()
+        self.machine.misfortune.report_is_late = 1.0
+        await self._stack.enter_async_context(self.open())
+
+    def _trouble(self, writing: bool) -> StoreError | None:
+        if not writing:
+            return None
+        self._until_lost -= 1
+        if self._until_lost == 0:
+            return StoreFullError()
+        return None if self.trouble is None else self.trouble()
 
     # --- short ways ------------------------------------------------------------------------------
 
@@ -172,9 +195,7 @@ class World:
         return list(events.read_events(self.database.reader, 0, instance_id=instance_id).events)
 
     def states(self, instance_id: UUID) -> list[str]:
-        return [
-            one.new_state.value for one in self.events(instance_id) if isinstance(one, AgentStateChangedEvent)
-        ]
+        return [one.new_state.value for one in self.events(instance_id) if isinstance(one, AgentStateChangedEvent)]
 
     def of_kind(self, instance_id: UUID, kind: type[AgentEvent]) -> list[Any]:
         return [one for one in self.events(instance_id) if isinstance(one, kind)]
@@ -184,6 +205,10 @@ class World:
         while not holds():
             assert self.clock.mono() < end, f"it did not come within {seconds} s"
             await self.clock.sleep(0.001)
+
+    def lose_commit(self, number: int) -> None:
+        """The next commit but so many fails."""
+        self._until_lost = number
 
     def fill_disk(self) -> None:
         self.trouble = StoreFullError
@@ -198,9 +223,7 @@ def request_for(manifest: AgentManifest, **options: Any) -> SpawnRequest:
         max_concurrent_tasks=options.pop("tasks", 2),
     )
     options.setdefault("restart_policy", RestartPolicy.immediate())
-    return SpawnRequest(
-        agent_definition_id=manifest.id, options=AgentSpawnOptions(resource_limits=limits, **options)
-    )
+    return SpawnRequest(agent_definition_id=manifest.id, options=AgentSpawnOptions(resource_limits=limits, **options))
 
 
 def virtual(
@@ -226,6 +249,9 @@ async def _with_world(
     clock: VirtualClock, test: Callable[..., Awaitable[None]], given: dict[str, Any], *, outlives: bool
 ) -> None:
     world = World(clock, outlives=outlives)
-    async with asyncio.timeout(100_000):  # of virtual time: a test that hangs ends at once
-        await test(world, **given)
+    try:
+        async with asyncio.timeout(100_000):  # of virtual time: a test that hangs ends at once
+            await test(world, **given)
+    finally:
+        world.machine.power_off()
     assert not world.machine.faults, world.machine.faults

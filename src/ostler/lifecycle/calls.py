@@ -347,8 +347,9 @@ def withdraw_call(instance: Instance, caller: Process) -> bool:
             instance.backlog.remove(call)
             _forget(instance, call)
             caller.reply.cancel()
-        elif isinstance(instance.phase, Suspended):  # it is cancelled when it goes on
-            call.ending = CallEnding.WITHDRAWN
+        elif isinstance(instance.phase, Suspended | Leaving):  # its work stands still, or is being ended
+            if isinstance(instance.phase, Suspended):
+                call.ending = CallEnding.WITHDRAWN  # it is cancelled when it goes on
             call.callers.remove(caller)
             caller.reply.cancel()
         else:
