@@ -434,14 +434,7 @@ async def test_a_signal_is_never_durable_after_the_answer_that_followed_it(world
         await asyncio.sleep(1)
         world.delay = 0.02
         for lost in range(1, 4):
-            commits = 0
-
-            def trouble(writing: bool) -> Any:
-                nonlocal commits
-                commits += writing
-                return StoreFullError() if writing and commits == lost else None
-
-            world.store._writer._trouble = trouble  # type: ignore[union-attr]  # noqa: SLF001
+            world.lose_commit(lost)
             request_id = f"r{lost}"
             await manager.process(ada, {"id": lost, "say": 2, "work": 0.003}, request_id=request_id)
             row = requests.get_request(world.database.reader, ada, request_id)
@@ -463,14 +456,7 @@ async def test_all_that_an_agent_said_is_durable_before_its_end_is(world: World,
         ada = await world.spawn()
         asking = begin(manager.process(ada, {"id": 1, "say": 3, "work": 50}))
         await world.until(lambda: bool(world.executions))
-        commits = 0
-
-        def trouble(writing: bool) -> Any:
-            nonlocal commits
-            commits += writing
-            return StoreFullError() if writing and commits == lost else None
-
-        world.store._writer._trouble = trouble  # type: ignore[union-attr]  # noqa: SLF001
+        world.lose_commit(lost)
         await manager.terminate(ada, IMMEDIATE)
         await asyncio.sleep(10)
         assert world.record(ada).state is AgentState.TERMINATED
