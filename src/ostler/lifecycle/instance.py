@@ -97,6 +97,8 @@ class Runtime:
     workspaces: dict[UUID, Workspace] = field(default_factory=dict)
     #: Why nothing new is accepted; None while the manager is open.
     closing: OstlerError | None = None
+    #: Tries again what recovery could not do.
+    recovering: asyncio.Task[Any] | None = None
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: When the manager before this one was last known to own the store.

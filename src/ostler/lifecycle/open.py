@@ -186,6 +186,9 @@ class _Session:
         if self._forget is not None:
             self._forget()
         await self._monitor.close()
+        if runtime.recovering is not None:
+            runtime.recovering.cancel()
+            await asyncio.wait([runtime.recovering])
         runtime.restart_gate.open()
         runtime.start_gate.open()
         grace = runtime.settings.close_grace

@@ -52,7 +52,7 @@ async def recover(runtime: Runtime) -> None:
     await _finish_terminations(runtime)
     await _resume_waits(runtime, found)
     if unclear:
-        runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
+        runtime.recovering = runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
 
 
 def _sorted(open_waits: list[Wait]) -> _Found:
@@ -168,7 +168,7 @@ def _end_ask(tx: Transaction, wait_id: UUID) -> None:
 
 
 async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Semaphore) -> None:
-    while unclear and runtime.closing is None:
+    while unclear:
         await runtime.clock.sleep(_AGAIN_SECONDS)
         found = _sorted(await runtime.store.read(waits.all_open_waits))
         unclear = await _recover_all(runtime, unclear, found, gate)

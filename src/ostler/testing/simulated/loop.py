@@ -15,6 +15,7 @@ from ostler.seams import Timer
 
 T = TypeVar("T")
 
+_SHORTEST_SECONDS = 1e-6
 _START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
@@ -41,10 +42,10 @@ class VirtualClock:
         return self._start + self._jumped + timedelta(seconds=self.boot())
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(seconds, 0.0))
+        await asyncio.sleep(_at_least(seconds))
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(seconds, 0.0), action)
+        return asyncio.get_running_loop().call_later(_at_least(seconds), action)
 
     def advance(self, seconds: float) -> None:
         self._seconds += seconds
@@ -56,6 +57,11 @@ class VirtualClock:
     def suspend_machine(self, seconds: float) -> None:
         """As a laptop that sleeps: the monotonic clock stands still, the other two go on."""
         self._asleep += seconds
+
+
+def _at_least(seconds: float) -> float:
+    """Less than this is lost in the rounding of the clock, and whoever waits for the rest would wait for ever."""
+    return max(seconds, _SHORTEST_SECONDS) if seconds > 0 else 0.0
 
 
 class _VirtualSelector(selectors.SelectSelector):

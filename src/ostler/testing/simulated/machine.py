@@ -131,6 +131,11 @@ class Machine:
         found = [one for one in self.agents.values() if not one.dead]
         return found if instance_id is None else [one for one in found if one.plan.instance_id == instance_id]
 
+    def settle(self) -> None:
+        """No agent outlives its signals any longer."""
+        for agent in self.agents.values():
+            agent.unkillable_until = 0.0
+
     def power_off(self) -> None:
         """Everything on it ends, without a word."""
         for agent in self.living():

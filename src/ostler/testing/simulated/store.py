@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from ostler.errors import StoreBusyError, StoreError
-from ostler.seams import FaultPoint, Seams
+from ostler.seams import FaultPoint, InjectedCrash, Seams
 from ostler.store.connection import Connection
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.store import Readers, Store, epoch_to_write
@@ -124,7 +125,8 @@ class _InlineWriter(Writer):
             fail(jobs, error)
             deliver(jobs)
         elif jobs:
-            self._serve(self._inline, jobs)
+            with contextlib.suppress(InjectedCrash):  # its program has died
+                self._serve(self._inline, jobs)
         self._plan()
 
     def _read(self, job: Job) -> None:
@@ -146,8 +148,7 @@ class _InlineWriter(Writer):
     def kill(self) -> None:
         self._closed = self._killed = True
         self._cancel_timer()
-        self._jobs.clear()
-        self._batch.clear()
+        self._jobs, self._batch = [], []
         self._db.rollback()
 
     def _cancel_timer(self) -> None:
