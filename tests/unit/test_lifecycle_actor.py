@@ -707,6 +707,22 @@ async def test_a_resumption_that_meets_a_park_under_way_comes_after_it(world: Wo
 
 
 @virtual
+@pytest.mark.parametrize("instead", ["restart", "terminate"])
+async def test_a_resumption_that_waits_for_a_park_is_answered_when_another_verb_replaces_it(
+    world: World, instead: str
+) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn(SlowEnd)
+        parking = begin(manager.suspend(ada, "park"))
+        await world.until(lambda: isinstance(world.actor(ada).phase, Leaving))
+        resuming = begin(manager.resume(ada))
+        await asyncio.sleep(0.1)
+        await (manager.restart(ada) if instead == "restart" else manager.terminate(ada))
+        assert isinstance(await outcome(parking), InvalidOperationError)
+        assert isinstance(await outcome(resuming), InvalidOperationError)
+
+
+@virtual
 async def test_a_parked_instance_waits_for_its_definition(world: World) -> None:
     async with world.open() as manager:
         ada = await world.spawn()

@@ -165,7 +165,6 @@ def _again(phase: Leaving) -> Leaving:
         exit=phase.exit,
         terminations=phase.terminations,
         callers=phase.callers,
-        resume=phase.resume,
         told=phase.told,
         final=phase.final,
         forced=phase.forced,
@@ -259,7 +258,7 @@ def detach(instance: Instance, message: Detach | Close) -> None:
     message.answer(instance.record)
 
 
-def defer(instance: Instance, message: Detach | Close) -> None:
+def defer(instance: Instance, message: Detach | Close | Resume) -> None:
     """What is under way is finished first; the next phase handles it."""
     instance.phase.deferred.append(message)
 
@@ -270,8 +269,8 @@ def disown(instance: Instance, message: Disowned) -> None:
 
 def resume_leaving(instance: Instance, message: Resume) -> None:
     phase = instance.phase
-    if isinstance(phase, Leaving) and phase.goal is Goal.PARK and phase.resume is None:
-        phase.resume = message
+    if isinstance(phase, Leaving) and phase.goal is Goal.PARK:
+        defer(instance, message)
     else:
         message.refuse(instance.refusal("resumed", "it is ending; look at why"))
 
@@ -473,9 +472,7 @@ async def _finish_park(instance: Instance, phase: Leaving) -> None:
     instance.enter(Suspended(depth=SuspendDepth.PARK, wait=pause))
     for caller in phase.callers:
         caller.answer(instance.record)
-    if phase.resume is not None:
-        instance.post(phase.resume)
-    elif pause is not None and pause.due_at is not None:
+    if pause is not None and pause.due_at is not None:
         instance.arm((pause.due_at - instance.runtime.clock.wall()).total_seconds())
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.errors import AgentNotFoundError, OstlerError, StoreError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
@@ -170,8 +171,9 @@ def _end_ask(tx: Transaction, wait_id: UUID) -> None:
 async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Semaphore) -> None:
     while unclear:
         await runtime.clock.sleep(_AGAIN_SECONDS)
-        found = _sorted(await runtime.store.read(waits.all_open_waits))
-        unclear = await _recover_all(runtime, unclear, found, gate)
+        with contextlib.suppress(StoreError):  # a store that cannot be read now is asked again
+            found = _sorted(await runtime.store.read(waits.all_open_waits))
+            unclear = await _recover_all(runtime, unclear, found, gate)
 
 
 # --- an instance without a task ----------------------------------------------------------------------
@@ -196,6 +198,7 @@ async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
     phase: Phase = first_phase(
         record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)
     )
+    runtime.require_open()
     instance.start(lambda one: begin_adopted(one, phase, None, found.asks.get(record.instance_id, [])))
     return instance
 

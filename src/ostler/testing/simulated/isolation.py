@@ -391,7 +391,7 @@ class SimulatedCell(Cell):
             if self._machine.strikes("unkillable"):
                 agent.unkillable_until = self._machine.clock.mono() + self._machine.chance.uniform(0, 30)
             left = _survives(agent)
-        elif agent.stuck:
+        elif agent.stuck and not self._machine.outlives:
             left = "its task does not end; it is cut off"
         if left is None or not self._machine.outlives:
             agent.vanish()

@@ -91,6 +91,7 @@ class _InlineWriter(Writer):
         self._trouble = trouble
         self._loop = asyncio.get_running_loop()
         self._inline, self._db = open_committer()
+        self._queries: dict[Job, asyncio.TimerHandle] = {}
         self._jobs: list[Job] = []
         #: Being committed; what is submitted meanwhile goes into the next commit.
         self._batch: list[Job] = []
@@ -101,7 +102,7 @@ class _InlineWriter(Writer):
         if self._closed:
             raise self._reason()
         if job.epoch is None:
-            self._loop.call_later(self._delay(), self._read, job)
+            self._queries[job] = self._loop.call_later(self._delay(), self._read, job)
             return
         if len(self._jobs) >= MAX_PENDING:
             raise StoreBusyError
@@ -130,8 +131,7 @@ class _InlineWriter(Writer):
         self._plan()
 
     def _read(self, job: Job) -> None:
-        if self._killed:
-            return
+        self._queries.pop(job).cancel()
         job.error = self._trouble(False)
         if job.error is None:
             read(self._db, job)
@@ -139,9 +139,11 @@ class _InlineWriter(Writer):
 
     def close(self) -> None:
         self._cancel_timer()
-        while not self._killed and (self._batch or self._jobs):
+        while self._batch or self._jobs:
             self._batch, self._jobs = self._batch or self._jobs, self._jobs if self._batch else []
             self._commit()
+        for job in list(self._queries):
+            self._read(job)
         self._cancel_timer()
         self._closed = True
 
@@ -149,6 +151,9 @@ class _InlineWriter(Writer):
         self._closed = self._killed = True
         self._cancel_timer()
         self._jobs, self._batch = [], []
+        for timer in self._queries.values():
+            timer.cancel()
+        self._queries.clear()
         self._db.rollback()
 
     def _cancel_timer(self) -> None:
