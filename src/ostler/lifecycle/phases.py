@@ -11,7 +11,7 @@ from uuid import UUID, uuid5
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
 from ostler.isolation.base import Exit
-from ostler.lifecycle.messages import Call, Join, Operation, Phase, Reported, Resume, Suspend, Terminate, Verb
+from ostler.lifecycle.messages import Call, Join, Operation, Phase, Reported, Suspend, Terminate, Verb
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Wait
 from ostler.model.people import SYSTEM, Actor
@@ -95,8 +95,6 @@ class Leaving(Phase):
     terminations: list[Terminate] = field(default_factory=list)
     #: The restart, the suspension or the spawn that this belongs to.
     callers: list[Verb] = field(default_factory=list)
-    #: A resumption that arrived while it was being parked.
-    resume: Resume | None = None
     #: What the callers of a start that failed are told.
     told: BaseException | None = None
     #: A first start that failed is final: its caller was told.
