@@ -146,6 +146,8 @@ class Simulation:
         machine = random.Random(f"{seed} machine")
         self.machine = Machine(self.clock, machine, Misfortune.drawn(machine), outlives=outlives)
         self.database = KeptDatabase()
+        #: Acts in a second.
+        self.pace = self.chance.choice((1.0, 10.0, 100.0))
         self.space = SMALL if seed % 2 else HOME_WORKSPACE_ID
         self.faults: list[str] = []
         self.hits = self.machine.hits
@@ -172,7 +174,7 @@ class Simulation:
             await self._settle()
             for _ in range(self.steps):
                 await self._step()
-                await self.clock.sleep(self.chance.expovariate(1.0))
+                await self.clock.sleep(self.chance.expovariate(self.pace))
                 if self.machine.faults or self.faults:
                     break
             await self._rest()
@@ -223,7 +225,9 @@ class Simulation:
         with suppress(OstlerError):
             async with (
                 program.store,
-                open_manager(program.store, settings=SETTINGS, registry=registry, levels=levels, seams=seams) as manager,
+                open_manager(
+                    program.store, settings=SETTINGS, registry=registry, levels=levels, seams=seams
+                ) as manager,
             ):
                 principal = Principal(
                     principal_id=UUID(int=9),
@@ -416,7 +420,7 @@ class Simulation:
             return None
         if self.asked and chance.random() < 0.25:
             return self._ask_named(*chance.choice(self.asked[-6:]))
-        request = {
+        request: dict[str, Any] = {
             "say": chance.choice((0, 0, 1, 3)),
             "pause": chance.choice((0, 0.001, 0.1)),
             "ask": chance.choice((0, 0, 0, 5, 100)),
@@ -583,7 +587,7 @@ class Simulation:
         if self.machine.living():
             self.faults.append(f"after everything was terminated, {len(self.machine.living())} agents live")
         for record in all_instances(reader):
-            if record.state not in {AgentState.TERMINATED}:
+            if record.state is not AgentState.TERMINATED:
                 self.faults.append(f"{record.instance_id} was terminated and is {record.state}")
         await self._close()
         self.faults += invariant_faults(reader)
@@ -600,16 +604,14 @@ class Simulation:
 
     async def _all_answered(self, program: Program, when: str) -> None:
         await asyncio.sleep(0.1)
-        self.faults += [
-            f"{name} was not answered {when}" for task, name in program.callers.items() if not task.done()
-        ]
+        self.faults += [f"{name} was not answered {when}" for task, name in program.callers.items() if not task.done()]
         program.callers = {}
 
     def _all_signals(self) -> list[str]:
         faults: list[str] = []
         for (instance_id, attempt), executions in self.signals.items():
             said = [name for one in executions for name in one.signals]
-            whole = self.machine.outlives
+            whole = self.machine.outlives and not executions[0].agent.unheard
             faults += signal_faults(self.database.reader, instance_id, said, attempt=attempt, whole=whole)
         return faults
 

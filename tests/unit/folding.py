@@ -48,7 +48,7 @@ def invariant_faults(reader: Reader) -> list[str]:
         *(fault for record in records for fault in attempt_faults(reader, record)),
         *wait_faults(reader, log, {record.instance_id: record for record in records}),
         *quota_faults(reader, records),
-        *(fault for space in audit.list_chains(reader) for fault in audit.verify(reader, space).faults),
+        *audit_faults(reader, records),
     ]
 
 
@@ -160,6 +160,25 @@ def wait_faults(reader: Reader, log: Iterable[Event], records: dict[UUID, AgentI
             yield f"instance {instance_id} is {record.state} and has {pauses} suspensions written down"
         if backoffs > (record.state is AgentState.FAILED):
             yield f"instance {instance_id} is {record.state} and has {backoffs} restarts written down"
+
+
+def audit_faults(reader: Reader, records: list[AgentInstance]) -> Iterator[str]:
+    """The chains are sound; a spawn and a termination stand there once."""
+    acts: Counter[tuple[str, str]] = Counter()
+    for space in audit.list_chains(reader):
+        yield from audit.verify(reader, space).faults
+        after = 0
+        while page := audit.list_entries(reader, space, after=after):
+            acts.update((one.subject, one.action) for one in page if one.outcome == "ok")
+            after = page[-1].number
+    for record in records:
+        subject = f"instance:{record.instance_id}"
+        ended = record.state in {AgentState.TERMINATING, AgentState.TERMINATED}
+        if acts[subject, "spawn"] != 1 or acts[subject, "terminate"] != ended:
+            yield (
+                f"instance {record.instance_id} is {record.state}; the audit has it spawned "
+                f"{acts[subject, 'spawn']} times, terminated {acts[subject, 'terminate']} times"
+            )
 
 
 def quota_faults(reader: Reader, records: list[AgentInstance]) -> Iterator[str]:

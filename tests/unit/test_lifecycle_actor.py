@@ -769,6 +769,32 @@ async def test_a_termination_without_force_stays_until_one_with_force(world: Wor
 
 
 @virtual
+async def test_an_agent_that_was_not_forced_and_ends_by_itself_is_terminated(world: World) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn(SlowEnd)
+        assert not (await manager.terminate(ada, grace(1, force_if_timeout=False))).success
+        await asyncio.sleep(5)
+        world.agent(ada).die()
+        await asyncio.sleep(1)
+        assert world.record(ada).state is AgentState.TERMINATED
+
+
+@virtual
+async def test_an_intent_that_a_full_disk_refused_is_written_when_there_is_room(world: World) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn(SlowEnd)
+        world.fill_disk()
+        assert not (await manager.terminate(ada, grace(1, force_if_timeout=False))).success
+        assert world.record(ada).state is AgentState.READY
+        world.free_disk()
+        await asyncio.sleep(5)
+        assert world.record(ada).state is AgentState.TERMINATING
+        assert world.acts(ada) == ["spawn", "terminate"]
+        assert (await manager.terminate(ada, IMMEDIATE)).success
+        assert world.acts(ada) == ["spawn", "terminate"]
+
+
+@virtual
 async def test_what_does_not_die_is_tried_again(world: World) -> None:
     async with world.open() as manager:
         ada = await world.spawn()
@@ -812,6 +838,7 @@ async def test_terminate_on_a_full_disk_ends_the_agent_and_says_so(world: World)
         world.free_disk()
         await asyncio.sleep(5)
         assert world.record(ada).state is AgentState.TERMINATED
+        assert world.acts(ada) == ["spawn", "terminate"], "the act is told once, with who asked for it"
 
 
 @virtual

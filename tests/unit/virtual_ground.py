@@ -22,10 +22,11 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.model.events import AgentEvent, AgentStateChangedEvent, Event
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt
+from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel
 from ostler.seams import FaultPoint, Seams, no_fault
-from ostler.store import attempts, events, moves
+from ostler.store import attempts, audit, events, moves
 from ostler.testing.simulated import (
     InlineStore,
     KeptDatabase,
@@ -193,6 +194,11 @@ class World:
 
     def events(self, instance_id: UUID | None = None) -> list[Event]:
         return list(events.read_events(self.database.reader, 0, instance_id=instance_id).events)
+
+    def acts(self, instance_id: UUID) -> list[str]:
+        """What the audit tells of it."""
+        entries = audit.list_entries(self.database.reader, HOME_WORKSPACE_ID)
+        return [one.action for one in entries if one.subject == f"instance:{instance_id}" and one.outcome == "ok"]
 
     def states(self, instance_id: UUID) -> list[str]:
         return [one.new_state.value for one in self.events(instance_id) if isinstance(one, AgentStateChangedEvent)]

@@ -32,17 +32,16 @@ from ostler.lifecycle.messages import (
 )
 from ostler.lifecycle.operations import Departure, begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
-from ostler.lifecycle.unwritten import write_rest
+from ostler.lifecycle.unwritten import write_intent, write_rest
 from ostler.model.instance import TerminationResult
 from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.policy.restart import RestartDecision, RestartFacts, decide_restart
-from ostler.store import attempts, instances, moves
+from ostler.store import attempts, instances
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, Finish
-from ostler.store.moves import Move
 from ostler.store.waits import open_waits
 
 #: How long until an end that left something alive is tried again.
@@ -72,8 +71,11 @@ def exited_suspended(instance: Instance, message: Exited) -> None:
 
 def note_exit(instance: Instance, message: Exited) -> None:
     phase = instance.phase
-    if isinstance(phase, Leaving) and message.attempt == instance.attempt:
-        phase.exit = better_exit(phase.exit, message.how)
+    if not isinstance(phase, Leaving) or message.attempt != instance.attempt:
+        return
+    phase.exit = better_exit(phase.exit, message.how)
+    if phase.operation is None and not phase.empty:  # between two tries, or refused without force
+        begin_leave(instance, _again(phase))
 
 
 def better_exit(first: Exit | None, second: Exit | None) -> Exit | None:
@@ -97,12 +99,13 @@ async def terminate(instance: Instance, message: Terminate) -> None:
     options = message.options
     runtime = instance.runtime
     runtime.fault("stop.intent.before")
-    await _write_intent(instance, message)
+    intent = await write_intent(instance, message)
     runtime.fault("stop.intent.after")
     begin_leave(
         instance,
         Leaving(
             goal=Goal.TERMINATE,
+            intent=intent,
             grace=options.graceful_timeout,
             force=options.force_if_timeout,
             keep_final_state=options.persist_final_state,
@@ -114,19 +117,6 @@ async def terminate(instance: Instance, message: Terminate) -> None:
     )
 
 
-async def _write_intent(instance: Instance, message: Terminate) -> None:
-    if instance.state is AgentState.TERMINATING:
-        return
-    reason = message.options.reason
-    move = Move(to=AgentState.TERMINATING, by=message.by, reason=reason, act="terminate", catch_up=True)
-    try:
-        await instance.commit(moves.move_instance, move)
-    except StaleWriterError:
-        raise
-    except StoreError:
-        instance.moved_to(AgentState.TERMINATING)
-
-
 async def terminate_leaving(instance: Instance, message: Terminate) -> None:
     """Callers share one end; the least patient of them decides its grace. A termination replaces any other goal."""
     phase = instance.phase
@@ -134,7 +124,7 @@ async def terminate_leaving(instance: Instance, message: Terminate) -> None:
         return
     options = message.options
     if phase.goal is not Goal.TERMINATE:
-        await _write_intent(instance, message)
+        phase.intent = await write_intent(instance, message)
         for caller in phase.callers:
             caller.refuse(instance.refusal("used", "it is being terminated"))
         phase.callers, phase.goal = [], Goal.TERMINATE
@@ -160,6 +150,7 @@ def _again(phase: Leaving) -> Leaving:
         grace=phase.grace,
         force=phase.force or not phase.grace,
         keep_final_state=phase.keep_final_state,
+        intent=phase.intent,
         reason=phase.reason,
         by=phase.by,
         began=phase.began,
@@ -415,6 +406,7 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
     failed = instance.state is AgentState.FAILED
     finish_ = Finish(
         end=None if failed else _attempt_end(phase),
+        act="terminate" if failed or phase.intent is not None else None,
         was_graceful=not phase.forced,
         by=phase.by,
         reason=phase.reason,

@@ -18,12 +18,12 @@ from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.messages import Close, Disowned, Join, OperationDone, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
+from ostler.lifecycle.unwritten import write_intent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.store import attempts, instances, moves
-from ostler.store.moves import Move
+from ostler.store import attempts, instances
 
 TERMINATED_STARTING = "it was terminated while it was starting"
 _CALLED_OFF = "its spawn was called off"
@@ -117,6 +117,7 @@ def _failed(instance: Instance, phase: Starting, error: BaseException | None) ->
             goal=goal,
             exit=how,
             grace=options.graceful_timeout,
+            intent=phase.intent,
             reason=options.reason,
             terminations=phase.terminations,
             callers=phase.callers,
@@ -159,15 +160,7 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
     if not isinstance(phase, Starting):
         return
     if instance.state is not AgentState.TERMINATING:
-        move = Move(
-            to=AgentState.TERMINATING, by=message.by, reason=message.options.reason, act="terminate", catch_up=True
-        )
-        try:
-            await instance.commit(moves.move_instance, move)
-        except StaleWriterError:
-            raise
-        except StoreError:  # ending never needs the disk
-            instance.moved_to(AgentState.TERMINATING)
+        phase.intent = await write_intent(instance, message)
     phase.terminations.append(message)
     call_off(phase, TERMINATED_STARTING)
 

@@ -296,6 +296,7 @@ class SimulatedCell(Cell):
 
     def close_wire(self) -> None:
         """The agent has ended: all that it sent arrives, and its open calls end."""
+        self.agent.unheard = not self._reported.done()
         while self._wire and not self._detached:
             self._wire.popleft()()
         for waiter in list(self._waiters.values()):

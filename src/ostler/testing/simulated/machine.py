@@ -174,6 +174,8 @@ class SimulatedAgent:
         #: What it has said and no manager has confirmed, in order.
         self.unconfirmed: list[Signal | TokensUsed] = []
         self.number = 0
+        #: It was ended before it could say again what an earlier manager had not confirmed.
+        self.unheard = False
         self.dead = False
         self.exit: Exit | None = None
         #: A cancelled call did not stop.

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from ostler.errors import StoreBusyError, StoreError
+from ostler.errors import StoreBusyError, StoreClosedError, StoreError
 from ostler.seams import FaultPoint, InjectedCrash, Seams
 from ostler.store.connection import Connection
 from ostler.store.sqlite import SqliteConnection
@@ -73,7 +73,7 @@ class InlineStore(Store):
             writer.close()
 
     def kill(self) -> None:
-        """Its program has died: what is not committed never will be, and no caller is answered."""
+        """Its program has died: what is not committed never will be."""
         if isinstance(self._writer, _InlineWriter):
             self._writer.kill()
 
@@ -150,11 +150,13 @@ class _InlineWriter(Writer):
     def kill(self) -> None:
         self._closed = self._killed = True
         self._cancel_timer()
-        self._jobs, self._batch = [], []
         for timer in self._queries.values():
             timer.cancel()
-        self._queries.clear()
+        left = [*self._batch, *self._jobs, *self._queries]
+        self._jobs, self._batch, self._queries = [], [], {}
         self._db.rollback()
+        fail(left, StoreClosedError())
+        deliver(left)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
