@@ -178,7 +178,7 @@ async def sweep(store: Store, policy: RetentionPolicy) -> int:
 async def test_a_chain_that_grows_while_it_is_verified_is_sound(tmp_path: Path) -> None:
     async with Store(tmp_path) as store:
         writing = asyncio.ensure_future(_keep_acting(store))
-        entries_seen = set()
+        entries_seen: set[int] = set()
         while len(entries_seen) < 10:  # the time limit of the test bounds it
             report = await verified(store)
             assert report.is_sound, report.faults
