@@ -349,5 +349,8 @@ class Isolation(ABC):
         del instance_id
         return None
 
+    async def forget(self, instance_id: UUID, attempt: int) -> None:  # noqa: B027 - nor to forget
+        """How this attempt ended, as `recover` has told, is committed: the level need not keep it. Never raises."""
+
     async def close(self) -> None:  # noqa: B027 - nor to release
         """Release what the level itself holds. Cells that were not destroyed are detached."""

@@ -17,6 +17,7 @@ from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
     InitializationTimeoutError,
+    InvalidOperationError,
     OstlerError,
 )
 from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
@@ -237,6 +238,8 @@ async def _say_goodbye(
         return
     try:
         async with Deadline(instance.runtime.clock, phase.grace):
+            if instance.level.capabilities.freezes:
+                await cell.thaw()  # or it could not heed anything
             if calls:
                 with contextlib.suppress(TimeoutError):
                     async with Deadline(instance.runtime.clock, phase.grace / 2):
@@ -249,9 +252,9 @@ async def _say_goodbye(
             departure.complete = True
     except TimeoutError:
         departure.warnings.append(f"it did not shut down within {duration_text(phase.grace)}")
-    except AgentGoneError as error:
+    except (AgentGoneError, InvalidOperationError) as error:  # it went in the middle of it, or cannot be thawed
         departure.warnings.append(str(error))
-        departure.complete = cell.ended is not None  # it went by itself, in the middle of it
+        departure.complete = cell.ended is not None
 
 
 async def _asked(cell: Cell, verb: Verb, departure: Departure) -> Any:

@@ -59,7 +59,7 @@ class Record:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
 
     def rules(self) -> Iterator[Fault]:
-        """Relations between fields that annotations cannot express. Called when every field has its type."""
+        """Relations between fields that annotations cannot express. A fault of a field without its type is dropped."""
         return iter(())
 
     def validate(self) -> ValidationResult[Self]:
@@ -119,9 +119,10 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
     try:
         value = adapter(cls).validate_python(source)
     except PydanticError as error:
-        return ValidationResult(faults=tuple(faults_of(cls, error.errors())))
+        faults = tuple(faults_of(cls, error.errors()))
+        return ValidationResult(faults=(*faults, *_further_faults(source, faults)))
     _carry_given(source, value)
-    faults = tuple(_all_rules(value, ""))
+    faults = tuple(_all_rules(value))
     return ValidationResult(faults=faults, value=None if faults else value)
 
 
@@ -140,13 +141,30 @@ def _required(result: ValidationResult[T]) -> T:
     return result.value
 
 
-def _all_rules(value: Any, prefix: str) -> Iterator[Fault]:
-    for broken in value.rules():
-        yield broken.under(prefix) if prefix else broken
+def _further_faults(source: Any, known: tuple[Fault, ...]) -> Iterator[Fault]:
+    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
+    wrong = tuple(one.field for one in known)
+    for value, prefix in _parts(source, "") if isinstance(source, Record) else ():
+        try:
+            broken = [one.under(prefix) if prefix else one for one in value.rules()]
+        except Exception:  # noqa: BLE001, S112 - a rule met a value of a wrong type, which is a fault already
+            continue
+        yield from (one for one in broken if not any(f"{one.field}.".startswith(f"{field}.") for field in wrong))
+
+
+def _all_rules(value: Record) -> Iterator[Fault]:
+    for part, prefix in _parts(value, ""):
+        for broken in part.rules():
+            yield broken.under(prefix) if prefix else broken
+
+
+def _parts(value: Any, prefix: str) -> Iterator[tuple[Record, str]]:
+    """The record and those inside it, each with its place."""
+    yield value, prefix
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if isinstance(inner, Record):
-            yield from _all_rules(inner, f"{prefix}.{field.name}" if prefix else field.name)
+            yield from _parts(inner, f"{prefix}.{field.name}" if prefix else field.name)
 
 
 def _carry_given(source: Any, value: Any) -> None:

@@ -157,10 +157,12 @@ def state_counts(reader: Reader) -> dict[AgentState, int]:
     """Of all workspaces, for the gauges."""
     counts = dict.fromkeys(AgentState, 0)
     for state, count in reader.fetch("SELECT state, count(*) FROM agent_instances GROUP BY state"):
-        counts[AgentState(state)] = count
+        if state in counts:  # else the row is damaged, which its readers are told
+            counts[AgentState(state)] = count
     return counts
 
 
-def list_terminating(reader: Reader) -> list[AgentInstance]:
+def list_terminating(reader: Reader) -> list[UUID]:
     """Of all workspaces: terminations that an earlier manager did not finish."""
-    return INSTANCES.read(reader.fetch(f"{INSTANCES.select} WHERE state = 'terminating' ORDER BY id"))
+    rows = reader.fetch("SELECT id FROM agent_instances WHERE state = 'terminating' ORDER BY id")
+    return [row[0] if isinstance(row[0], UUID) else UUID(bytes=row[0]) for row in rows]

@@ -30,7 +30,7 @@ def open_waits(
     after: UUID | None = None,
     limit: int = PAGE,
 ) -> list[Wait]:
-    """Oldest first. Without a workspace: of all of them, for recovery."""
+    """By their ids. Without a workspace: of all of them, for recovery."""
     where = ["ended_at IS NULL"]
     if instance_id is not None:
         where.append("instance_id = :instance_id")

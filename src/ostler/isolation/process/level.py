@@ -259,6 +259,9 @@ class ProcessIsolation(Isolation):
             left.append(f"{error}, and what lives of it is not known")
         return "; ".join(left) or None
 
+    async def forget(self, instance_id: UUID, attempt: int) -> None:
+        await self._forget(f"{instance_id.hex}.{attempt}")
+
     def _forget_later(self, box: str) -> None:
         """Not at once: how it ended may not be written down yet, and then the next manager has to ask."""
         self._home.run(self._forget(box))
