@@ -41,22 +41,22 @@ class CallEnd:
 
 def begin_call(tx: Transaction, old: AgentInstance, move: Move | None, request: Request | None) -> Changes:
     """A request was handed to the agent: its row, and the move to processing where there is one."""
-    require_attempt(tx, old)
+    changes = _moved(tx, old, move)
     if request is not None:
         begin_request(tx, request)
-    return {} if move is None else move_instance(tx, old, move)
+    return changes
 
 
 def end_call(tx: Transaction, old: AgentInstance, move: Move | None, end: CallEnd) -> Changes:
     """A request was answered: its row, its error, and the move to waiting where there is one."""
-    version = require_attempt(tx, old)
     if end.after:
         _require_heard(tx, old, end.after)
+    if end.error is not None:
+        tx.emit(end.error.evolve(version=require_attempt(tx, old)))
+    changes = _moved(tx, old, move)
     if end.request is not None:
         end_request(tx, end.request)
-    if end.error is not None:
-        tx.emit(end.error.evolve(version=version))
-    return {} if move is None else move_instance(tx, old, move)
+    return changes
 
 
 def _require_heard(tx: Transaction, old: AgentInstance, number: int) -> None:
@@ -69,9 +69,16 @@ def _require_heard(tx: Transaction, old: AgentInstance, number: int) -> None:
 
 def open_agent_wait(tx: Transaction, old: AgentInstance, move: Move | None, wait: Wait) -> tuple[Wait, Changes]:
     """The agent waits for an answer: the wait and the move to waiting are one commit."""
-    require_attempt(tx, old)
     known = open_wait(tx, wait, attempt=old.attempt)
-    return known, {} if move is None else move_instance(tx, old, move)
+    return known, _moved(tx, old, move)
+
+
+def _moved(tx: Transaction, old: AgentInstance, move: Move | None) -> Changes:
+    """The move, which is a fence; or the fence alone."""
+    if move is not None:
+        return move_instance(tx, old, move)
+    require_attempt(tx, old)
+    return {}
 
 
 def report_health(tx: Transaction, old: AgentInstance, health: AgentHealthStatus) -> Changes:

@@ -21,7 +21,7 @@ from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
-from ostler.store.connection import Connection
+from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.writer import Committer, Job, Listener, Writer
@@ -342,6 +342,7 @@ def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
     if connection is None:
         raise StoreError("a store in memory can be looked at only by the program that opened it")
     try:
+        require_current(connection.stored_version())
         yield Reader(connection)
     finally:
         connection.close()
