@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -31,6 +32,7 @@ from store_invariants import all_instances, statistics_faults
 from ostler.model.instance import AgentHealthStatus, AgentInstance
 from ostler.model.ledger import WaitKind
 from ostler.model.query import GetInstancesFilter
+from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, Tier
 from ostler.store import queries, reports
 from ostler.store.queries import like_pattern, list_instances
@@ -194,11 +196,13 @@ async def test_a_thousand_instances_are_listed_within_the_time_of_the_seed(store
 
 
 async def test_what_one_reader_does_to_a_record_changes_no_other(store: Store) -> None:
-    made = await reserved(store, context={"a": [1]})
-    first = await current(store, made)
-    assert first.context is not None
+    options = AgentSpawnOptions(env={"A": "1"})
+    made = await reserved(store, context={"a": [1]}, spawn_options=options)
+    first: Any = await current(store, made)
     first.context["a"].append(2)
-    assert (await current(store, made)).context == {"a": [1]}
+    first.spawn_options.env["A"] = "2"
+    second = await current(store, made)
+    assert (second.context, second.spawn_options) == ({"a": [1]}, AgentSpawnOptions(env={"A": "1"}))
 
 
 # --- one by name or short id -------------------------------------------------------------------------
