@@ -35,9 +35,13 @@ class Rows(Generic[R]):
     is a column `NAME_us`, every nested value a column `NAME_json`.
     """
 
-    def __init__(self, cls: type[R], table: str, *, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, cls: type[R], table: str, *, renamed: Mapping[str, str] | None = None, key_columns: int = 1
+    ) -> None:
+        """`key_columns` is how many of the first columns name a row."""
         self._cls = cls
         self.table = table
+        self._key_columns = key_columns
         hints = typing.get_type_hints(cls, include_extras=True)
         self._fields: list[tuple[str, str, Load | None]] = []
         self._dumps: dict[str, Callable[[Any], Any]] = {}
@@ -78,7 +82,7 @@ class Rows(Generic[R]):
             except Exception as error:  # noqa: BLE001 - any of them is the damage
                 what = f", column {column} ({type(error).__name__}: {str(error).splitlines()[0]})"
                 break
-        key = row[0].hex() if isinstance(row[0], bytes) else str(row[0])
+        key = " ".join(part.hex() if isinstance(part, bytes) else str(part) for part in row[: self._key_columns])
         return DamagedRowError(
             f"the row {key} of the table {self.table} is damaged{what}; restore the store from a backup"
         )
@@ -123,9 +127,22 @@ def _codec(hint: Any) -> tuple[str, Load | None]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return "", hint
     load: Load = adapter(hint).validate_json
-    frozen = (isinstance(hint, type) and issubclass(hint, Record)) or typing.get_origin(hint) is tuple
-    # Rows repeat the same values. Only frozen ones are shared: a mapping could be changed by its reader.
-    return _JSON, lru_cache(maxsize=4096)(load) if frozen else load
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return _JSON, _shared(load, hint)
+    return _JSON, lru_cache(maxsize=4096)(load) if typing.get_origin(hint) is tuple else load
+
+
+def _shared(load: Load, cls: type[Record]) -> Load:
+    """Rows repeat records, so each is decoded once; but not one that holds a mapping, which a reader could change."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    mappings = [field.name for field in fields(cls) if typing.get_origin(_bare(hints[field.name])) is Mapping]  # type: ignore[arg-type]  # every record is a dataclass
+    cached = lru_cache(maxsize=4096)(load)
+
+    def read(text: Any) -> Any:
+        found = cached(text)
+        return load(text) if any(getattr(found, name) is not None for name in mappings) else found
+
+    return read if mappings else cached
 
 
 @lru_cache(maxsize=4096)
