@@ -39,6 +39,8 @@ PROBLEMS = (
     Problem(errors.LicenseError, "plan_limit", 403, ExitCode.NOT_ALLOWED),
     Problem(errors.InvalidOperationError, "wrong_state", 409, ExitCode.WRONG_STATE),
     Problem(errors.ConflictError, "conflict", 409, ExitCode.CONFLICT),
+    Problem(errors.GitError, "git_failed", 502, ExitCode.FAILED),
+    Problem(errors.VaultError, "vault_refused", 409, ExitCode.FAILED),
     Problem(errors.AgentInitializationError, "start_failed", 502, ExitCode.FAILED),
     Problem(errors.AgentExecutionError, "agent_error", 502, ExitCode.FAILED),
     Problem(errors.AgentGoneError, "agent_gone", 502, ExitCode.FAILED),
