@@ -7,6 +7,7 @@ git adds it from there: what is added lies below the workdir for certain, and no
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import stat
 from collections.abc import Iterable
@@ -56,6 +57,7 @@ class Capture:
             modules = {path for path, (mode, _) in known.items() if mode == _LINK_TO_REPOSITORY}
             self._stage(root, paths - modules, scratch)
             self._take_modules(modules, theirs)
+            self._name_others(root, {path.rpartition(b"/")[0] for path in paths | known.keys()})
             return git.text("write-tree")
 
     def head(self, base: str) -> str | None:
@@ -63,13 +65,20 @@ class Capture:
 
         Its repository is read as files. Were git run in it, the agent's settings would count.
         """
-        with contextlib.suppress(OSError, OstlerError), opened(self.root) as root:
-            found = _read_head(root)
-            if found is None or len(found) != len(base):
-                return None
-            with parent_of(root, b".git/objects/x") as (objects, _):
-                self.mirror.take(objects, [found], strict=True)
-            return found if self.mirror.merge_base(base, found) else None
+        try:
+            with opened(self.root) as root:
+                found = _read_head(root)
+                if found == base:
+                    return None
+                if found is not None and len(found) == len(base):
+                    with parent_of(root, b".git/objects/x") as (objects, _):
+                        self.mirror.take(objects, [found], strict=True)
+                    if self.mirror.merge_base(base, found):
+                        return found
+        except (OSError, OstlerError) as error:
+            self._leave_out(b".git", f"the agent's commits cannot be read ({error})")
+            return None
+        self._leave_out(b".git", "HEAD is on no commit that came from the base")
         return None
 
     def _known(self, git: Git, base: str) -> dict[bytes, tuple[bytes, bytes]]:
@@ -154,10 +163,7 @@ class Capture:
             return None
         except OSError:
             return None  # it changed while it was looked at: as gone as any file that is deleted a moment later
-        if size < 0:
-            self._leave_out(path, "neither a file nor a link")
-            return None
-        return size
+        return size if size >= 0 else None
 
     def _take_modules(self, modules: set[bytes], theirs: dict[bytes, tuple[bytes, bytes]]) -> None:
         """Submodules are what the agent has added them as; their files are not looked at."""
@@ -169,6 +175,15 @@ class Capture:
         if lines:
             git = self.mirror.git.with_(index=self.index)
             git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
+
+    def _name_others(self, root: int, folders: set[bytes]) -> None:
+        """Git lists neither sockets nor pipes. Those beside other files are named."""
+        for folder in sorted(folders | {b""}):
+            with contextlib.suppress(OSError), parent_of(root, folder + b"/x" if folder else b"x") as (place, _):
+                for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+                    if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+                        name = os.fsencode(entry.name)
+                        self._leave_out(folder + b"/" + name if folder else name, "neither a file nor a link")
 
     def _leave_out(self, path: bytes, why: str) -> None:
         if len(self.left_out) < _MAX_LEFT_OUT:

@@ -312,7 +312,7 @@ class Workdirs:
                 commit=commit,
                 tree=tree,
                 base=compared,
-                head=head if head != base else None,
+                head=head,
                 files=tuple(files[:_MAX_FILES]),
                 more=max(len(files) - _MAX_FILES, 0),
                 left_out=tuple(capture.left_out),
