@@ -16,10 +16,10 @@ from ostler.agents.context import (
 from ostler.agents.factory import (
     AgentFactory as AgentFactory,
 )
-from ostler.agents.files.registration import (
+from ostler.agents.files import (
     register_file as register_file,
 )
-from ostler.agents.files.registration import (
+from ostler.agents.files import (
     register_files as register_files,
 )
 from ostler.agents.manifest import (
@@ -36,6 +36,9 @@ from ostler.agents.messages import (
 )
 from ostler.agents.registry import (
     AgentRegistry as AgentRegistry,
+)
+from ostler.client.client import (
+    Client as Client,
 )
 from ostler.errors import (
     AgentBusyError as AgentBusyError,

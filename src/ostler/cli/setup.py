@@ -23,7 +23,6 @@ lifecycle:
   limits: {time: 10min}
   restart: no
 ---
-Say hello.
 """
 _SETTINGS = """\
 # Settings of Ostler for this project. `ostler agents validate` checks them.
@@ -34,7 +33,7 @@ _SETTINGS = """\
 
 [retention]
 # How long the records of ended agents are kept.
-# instances = "30d"
+# finished = "30d"
 """
 #: The home lies in the project; only its definitions belong into the repository.
 _IGNORE = f"*\n!.gitignore\n!{AGENTS_FOLDER}/\n!{AGENTS_FOLDER}/**\n"
@@ -81,8 +80,7 @@ def agents(ctx: click.Context) -> None:
 @output_option()
 def list_agents(form: str) -> None:
     """List the agents that can be run by name."""
-    found = [one for one in Daemon().call("definitions") if not one["name"].startswith("command/")]
-    show(found, form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
+    show(Daemon().call("definitions"), form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
 
 
 def _definition_row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -107,13 +105,13 @@ def validate() -> None:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
         return
     broken = False
-    for path, faults in found.items():
+    for path, faults in found:
         shown = path.relative_to(root) if path.is_relative_to(root) else short_path(path)
         click.echo(f"{shown}   {_counted(faults)}")
         for one in faults:
             broken = True
-            line = "" if one.line is None else f"{one.line}: "
-            click.echo(f"  {line}{plain(one.text)}")
+            line = f"{one.line}: " if one.line else ""
+            click.echo(f"  {line}{plain(one.sentence)}")
     if broken:
         raise click.exceptions.Exit(ExitCode.FAILED)
 

@@ -11,8 +11,10 @@ from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.manifest import AgentManifest
+from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
+from ostler.errors import DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.instance import AgentInstance
 from ostler.model.people import Permission
@@ -20,9 +22,6 @@ from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import IsolationLevel
-
-#: Definitions that a caller gives as a command, without a name of their own.
-COMMAND_PREFIX = "command/"
 
 
 @record
@@ -46,7 +45,9 @@ async def spawn(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     wanted = SpawnBody.from_dict(body)
-    context.refresh()
+    broken = context.refresh().broken.get(wanted.definition or "")
+    if broken:
+        raise DefinitionError(broken)
     options = wanted.options
     definition: Any = wanted.definition or ""
     if wanted.command is not None:
