@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from workdirs_ground import ADA, Ground, commit_all, git, make_repository
+from workdirs_ground import ADA, Ground, commit_all, git, make_repository, read, shell, write
 
 from ostler.errors import GitError, InvalidOperationError, MergeConflictError, ValidationError
 from ostler.workdirs import Snapshot, Workdir, Workdirs
@@ -77,7 +76,7 @@ async def test_the_agents_own_commits_lie_under_the_snapshot(ground: Ground) -> 
 async def test_an_agent_that_lost_its_repository_still_has_its_files_taken(ground: Ground) -> None:
     workdir, place = await ground.prepared()
     (place / "a.txt").write_text("mine\n")
-    subprocess.run(["rm", "-rf", place / ".git"], check=True)
+    shutil.rmtree(place / ".git")
     git(place, "init", "--quiet")
     commit_all(place, "another history")
     snapshot = await ground.workdirs.snapshot(workdir, "one")
@@ -141,6 +140,26 @@ async def test_some_files_are_accepted_and_the_rest_later(ground: Ground) -> Non
         await ground.accept(workdir, snapshot, [])
 
 
+async def test_more_work_after_an_accept_is_merged_from_there(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    (place / "a.txt").write_text("agent\n")
+    (place / "new.txt").write_text("1\n")
+    (place / "b.txt").write_text("agent\n")
+    first = await ground.accept(workdir, await ground.workdirs.snapshot(workdir, "one"), ["a.txt", "new.txt"])
+    commit_all_with(ground, "sub/c.txt", "user\n")
+    (place / "a.txt").write_text("agent again\n")
+    (place / "new.txt").write_text("2\n")
+    snapshot = await ground.workdirs.snapshot(workdir, "two")
+    assert (await ground.workdirs.changed_since_base(workdir, snapshot)).merges_cleanly
+    second = await ground.accept(workdir, snapshot, ["new.txt"])
+    assert ground.git("show", "--name-only", "--format=", second.commit).split() == ["new.txt"]
+    third = await ground.accept(workdir, snapshot)
+    assert sorted(ground.git("show", "--name-only", "--format=", third.commit).split()) == ["a.txt", "b.txt"]
+    assert (ground.repository / "sub" / "c.txt").read_text() == "user\n"
+    assert clean(ground)
+    assert ground.tip() != first.commit
+
+
 async def test_renames_binaries_modes_and_odd_names_arrive_as_they_are(ground: Ground) -> None:
     workdir, place = await ground.prepared()
     (place / "sub" / "c.txt").rename(place / "moved.txt")
@@ -149,8 +168,7 @@ async def test_renames_binaries_modes_and_odd_names_arrive_as_they_are(ground: G
     (place / "link").symlink_to("a.txt")
     names = [b"with space", b'quo"te', b"new\nline", b"latin\xe9", "käse".encode(), b"-n", b"tab\t", b'"q"']
     for name in names:
-        with open(os.fsencode(place) + b"/" + name, "wb") as file:  # noqa: PTH123 - bytes
-            file.write(name)
+        write(place, name, name)
     snapshot = await ground.workdirs.snapshot(workdir, "one")
     assert "rename from sub/c.txt" in await ground.workdirs.diff(workdir, snapshot)
     odd = [change.path for change in snapshot.files if change.path[-1] in '"te\t' and "q" in change.path]
@@ -165,8 +183,7 @@ async def test_renames_binaries_modes_and_odd_names_arrive_as_they_are(ground: G
     assert (there / "picture").read_bytes() == (place / "picture").read_bytes()
     assert (there / "link").readlink() == Path("a.txt")
     for name in names:
-        with open(os.fsencode(there) + b"/" + name, "rb") as file:  # noqa: PTH123 - bytes
-            assert file.read() == name
+        assert read(there, name) == name
 
 
 async def test_line_endings_are_those_of_the_repository(tmp_path: Path) -> None:
@@ -196,16 +213,15 @@ async def test_nothing_to_accept_is_no_commit(ground: Ground) -> None:
 
 async def test_the_target_may_move_while_it_is_accepted(ground: Ground) -> None:
     """Compare-and-set: another writer of the branch loses nothing, and neither does the accept."""
-    git(ground.repository, "checkout", "--quiet", "--detach")
     prepared = [await ground.changed(f"T{number}", **{f"n{number}_txt": "x\n"}) for number in range(4)]
-    writer = subprocess.Popen(
-        ["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do "
-         "c=$(git -c user.name=u -c user.email=u@u commit-tree -p main -m $i main^{tree}) && "
-         "git update-ref refs/heads/main $c main 2>/dev/null; done"],
-        cwd=ground.repository, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    git(ground.repository, "checkout", "--quiet", "--detach")
+    moves = (
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do c=$(git commit-tree -p main -m $i main^{tree}) && "
+        "git update-ref refs/heads/main $c main 2>/dev/null || true; done"
+    )
+    writer = asyncio.create_task(asyncio.to_thread(shell, ground.repository, moves))
     accepted = await asyncio.gather(*(ground.accept(workdir, snapshot) for workdir, snapshot in prepared))
-    writer.wait()
+    await writer
     history = ground.git("rev-list", "main").split()
     assert all(one.commit in history for one in accepted)
     assert {f"n{number}.txt" for number in range(4)} <= set(ground.git("ls-tree", "--name-only", "main").split())
@@ -255,15 +271,7 @@ async def test_what_it_says_brings_the_files_up_to_date(ground: Ground) -> None:
     told = str((await ground.accept(workdir, snapshot)).why_not_followed)
     command = told.partition("up to date: ")[2]
     assert command.startswith("git reset ")
-    identity = {
-        "GIT_COMMITTER_NAME": "u",
-        "GIT_COMMITTER_EMAIL": "u@u",
-        "GIT_AUTHOR_NAME": "u",
-        "GIT_AUTHOR_EMAIL": "u@u",
-    }
-    subprocess.run(
-        ["sh", "-ec", command], cwd=ground.repository, check=True, capture_output=True, env={**os.environ, **identity}
-    )
+    shell(ground.repository, command)
     assert (ground.repository / "a.txt").read_text() == "agent\ntwo\nuser\n"
     assert ground.git("show", "main:a.txt") == "agent\ntwo\nthree\n"
 
@@ -313,7 +321,7 @@ async def test_an_unfinished_merge_is_refused(ground: Ground) -> None:
     commit_all_with(ground, "b.txt", "other\n")
     ground.git("checkout", "--quiet", "main")
     ground.git("merge", "--no-commit", "--no-ff", "other")
-    with pytest.raises(InvalidOperationError, match="a merge in .* is not finished"):
+    with pytest.raises(InvalidOperationError, match=r"a merge in .* is not finished"):
         await ground.accept(workdir, snapshot)
     ground.git("merge", "--abort")
     assert (await ground.accept(workdir, snapshot)).followed

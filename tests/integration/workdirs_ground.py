@@ -42,6 +42,22 @@ def commit_all(where: Path, message: str = "more") -> str:
     return git(where, "rev-parse", "HEAD").strip()
 
 
+def shell(where: Path, command: str) -> None:
+    """A command that a person types there."""
+    person = {f"GIT_{role}_{part}": "u@u" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
+    subprocess.run(["sh", "-ec", command], cwd=where, check=True, capture_output=True, env={**os.environ, **person})
+
+
+def write(folder: Path, name: bytes, data: bytes) -> None:
+    with open(os.fsencode(folder) + b"/" + name, "wb") as file:  # noqa: PTH123 - bytes
+        file.write(data)
+
+
+def read(folder: Path, name: bytes) -> bytes:
+    with open(os.fsencode(folder) + b"/" + name, "rb") as file:  # noqa: PTH123 - bytes
+        return file.read()
+
+
 def tree_of(root: Path) -> dict[str, tuple[str, int, bytes]]:
     """Everything below a directory, by what it is: kind, mode and contents."""
     found: dict[str, tuple[str, int, bytes]] = {}

@@ -60,6 +60,10 @@ class Author:
         return f"{self.name} <{self.email}> {int(self.when.timestamp())} +0000"
 
 
+#: Of commits that no branch ever has.
+NOBODY = Author("Ostler", "ostler@localhost", datetime.fromtimestamp(0, UTC))
+
+
 @dataclass(frozen=True)
 class Mirror:
     folder: Path
@@ -154,8 +158,9 @@ class Mirror:
             raise InvalidOperationError(
                 f"there is no branch {branch} in {repository.directory}; create it and try again"
             )
-        self.take(repository.objects, [found], shallow=repository.shallow())
-        self.set_ref(f"{_USER}heads/{branch}", found)
+        if found != self.seen(branch):
+            self.take(repository.objects, [found], shallow=repository.shallow())
+            self.set_ref(f"{_USER}heads/{branch}", found)
         return found
 
     def seen(self, branch: str) -> str | None:
@@ -225,7 +230,7 @@ class Mirror:
     def empty(self) -> str:
         """The commit that a plain directory begins with; always the same one."""
         tree = self.git.text("hash-object", "-t", "tree", "-w", "--stdin", stdin=b"")
-        return self.commit(tree, [], "empty", Author("Ostler", "ostler@localhost", datetime.fromtimestamp(0, UTC)))
+        return self.commit(tree, [], "empty", NOBODY)
 
     def tree_of(self, commit: str) -> str:
         return self.git.text("rev-parse", "--verify", "--end-of-options", f"{object_id(commit)}^{{tree}}")
@@ -242,6 +247,11 @@ class Mirror:
 
     def count(self, since: str, until: str) -> int:
         return int(self.git.text("rev-list", "--count", f"{object_id(since)}..{object_id(until)}", "--"))
+
+    def merge_on(self, base: str, ours: str, theirs: str) -> Merge:
+        """As if both had begun at `base`, whatever their history says."""
+        one, other = (self.commit(self.tree_of(side), [base], "side", NOBODY) for side in (ours, theirs))
+        return self.merge(one, other)
 
     def merge(self, ours: str, theirs: str) -> Merge:
         """Three-way, in memory; no file and no index is touched."""

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from ostler.errors import InvalidOperationError, MergeConflictError
@@ -19,7 +19,7 @@ from ostler.model.faults import fault
 from ostler.seams import FaultPoint
 from ostler.workdirs.follow import Follower, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text
-from ostler.workdirs.mirror import Author, Change, Mirror
+from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
 from ostler.workdirs.records import Accepted, BaseChange, Snapshot, Undone, Workdir
 from ostler.workdirs.repository import Repository
 
@@ -28,9 +28,6 @@ DIFF_LIMIT = 8 * 1024 * 1024
 _TRIES = 20
 _SHOWN = 10
 _AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) <([^<>\s\0]*)>")
-
-#: Of commits that no branch ever has.
-_NOBODY = Author("Ostler", "ostler@localhost", datetime.fromtimestamp(0, UTC))
 
 
 class Outcome(NamedTuple):
@@ -59,7 +56,7 @@ class Review:
 
     def base_change(self, workdir: Workdir, snapshot: Snapshot) -> BaseChange:
         tip = self.mirror.tip(self.repository, self.target)
-        merge = self.mirror.merge(tip, object_id(snapshot.commit))
+        merge, _ = self._merge(tip, snapshot, None)
         return BaseChange(commits=self.mirror.count(str(workdir.base), tip), conflicts=merge.conflicts)
 
     # --- accept --------------------------------------------------------------------------------------
@@ -71,10 +68,13 @@ class Review:
             earlier = self._earlier(place, tip, snapshot)
             if earlier is not None:
                 return earlier
-            tree = self._merged(tip, snapshot, paths)
-            if tree == self.mirror.tree_of(tip):
+            merge, work = self._merge(tip, snapshot, paths)
+            if merge.conflicts:
+                raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
+            if merge.tree == self.mirror.tree_of(tip):
                 return self._accepted(snapshot, tip, tip, Outcome(followed=True, why_not=None))
-            commit = self.mirror.commit(tree, [tip], message, author)
+            commit = self.mirror.commit(merge.tree, [tip], message, author)
+            self.mirror.set_ref(f"refs/ostler/{snapshot.key}/merged/{commit}", work)
             self.mirror.set_ref(f"{place}/{commit[:16]}", commit)
             self.fault("review.commit.after")
             outcome = self._move(tip, commit, f"ostler: accept {snapshot.key}")
@@ -85,7 +85,7 @@ class Review:
     def _earlier(self, place: str, tip: str, snapshot: Snapshot) -> Accepted | None:
         """The first result, if this was accepted already and not undone since."""
         for commit in self.mirror.refs(f"{place}/").values():
-            if self.mirror.is_ancestor(commit, tip) and self._reverted(snapshot.key, commit, tip) is None:
+            if self._holds(snapshot.key, commit, tip):
                 before = self.mirror.parent_of(commit)
                 followers = self._followers(before, commit)
                 reasons = [why for one in followers if (why := one.standing())]
@@ -105,16 +105,30 @@ class Review:
             why_not_followed=outcome.why_not,
         )
 
-    def _merged(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> str:
-        theirs = object_id(snapshot.commit) if paths is None else self._only(tip, snapshot, paths)
-        merge = self.mirror.merge(tip, theirs)
-        if merge.conflicts:
-            raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
-        return merge.tree
+    def _merge(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
+        """The target with the work, and the commit that stands for the work."""
+        common = self.mirror.merge_base(tip, object_id(snapshot.commit)) or snapshot.base
+        base = self._had(tip, snapshot.key, common)
+        work = snapshot.commit if paths is None else self._only(base, snapshot, paths)
+        return (self.mirror.merge(tip, work) if base == common else self.mirror.merge_on(base, tip, work)), work
 
-    def _only(self, tip: str, snapshot: Snapshot, paths: Sequence[str]) -> str:
-        """A commit on the merge base that has only the changes of these paths, or of what is below them."""
-        base = self.mirror.merge_base(tip, snapshot.commit) or snapshot.base
+    def _had(self, tip: str, key: str, common: str) -> str:
+        """The last part of this work that the target has already, or `common`. What the agent did since is merged from
+        there: an accepted commit is not in the agent's history, and the same lines would seem to be changed twice.
+        """
+        found, work = common, common
+        prefix = f"refs/ostler/{key}/merged/"
+        for name, candidate in self.mirror.refs(prefix).items():
+            commit = name.removeprefix(prefix)
+            if self._holds(key, commit, tip) and self.mirror.is_ancestor(found, commit):
+                found, work = commit, candidate
+        return work
+
+    def _holds(self, key: str, commit: str, tip: str) -> bool:
+        return self.mirror.is_ancestor(commit, tip) and self._reverted(key, commit, tip) is None
+
+    def _only(self, base: str, snapshot: Snapshot, paths: Sequence[str]) -> str:
+        """A commit on `base` that has only the changes of these paths, or of what is below them."""
         chosen = _chosen(self.mirror.changes(base, snapshot.commit), paths, snapshot.key)
         with self.mirror.scratch() as scratch:
             git = self.mirror.git.with_(index=scratch / "index")
@@ -123,7 +137,7 @@ class Review:
             lines = [b"0 %s\t%s" % (b"0" * len(base), one.path) for one in chosen if one.status == "D"]
             lines += [b"%s %s\t%s" % (one.new_mode, one.new.encode(), one.path) for one in chosen if one.status != "D"]
             git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
-            return self.mirror.commit(git.text("write-tree"), [base], "chosen files", _NOBODY)
+            return self.mirror.commit(git.text("write-tree"), [base], "chosen files", NOBODY)
 
     # --- undo ----------------------------------------------------------------------------------------
 
@@ -150,7 +164,7 @@ class Review:
 
     def _reverting(self, tip: str, accepted: Accepted, author: Author) -> str:
         """A commit on the tip without the changes of the accepted one: merged as if its inverse had been made on it."""
-        inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", _NOBODY)
+        inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", NOBODY)
         merge = self.mirror.merge(tip, inverse)
         if merge.conflicts:
             raise _conflict(
