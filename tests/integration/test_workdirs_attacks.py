@@ -9,12 +9,13 @@ import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workdirs_ground import Ground, commit_all, git, make_repository, plant, tree_of
 
 from ostler.errors import InvalidOperationError, OstlerError, ValidationError, VaultError
-from ostler.workdirs import Workdirs
+from ostler.workdirs import Workdirs, files
 from ostler.workdirs.archive import Item, check
 from ostler.workdirs.files import remove_tree
 from ostler.workdirs.mirror import Mirror
@@ -122,6 +123,88 @@ def _flip(place: Path, outside: Path, done: threading.Event, flips: list[int]) -
         os.close(root)
 
 
+class Flips:
+    """Puts a link to `outside` in the place of `inside`, right after the given call of the system."""
+
+    def __init__(self, inside: Path, outside: Path, real: Callable[..., Any]) -> None:
+        self._inside, self._outside, self._real = inside, outside, real
+        self.flipped = False
+
+    def __call__(self, name: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return self._real(name, *arguments, **options)
+        finally:
+            if not self.flipped and name == os.fsencode(self._inside.name):
+                self._inside.rename(self._inside.with_name("hidden"))
+                self._inside.symlink_to(self._outside)
+                self.flipped = True
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("canary\n")
+    folder = tmp_path / "root" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("inside\n")
+    return folder
+
+
+def test_a_link_that_takes_the_place_of_a_directory_is_not_walked_into(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flips = Flips(inside, tmp_path / "outside", os.stat)
+    with files.opened(inside.parent) as root:
+        monkeypatch.setattr(os, "stat", flips)
+        found = {one.path for one in files.walk(root)}
+    assert flips.flipped
+    assert found == {b"folder"}
+
+
+def test_a_link_that_takes_the_place_of_a_directory_is_not_emptied(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flips = Flips(inside, tmp_path / "outside", os.unlink)
+    monkeypatch.setattr(os, "unlink", flips)
+    remove_tree(inside.parent)
+    assert flips.flipped
+    assert not inside.parent.exists()
+    assert (tmp_path / "outside" / "file").read_text() == "canary\n"
+
+
+def test_a_link_that_takes_the_place_of_a_file_is_not_read(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").mkdir()
+    flips = Flips(inside / "file", tmp_path / "outside" / "file", os.stat)
+    with files.opened(inside) as root, files.opened(tmp_path / "copy") as target:
+        monkeypatch.setattr(os, "stat", flips)
+        with pytest.raises(OSError, match="symbolic links"):
+            files.copy(root, b"file", target)
+    assert flips.flipped
+    assert not list((tmp_path / "copy").iterdir())
+
+
+@pytest.mark.parametrize("path", [b"../x", b"/x", b"a//b", b"a/./b", b"", b"a/", b"folder/../x"])
+def test_only_plain_paths_lead_into_a_workdir(inside: Path, path: bytes) -> None:
+    with (
+        files.opened(inside.parent) as root,
+        pytest.raises(InvalidOperationError, match="not a path inside"),
+        files.parent_of(root, path),
+    ):
+        pass
+
+
+def test_no_way_into_a_workdir_leads_through_a_link(inside: Path, tmp_path: Path) -> None:
+    (inside / "away").symlink_to(tmp_path / "outside")
+    with files.opened(inside.parent) as root:
+        assert files.status(root, b"folder/file") is not None
+        assert files.status(root, b"folder/away/file") is None
+        assert files.read_small(root, b"folder/away/file", 100) is None
+    with pytest.raises(OSError, match="Not a directory"), files.opened(inside / "away"):
+        pass
+
+
 def test_a_very_deep_tree_is_removed(tmp_path: Path) -> None:
     top = tmp_path / "deep"
     top.mkdir()
@@ -182,6 +265,30 @@ async def test_what_cannot_be_saved_is_not_deleted(ground: Ground, monkeypatch: 
         await ground.workdirs.retire(workdir, record={})
     assert tree_of(place) == before
     assert not await ground.workdirs.list_entries()
+
+
+async def test_what_changes_while_it_is_saved_is_saved_again(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir, place = await ground.prepared()
+    aside = place.with_name(".retired-T1-1")
+    calls = []
+
+    def check_late(*arguments: Any) -> None:
+        check(*arguments)
+        calls.append(1)
+        if len(calls) in changed_after:
+            (aside / "a.txt").write_text(f"late {len(calls)}\n")
+
+    monkeypatch.setattr("ostler.workdirs.vault.check", check_late)
+    changed_after = range(1, 100)
+    with pytest.raises(InvalidOperationError, match="still being changed"):
+        await ground.workdirs.retire(workdir, record={})
+    assert (place / "a.txt").read_text() == "late 3\n"
+    calls.clear()
+    changed_after = range(1, 2)
+    entry = await ground.workdirs.retire(workdir, record={})
+    assert len(calls) == 2
+    await ground.workdirs.restore(entry)
+    assert (place / "a.txt").read_text() == "late 1\n"
 
 
 # --- 5, 6, 7: programs -------------------------------------------------------------------------------
@@ -316,26 +423,34 @@ def member(
 
 
 WORK = member("work", tarfile.DIRTYPE)
-ARCHIVES: dict[str, Callable[[], bytes]] = {
-    "dots": lambda: WORK + member("work/../../x", data=b"x"),
-    "absolute": lambda: WORK + member("/etc/x", data=b"x"),
-    "outside": lambda: member("other", tarfile.DIRTYPE),
-    "symlink then write": lambda: WORK + member("work/a", tarfile.SYMTYPE, link="/etc") + member("work/a/x", data=b"x"),
-    "top is a link": lambda: member("work", tarfile.SYMTYPE, link="/etc"),
-    "hard link": lambda: WORK + member("work/a", tarfile.LNKTYPE, link="/etc/passwd"),
-    "device": lambda: WORK + member("work/a", tarfile.CHRTYPE),
-    "fifo": lambda: WORK + member("work/a", tarfile.FIFOTYPE),
-    "sparse": lambda: WORK + member("work/a", tarfile.GNUTYPE_SPARSE),
-    "twice": lambda: WORK + member("work/a", data=b"x") + member("work/a", data=b"y"),
-    "no parent": lambda: WORK + member("work/a/b", data=b"x"),
-    "empty part": lambda: WORK + member("work//a", data=b"x"),
-    "dot": lambda: WORK + member("work/./a", data=b"x"),
-    "bomb": lambda: WORK + member("work/a", size=10 * 1024**3),
-    "header of a gigabyte": lambda: WORK + member("work/a", tarfile.XHDTYPE, size=1024**3),
-    "negative size": lambda: WORK + negative(),
-    "link with contents": lambda: WORK + member("work/a", tarfile.SYMTYPE, data=b"x", link="b"),
-    "cut off": lambda: WORK + member("work/a", data=b"x" * 1000)[:900],
-    "a million entries": lambda: WORK + b"".join(member(f"work/{number}", tarfile.DIRTYPE) for number in range(20)),
+GIB = 1024**3
+#: By name: the archive, and what must be said of it.
+ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "dots": (lambda: WORK + member("work/../../x", data=b"x"), "not a plain path"),
+    "absolute": (lambda: WORK + member("/etc/x", data=b"x"), "not a plain path"),
+    "outside": (lambda: member("other", tarfile.DIRTYPE), "outside work and logs"),
+    "symlink then write": (
+        lambda: WORK + member("work/a", tarfile.SYMTYPE, link="/etc") + member("work/a/x", data=b"x"),
+        "does not lie in a directory",
+    ),
+    "top is a link": (lambda: member("work", tarfile.SYMTYPE, link="/etc"), "outside work and logs"),
+    "hard link": (lambda: WORK + member("work/a", tarfile.LNKTYPE, link="/etc/passwd"), "neither a file"),
+    "device": (lambda: WORK + member("work/a", tarfile.CHRTYPE), "neither a file"),
+    "fifo": (lambda: WORK + member("work/a", tarfile.FIFOTYPE), "neither a file"),
+    "sparse": (lambda: WORK + member("work/a", tarfile.GNUTYPE_SPARSE), "neither a file"),
+    "twice": (lambda: WORK + member("work/a", data=b"x") + member("work/a", data=b"y"), "comes twice"),
+    "no parent": (lambda: WORK + member("work/a/b", data=b"x"), "does not lie in a directory"),
+    "empty part": (lambda: WORK + member("work//a", data=b"x"), "not a plain path"),
+    "dot": (lambda: WORK + member("work/./a", data=b"x"), "not a plain path"),
+    "bomb": (lambda: WORK + member("work/a", size=10 * GIB), "more than 15 entries or"),
+    "header of a gigabyte": (lambda: WORK + member("work/a", tarfile.XHDTYPE, size=GIB), "header of more than 1 MiB"),
+    "negative size": (lambda: WORK + negative(), "neither a file|points back"),
+    "link with contents": (lambda: WORK + member("work/a", tarfile.SYMTYPE, data=b"x", link="b"), "neither a file"),
+    "cut off": (lambda: WORK + member("work/a", data=b"x" * 1000)[:900], "cannot be read"),
+    "too many entries": (
+        lambda: WORK + b"".join(member(f"work/{number}", tarfile.DIRTYPE) for number in range(20)),
+        "more than 15 entries",
+    ),
 }
 
 
@@ -354,12 +469,14 @@ async def test_a_hostile_archive_is_refused_before_the_first_write(
     workdir, place = await ground.prepared()
     entry = await ground.workdirs.retire(workdir, record={})
     archive = Path(entry.path) / "archive.tar.gz"
-    archive.write_bytes(gzip.compress(ARCHIVES[name]() + bytes(1024), compresslevel=1))
+    make, said = ARCHIVES[name]
+    archive.write_bytes(gzip.compress(make() + bytes(0 if name == "cut off" else 1024), compresslevel=1))
     with pytest.raises(VaultError, match="changed since it was made"):
         await ground.workdirs.restore(entry)
     monkeypatch.setattr("ostler.workdirs.archive.MAX_ENTRIES", 15)
+    monkeypatch.setattr("ostler.workdirs.archive._allowed", lambda *_: 8 * GIB)
     monkeypatch.setattr("ostler.workdirs.vault._file_digest", lambda _: forged(entry.path))
-    with pytest.raises(VaultError, match="nothing was unpacked"):
+    with pytest.raises(VaultError, match=f"({said}).*nothing was unpacked"):
         await ground.workdirs.restore(entry)
     assert not list((ground.home / "work").iterdir())
     assert not place.exists()

@@ -250,11 +250,14 @@ def _refused_if_broken() -> Iterator[None]:
         raise VaultError(f"the archive cannot be read ({error}); nothing was unpacked") from error
 
 
-def check(source: IO[bytes], expected: Sequence[Item], limit: int = MAX_BYTES) -> None:
+def check(source: IO[bytes], expected: Sequence[Item]) -> None:
     """Refuse the whole archive unless it is well-formed and exactly what the manifest says."""
-    size = min(limit, sum(item.size for item in expected))
-    if _members(source, None, size) != list(expected):
+    if _members(source, None, _allowed(expected)) != list(expected):
         raise VaultError("the archive is not what its manifest says; nothing was unpacked")
+
+
+def _allowed(expected: Sequence[Item]) -> int:
+    return min(MAX_BYTES, sum(item.size for item in expected))
 
 
 def unpack(source: IO[bytes], expected: Sequence[Item], roots: dict[bytes, int]) -> None:
@@ -275,7 +278,7 @@ def unpack(source: IO[bytes], expected: Sequence[Item], roots: dict[bytes, int])
         if kind == "folder":
             later.append((root, rest, info.mode, float(info.mtime)))
 
-    if _members(source, sink, sum(item.size for item in expected)) != list(expected):
+    if _members(source, sink, _allowed(expected)) != list(expected):
         raise VaultError("the archive was changed while it was unpacked; try again")
     for root, path, mode, mtime in reversed(later):
         _finish_folder(root, path, mode, mtime)
