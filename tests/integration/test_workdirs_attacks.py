@@ -341,13 +341,18 @@ async def test_no_program_of_the_users_repository_runs_in_our_calls(ground: Grou
     assert not canary.exists(), canary.read_text()
 
 
-async def test_lies_in_the_agents_objects_are_not_believed(ground: Ground) -> None:
+@pytest.mark.parametrize("lie", ["missing", "another tree under its name"])
+async def test_lies_in_the_agents_objects_are_not_believed(ground: Ground, lie: str) -> None:
     """A commit that cannot be read whole is left; the files count."""
     workdir, place = await ground.prepared()
+    (place / "a.txt").write_text("first\n")
+    commit_all(place)
     (place / "a.txt").write_text("agent\n")
     head = commit_all(place)
-    tree = git(place, "rev-parse", "HEAD^{tree}").strip()
-    (place / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    tree, other = (loose(place, f"{name}^{{tree}}") for name in ("HEAD", "HEAD~1"))
+    tree.unlink()
+    if lie != "missing":
+        tree.write_bytes(other.read_bytes())
     snapshot = await ground.workdirs.snapshot(workdir, "one")
     assert snapshot.head is None
     assert any("cannot be read" in told for told in snapshot.left_out)
@@ -355,6 +360,11 @@ async def test_lies_in_the_agents_objects_are_not_believed(ground: Ground) -> No
     mirror = Mirror(ground.home / "repos" / snapshot.mirror)
     assert head not in mirror.git.text("rev-list", "--all")
     mirror.git.run("fsck", "--connectivity-only")
+
+
+def loose(place: Path, name: str) -> Path:
+    found = git(place, "rev-parse", name).strip()
+    return place / ".git" / "objects" / found[:2] / found[2:]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ostler.errors import GitError, InvalidOperationError, OstlerError
-from ostler.workdirs.files import copy, opened, parent_of, read_small, status, write_durably
-from ostler.workdirs.git import Git, path_text
-from ostler.workdirs.mirror import Mirror
+from ostler.workdirs.files import NOTHING_THERE, copy, opened, parent_of, read_small, status
+from ostler.workdirs.git import Git, object_id, path_text
+from ostler.workdirs.mirror import Author, Mirror
+from ostler.workdirs.records import FileChange, Snapshot, Workdir, WorkdirKind
+from ostler.workdirs.repository import Repository
 
 _MAX_FILES = 200_000
 _MAX_BYTES = 8 * 1024**3
@@ -26,6 +29,8 @@ _MAX_REF_BYTES = 16 * 1024 * 1024
 #: Repositories inside the workdir whose files are taken.
 _MAX_NESTED = 50
 _MAX_LEFT_OUT = 100
+#: Changed files that a snapshot names.
+_MAX_LISTED = 5000
 _LINK_TO_REPOSITORY = b"160000"
 #: Names that git refuses, since other systems take them for `.git`.
 _RESERVED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|$)", re.IGNORECASE)
@@ -33,24 +38,92 @@ _REF = re.compile(r"ref: (refs/[\w./-]{1,200})")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
+def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> Snapshot:
+    """Keep the files of a workdir as a commit on the agent's own; the last snapshot again where nothing changed."""
+    place = Path(workdir.path)
+    if not place.is_dir() or place.is_symlink():
+        raise InvalidOperationError(f"the workdir {place} is not there; prepare it, or restore it from the vault")
+    worktree = workdir.kind is WorkdirKind.WORKTREE
+    if not worktree:
+        mirror.create()
+    base = object_id(str(workdir.base)) if worktree else mirror.empty()
+    capture = Capture(mirror, place, mirror.own(workdir.key), worktree)
+    head = capture.head(base) if worktree else None
+    tree = capture.tree(base)
+    number, last = _last(mirror, workdir.key)
+    if last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base):
+        number, last = number + 1, mirror.commit(tree, [head or base], message, author)
+        mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
+    compared = merge_base(mirror, workdir, head or base)
+    files = _file_changes(mirror, compared, last)
+    return Snapshot(
+        key=workdir.key,
+        number=number,
+        mirror=mirror.name,
+        commit=last,
+        tree=tree,
+        base=compared,
+        head=head,
+        files=tuple(files[:_MAX_LISTED]),
+        more=max(len(files) - _MAX_LISTED, 0),
+        left_out=tuple(capture.left_out),
+    )
+
+
+def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
+    """Where the work and its target part. Without the user's repository, as it was last seen."""
+    if workdir.kind is WorkdirKind.DIRECTORY:
+        return mirror.empty()
+    target = str(workdir.target)
+    try:
+        tip: str | None = mirror.tip(Repository.at(str(workdir.repository), mirror.held), target)
+    except OstlerError:
+        tip = mirror.seen(target)
+    return mirror.merge_base(tip or str(workdir.base), commit) or str(workdir.base)
+
+
+def _last(mirror: Mirror, key: str) -> tuple[int, str | None]:
+    """The number and the commit of the last snapshot."""
+    prefix = f"refs/ostler/{key}/"
+    found = {name.removeprefix(prefix): commit for name, commit in mirror.refs(prefix).items()}
+    number = max((int(name) for name in found if name.isdigit()), default=0)
+    return number, found.get(str(number))
+
+
+def _file_changes(mirror: Mirror, old: str, new: str) -> list[FileChange]:
+    counts = mirror.line_counts(old, new)
+    found = []
+    for change in mirror.changes(old, new):
+        added, removed = counts.get(change.path, (None, None))
+        status: Any = change.status
+        found.append(FileChange(path=path_text(change.path), status=status, added=added, removed=removed))
+    return found
+
+
 @dataclass
 class Capture:
-    """One run over a workdir. `index` is ours and lives on; from one time to the next it knows what is unchanged."""
+    """One run over a workdir."""
 
     mirror: Mirror
     root: Path
-    index: Path
-    excludes: Path
-    #: None for a plain directory: a repository that an agent makes in it means nothing.
+    #: Ours, and kept. The index in it knows what is unchanged since the last time.
+    own: Path
+    #: False for a plain directory: a repository that an agent makes in it means nothing.
     worktree: bool
     left_out: list[str] = field(default_factory=list)
+
+    @property
+    def index(self) -> Path:
+        return self.own / "index"
 
     def tree(self, base: str) -> str:
         with self.mirror.scratch() as scratch, opened(self.root) as root:
             git = self.mirror.git.with_(work_tree=self.root, index=self.index)
             known = self._known(git, base)
             theirs = self._agent_index(root, scratch) if self.worktree else {}
-            listed = git.names("ls-files", "-z", "-m", "-o", "--exclude-standard", f"--exclude-from={self.excludes}")
+            listed = git.names(
+                "ls-files", "-z", "-m", "-o", "--exclude-standard", f"--exclude-from={self.own / 'exclude'}"
+            )
             paths = {path for path in listed if not path.endswith(b"/")}
             paths |= {path for path in theirs if path not in known}
             paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
@@ -83,8 +156,7 @@ class Capture:
 
     def _known(self, git: Git, base: str) -> dict[bytes, tuple[bytes, bytes]]:
         """What our index holds. Without one of an earlier run every file is compared by its contents."""
-        if not self.excludes.exists():
-            write_durably(self.excludes, b"")
+        (self.own / "exclude").touch()
         if self.index.exists():
             with contextlib.suppress(GitError):
                 return _entries(git)
@@ -139,8 +211,11 @@ class Capture:
                     self._leave_out(path, "git does not keep files of that name")
                     continue
                 copied = self._copy(root, path, target)
-                (removed if copied is None else added).append(path)
-                size += copied or 0
+                if copied is None:
+                    removed.append(path)
+                elif copied >= 0:
+                    added.append(path)
+                    size += copied
                 if size > _MAX_BYTES:
                     raise InvalidOperationError(
                         f"more than {_MAX_BYTES >> 30} GiB changed in {self.root}; use .gitignore"
@@ -152,7 +227,7 @@ class Capture:
             git.run("update-index", "-z", "--add", "--replace", "--stdin", stdin=b"\0".join([*added, b""]), seconds=900)
 
     def _copy(self, root: int, path: bytes, target: int) -> int | None:
-        """How many bytes were copied; None where nothing that can be kept is there."""
+        """How many bytes were copied; None where no file is, -1 where it may not be read."""
         found = status(root, path)
         if found is None or stat.S_ISDIR(found.st_mode):
             return None
@@ -160,9 +235,11 @@ class Capture:
             size = copy(root, path, target)
         except PermissionError:
             self._leave_out(path, "it may not be read")
-            return None
-        except OSError:
-            return None  # it changed while it was looked at: as gone as any file that is deleted a moment later
+            return -1
+        except OSError as error:
+            if error.errno in NOTHING_THERE:
+                return None  # it went while it was looked at
+            raise
         return size if size >= 0 else None
 
     def _take_modules(self, modules: set[bytes], theirs: dict[bytes, tuple[bytes, bytes]]) -> None:

@@ -31,8 +31,8 @@ _PATIENCE = 1000
 _CHUNK = 1024 * 1024
 _LOCK_SECONDS = 300.0
 _LOCK_POLL_SECONDS = 0.02
-#: What the system answers where there is something else than a directory, or nothing.
-_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+#: What the system answers where nothing is, or a link or a file stands in the way.
+NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _serial = itertools.count(1)
 
 
@@ -81,7 +81,7 @@ def status(root: int, path: bytes) -> os.stat_result | None:
         with parent_of(root, path) as (parent, name):
             return os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
-        if error.errno in _NO_FOLDER:
+        if error.errno in NOTHING_THERE:
             return None
         raise
 
@@ -169,7 +169,7 @@ def _open_folder(parent: int, name: bytes) -> int | None:
                 raise
             _permit(parent, name)
         except OSError as error:
-            if error.errno in _NO_FOLDER:
+            if error.errno in NOTHING_THERE:
                 return None
             raise
     return None

@@ -93,10 +93,10 @@ class Mirror:
             busy.unlink()
 
     def _clear(self) -> None:
-        """Remove what a holder of the lock that was killed, or failed, may have left; no git runs here now."""
+        """Remove what a holder of the lock that was killed or failed may have left; no git runs here now."""
         remove_tree(self.folder / "tmp")
-        for place in (self.directory, self.folder / "workdirs"):
-            for stale in place.rglob("*.lock"):
+        for pattern in ("trusted.git/*.lock", "trusted.git/refs/**/*.lock", "workdirs/*/*.lock"):
+            for stale in self.folder.glob(pattern):
                 stale.unlink(missing_ok=True)
 
     def own(self, key: str) -> Path:
@@ -104,6 +104,14 @@ class Mirror:
         place = self.folder / "workdirs" / key
         place.mkdir(parents=True, exist_ok=True)
         return place
+
+    def forget(self, key: str) -> None:
+        """A workdir is gone. Its commits stay, and whatever else a repository of an agent may borrow: nothing is ever
+        pruned. Packs are joined when there are many.
+        """
+        remove_tree(self.folder / "workdirs" / key)
+        if len(list((self.directory / "objects" / "pack").glob("*.pack"))) > _MANY_PACKS:
+            self.git.run("repack", "-a", "-d", "-k", "--quiet", seconds=_LONG_SECONDS)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -132,7 +140,7 @@ class Mirror:
     def follow(self, repository: Repository) -> None:
         """Take over what the user's repository has, and the settings that say how files are written."""
         self.create(repository.format)
-        settings = dict(repository.settings())
+        settings = dict(repository.settings)
         if any(name.endswith((".promisor", ".partialclone")) for name in settings):
             raise InvalidOperationError(
                 f"{repository.directory} is a partial clone, so parts of its history are elsewhere; "
@@ -142,7 +150,10 @@ class Mirror:
         write_durably(self.directory / "info" / "exclude", _excludes(repository, settings))
         theirs = {_USER + name.removeprefix("refs/"): found for name, found in repository.refs().items()}
         ours = self.refs(_USER)
-        self.take(repository.objects, list(theirs.values()), shallow=repository.shallow())
+        try:
+            self.take(repository.objects, list(theirs.values()), shallow=repository.shallow())
+        except GitError:
+            theirs = {}  # one of them is broken; the base of the work, which comes next, may still be whole
         gone = [f"delete {name}" for name in ours if name not in theirs]
         new = [f"update {name} {found}" for name, found in theirs.items() if ours.get(name) != found]
         for lines in (gone, new):  # apart, for `a` may have made room for `a/b`
@@ -194,11 +205,6 @@ class Mirror:
     def shallow(self) -> bytes:
         file = self.directory / "shallow"
         return file.read_bytes() if file.is_file() else b""
-
-    def tidy(self) -> None:
-        """Join packs when there are many. Nothing is ever pruned: repositories of agents borrow from here."""
-        if len(list((self.directory / "objects" / "pack").glob("*.pack"))) > _MANY_PACKS:
-            self.git.run("repack", "-a", "-d", "-k", "--quiet", seconds=_LONG_SECONDS)
 
     def _write_settings(self, settings: Mapping[str, str]) -> None:
         file = self.directory / "config"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ class Repository:
         file = self.directory / "shallow"
         return file.read_bytes() if file.is_file() else b""
 
+    @cached_property
     def settings(self) -> list[tuple[str, str]]:
         return user_settings(self.directory)
 

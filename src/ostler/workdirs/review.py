@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ostler.errors import InvalidOperationError, MergeConflictError
 from ostler.model.faults import fault
 from ostler.seams import FaultPoint
+from ostler.workdirs.capture import merge_base
 from ostler.workdirs.follow import Follower, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text
 from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
@@ -225,10 +226,11 @@ def author_of(text: str, when: datetime) -> Author:
     return Author(found[1], found[2], when)
 
 
-def diff(mirror: Mirror, base: str, snapshot: Snapshot, paths: Sequence[str] | None, *, stat: bool) -> str:
+def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[str] | None, *, stat: bool) -> str:
     """The text of a diff. No external program, text conversion or colour; attributes of the work are not read."""
     form = ["--stat=120", "--summary"] if stat else ["--patch"]
     wanted = [path_bytes(path) for path in paths or ()]
+    base = merge_base(mirror, workdir, object_id(snapshot.commit))
     how = ("--no-color", "--no-ext-diff", "--no-textconv", "--find-renames", "--submodule=short")
     answer = mirror.git.ask(
         "diff", *how, *form, base, object_id(snapshot.commit), "--", *wanted, limit=DIFF_LIMIT, cut=True

@@ -1,4 +1,4 @@
-"""A checkout with a repository of its own, for one agent or one proof.
+"""Plan a workdir, and make it: a checkout with a repository of its own, for one agent or one proof.
 
 The repository lies in the workdir and borrows objects from the mirror. It shares nothing else with the user's or with
 those of other agents: not settings, hooks, refs, stash or locks.
@@ -14,9 +14,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ostler.errors import InvalidOperationError
+from ostler.model.faults import fault
+from ostler.seams import FaultPoint
 from ostler.workdirs.files import copy, opened, read_small, write_durably
-from ostler.workdirs.git import Git, path_text
+from ostler.workdirs.git import Git, object_id, path_text, require_version
 from ostler.workdirs.mirror import PLAIN, Mirror, quoted
+from ostler.workdirs.records import Workdir, WorkdirKind
+from ostler.workdirs.repository import Repository, discover, head_near
 
 INCLUDE_FILE = ".worktreeinclude"
 _MAX_INCLUDE_BYTES = 1024 * 1024
@@ -26,6 +30,61 @@ _REMOTE = frozenset({"url", "pushurl", "fetch", "tagopt"})
 _BRANCH = frozenset({"remote", "merge"})
 _PLAIN = frozenset({"user.name", "user.email", "core.autocrlf", "core.eol", "core.ignorecase"})
 _SPECIAL = re.compile(rb"([\\*?\[\]!# ])")
+
+
+def plan(
+    work: Path, key: str, near: Path | None, kind: WorkdirKind | None, target: str | None, base: str | None
+) -> Workdir:
+    """Decide, from what the user's repository says now."""
+    path = str(work / key)
+    found = discover(near) if near is not None and kind is not WorkdirKind.DIRECTORY else None
+    if found is None or near is None:
+        if kind is WorkdirKind.WORKTREE:
+            raise InvalidOperationError(f"{near} is not in a git repository; run git init there, or use a directory")
+        return Workdir(kind=WorkdirKind.DIRECTORY, key=key, path=path)
+    require_version()
+    theirs = found.repository
+    if theirs.directory.is_relative_to(work):
+        raise InvalidOperationError(f"{near} is the workdir of an agent; name the repository that it came from")
+    branch = target or head_near(near)
+    if branch is None:
+        raise InvalidOperationError(f"no branch is checked out in {near}; name the branch to merge into")
+    tip = theirs.tip(branch)
+    if tip is None:
+        raise InvalidOperationError(
+            f"the branch {branch} of {theirs.directory} has no commit; "
+            "make a first one (git commit --allow-empty -m start), or name another branch"
+        )
+    commit = tip if base is None else theirs.commit(base)
+    if commit is None:
+        raise fault("base", f"must name a commit in {theirs.directory}", base)
+    return Workdir(
+        kind=WorkdirKind.WORKTREE,
+        key=key,
+        path=path,
+        repository=str(theirs.directory),
+        checkout=None if found.checkout is None else str(found.checkout),
+        base=commit,
+        target=branch,
+        branch=f"ostler/{key}",
+    ).checked()
+
+
+def make_worktree(mirror: Mirror, workdir: Workdir, into: Path, home: Path, fault: FaultPoint) -> tuple[str, ...]:
+    """Make a worktree from nothing. Notes for the user."""
+    base = object_id(str(workdir.base))
+    theirs = Repository.at(str(workdir.repository), mirror.held)
+    mirror.follow(theirs)
+    mirror.take(theirs.objects, [base])
+    mirror.set_ref(f"refs/ostler/{workdir.key}/base", base)
+    fault("prepare.mirror.after")
+    own = mirror.own(workdir.key)
+    build(mirror, into, base, own / "index", workdir.branch)
+    checkout = None if workdir.checkout is None else Path(workdir.checkout)
+    _configure(into, theirs.settings, checkout or theirs.directory)
+    copied = include(mirror, checkout, into, own / "index", home)
+    _exclude(into, copied, own / "exclude")
+    return _peculiarities(mirror, into, own / "index")
 
 
 def build(mirror: Mirror, into: Path, commit: str, index: Path, branch: str | None = None) -> None:
@@ -67,7 +126,7 @@ def _collide(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
 
 
-def configure(into: Path, settings: Iterable[tuple[str, str]], relative_to: Path) -> None:
+def _configure(into: Path, settings: Iterable[tuple[str, str]], relative_to: Path) -> None:
     """Give the agent the user's name, remotes and line endings. Nothing that names a program is taken over."""
     lines = ["[gc]", "\tauto = 0"]
     for name, value in settings:
@@ -88,8 +147,10 @@ def _absolute(url: str, relative_to: Path) -> str:
     return os.path.normpath(relative_to / url) if looks_like_path and url else url
 
 
-def include(mirror: Mirror, checkout: Path, into: Path, index: Path, *, without: Path) -> Sequence[bytes]:
-    """Copy the untracked files of the user's checkout that `.worktreeinclude` names, but nothing below `without`."""
+def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home: Path) -> Sequence[bytes]:
+    """Copy the untracked files of the user's checkout that `.worktreeinclude` names, but nothing of the home."""
+    if checkout is None or not checkout.is_dir():
+        return ()
     with opened(checkout) as source, opened(into) as target, mirror.scratch() as scratch:
         patterns = read_small(source, INCLUDE_FILE.encode(), _MAX_INCLUDE_BYTES)
         if patterns is None:
@@ -97,7 +158,7 @@ def include(mirror: Mirror, checkout: Path, into: Path, index: Path, *, without:
         (scratch / "patterns").write_bytes(patterns)
         git = mirror.git.with_(work_tree=checkout, index=index)
         listed = git.names("ls-files", "-z", "-o", "-i", f"--exclude-from={scratch / 'patterns'}")
-        skipped = os.fsencode(os.path.relpath(without, checkout)) + b"/"
+        skipped = os.fsencode(os.path.relpath(home, checkout)) + b"/"
         wanted = [path for path in listed if not path.endswith(b"/") and not path.startswith(skipped)]
         copied, size = [], 0
         for path in wanted:
@@ -112,21 +173,21 @@ def include(mirror: Mirror, checkout: Path, into: Path, index: Path, *, without:
         return copied
 
 
-def exclude_lines(paths: Iterable[bytes]) -> bytes:
+def _exclude_lines(paths: Iterable[bytes]) -> bytes:
     """Ignore rules for exactly these paths."""
     return b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
 
 
-def exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
+def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
     """What was copied in is no part of the work, neither for us nor for the agent's own git."""
-    lines = exclude_lines(paths)
+    lines = _exclude_lines(paths)
     write_durably(ours, lines)
     if lines:
         with (into / ".git" / "info" / "exclude").open("ab") as file:
             file.write(lines)
 
 
-def peculiarities(mirror: Mirror, into: Path, index: Path) -> tuple[str, ...]:
+def _peculiarities(mirror: Mirror, into: Path, index: Path) -> tuple[str, ...]:
     """What a user should know of this checkout, in sentences."""
     listed = mirror.git.with_(index=index).names("ls-files", "-z", "--stage")
     modules = [path_text(line.partition(b"\t")[2]) for line in listed if line.startswith(b"160000 ")]
