@@ -269,8 +269,8 @@ async def test_what_it_says_brings_the_files_up_to_date(ground: Ground) -> None:
     workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n")
     (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
     told = str((await ground.accept(workdir, snapshot)).why_not_followed)
-    command = told.partition("up to date: ")[2]
-    assert command.startswith("git reset ")
+    command = told.partition("accepted ones there: ")[2]
+    assert command.startswith("git diff ")
     shell(ground.repository, command)
     assert (ground.repository / "a.txt").read_text() == "agent\ntwo\nuser\n"
     assert ground.git("show", "main:a.txt") == "agent\ntwo\nthree\n"
@@ -358,6 +358,25 @@ async def test_a_target_that_is_not_checked_out_is_only_moved(ground: Ground) ->
     assert (accepted.followed, accepted.why_not_followed) == (False, None)
     assert (ground.repository / "a.txt").read_text() == "one\ntwo\nthree\n"
     assert clean(ground)
+
+
+async def test_a_sparse_checkout_is_left(ground: Ground) -> None:
+    ground.git("sparse-checkout", "set", "--no-cone", "/*", "!/b.txt")
+    assert not (ground.repository / "b.txt").exists()
+    workdir, snapshot = await ground.changed(b_txt="agent\n", a_txt="agent\n")
+    accepted = await ground.accept(workdir, snapshot)
+    assert "b.txt are left out of a sparse checkout" in str(accepted.why_not_followed)
+    assert not (ground.repository / "b.txt").exists()
+    assert ground.tip() == accepted.commit
+
+
+async def test_a_split_index_is_left(ground: Ground) -> None:
+    ground.git("update-index", "--split-index")
+    workdir, snapshot = await ground.changed(a_txt="agent\n")
+    accepted = await ground.accept(workdir, snapshot)
+    assert "was left as it is" in str(accepted.why_not_followed)
+    assert ground.tip() == accepted.commit
+    assert not (ground.repository / ".git" / "index.lock").exists()
 
 
 async def test_files_that_a_filter_writes_are_left(ground: Ground) -> None:

@@ -30,8 +30,14 @@ _CHUNK = 1024 * 1024
 _MODULE = b"160000"
 _LINK = b"120000"
 _NO_FILTER = frozenset({b"unspecified", b"unset"})
+#: How `ls-files -t` marks what a sparse checkout leaves out.
+_SKIPPED = "S"
 _SHOWN = 5
 _CHANGED = "have changes of yours that are not committed"
+
+
+#: Of an index: path to mark and object.
+Entries = dict[bytes, tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,7 @@ class Follower:
 
     def cancel(self) -> None:
         """Let go of the lock, where it is ours."""
-        if self._holds_lock():
+        if self.holds_lock:
             self._lock.unlink()
         self._mark.unlink(missing_ok=True)
         self._journal.unlink(missing_ok=True)
@@ -109,19 +115,14 @@ class Follower:
         """Why the files are not at `after`, or None where they are."""
         with opened(self.checkout.path) as root:
             behind = [change.path for change in self._touched() if not _is_new(root, change)]
-        return self._left(behind, "differ from the commit") if behind else None
+        return f"{_named(behind)} in {self.checkout.path} differ from the commit" if behind else None
 
-    def _holds_lock(self) -> bool:
+    @property
+    def holds_lock(self) -> bool:
         try:
             return self._lock.samefile(self._mark)
         except OSError:
             return False
-
-    def recover(self, *, moved: bool) -> str | None:
-        if self._holds_lock() and moved:
-            return self.finish()
-        self.cancel()
-        return None
 
     # --- the steps -----------------------------------------------------------------------------------
 
@@ -138,16 +139,17 @@ class Follower:
         git = self.mirror.git.with_(work_tree=self.checkout.path, index=index)
         touched = self._touched()
         with opened(self.checkout.path) as root:
-            self._adopt(git, root, touched)
+            entries = _entries(git)
+            self._adopt(git, root, touched, entries)
             git.ask("update-index", "-q", "--refresh")
-            blocked, why = self._obstacles(git, root, touched)
+            blocked, why = self._obstacles(git, root, touched, entries)
         if not blocked:
             answer = git.ask("read-tree", "-m", "-u", self.before, self.after)
             self.fault("review.files.after")
             if answer.code == 0:
                 self._install(index)
                 return None
-            blocked = [one.path for one in touched if f"'{path_text(one.path)}'" in answer.error] or [touched[0].path]
+            blocked = [one.path for one in touched if f"'{path_text(one.path)}'" in answer.error]
         # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
         # not take back what was accepted.
         index.write_bytes(current.read_bytes())
@@ -155,19 +157,22 @@ class Follower:
             self._install(index)
         return self._left(blocked, why)
 
-    def _adopt(self, git: Git, root: int, touched: Sequence[Change]) -> None:
+    def _adopt(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> None:
         """What is on the disk as it shall be counts as done: the user made the same change, or we were killed."""
-        entries = {line.partition(b"\t")[2]: line.split(b" ")[1] for line in git.names("ls-files", "-z", "--stage")}
         lines = []
         for change in touched:
-            unstaged = entries.get(change.path, b"").decode() == (change.old if change.status != "A" else "")
+            found = entries.get(change.path)
+            unstaged = found is None if change.status == "A" else found is not None and found[1] == change.old
             if unstaged and _is_new(root, change):
                 lines.append(b"%s %s\t%s" % (change.new_mode.lstrip(b"0") or b"0", change.new.encode(), change.path))
         if lines:
             git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
 
-    def _obstacles(self, git: Git, root: int, touched: Sequence[Change]) -> tuple[list[bytes], str]:
-        """Paths that cannot follow for a reason that git would not see: filters, and ignored files in the way."""
+    def _obstacles(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> tuple[list[bytes], str]:
+        """Paths that cannot follow for a reason that git would not see, and the reason."""
+        skipped = [one.path for one in touched if entries.get(one.path, ("", ""))[0] == _SKIPPED]
+        if skipped:
+            return skipped, "are left out of a sparse checkout"
         names = b"\0".join([*(change.path for change in touched), b""])
         told = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
         filtered = [path for path, value in zip(told[0::3], told[2::3], strict=False) if value not in _NO_FILTER]
@@ -191,11 +196,16 @@ class Follower:
         self.fault("review.index.after")
 
     def _left(self, paths: Sequence[bytes], why: str) -> str:
-        names = ", ".join(path_text(path) for path in paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
         return (
-            f"the files in {self.checkout.path} were left as they are, for {names} {why}; to bring them up to date: "
-            f"git reset {self.before[:12]} && git stash && git merge --ff-only {self.after[:12]} && git stash pop"
+            f"the files in {self.checkout.path} were left as they are, for {_named(paths)} {why}; to merge your "
+            f"changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && git checkout -- . && "
+            "git apply --3way mine.patch"
         )
+
+
+def _entries(git: Git) -> Entries:
+    lines = [line.partition(b"\t") for line in git.names("ls-files", "-z", "-t", "--stage")]
+    return {path: (facts[:1].decode(), facts.split(b" ")[2].decode()) for facts, _, path in lines}
 
 
 def recover(mirror: Mirror, fault: FaultPoint) -> None:
@@ -214,7 +224,15 @@ def recover(mirror: Mirror, fault: FaultPoint) -> None:
         tip = mirror.tip(repository, facts["branch"])
         forward = mirror.is_ancestor(before, after)
         moved = mirror.is_ancestor(after, tip) and (forward or not mirror.is_ancestor(before, tip))
-        follower.recover(moved=moved)
+        if moved and follower.holds_lock:
+            follower.finish()
+        else:
+            follower.cancel()
+
+
+def _named(paths: Sequence[bytes]) -> str:
+    names = ", ".join(path_text(path) for path in paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
+    return names or "some of them"
 
 
 def _is_new(root: int, change: Change) -> bool:

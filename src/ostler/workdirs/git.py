@@ -61,6 +61,23 @@ _SETTINGS = (
     "submodule.recurse=false",
     "commit.gpgSign=false",
 )
+_NO_SETTINGS = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+_ENVIRONMENT = {
+    "PATH": os.defpath,
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "TZ": "UTC",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_PROTOCOL_FROM_USER": "0",
+    "GIT_AUTHOR_NAME": "Ostler",
+    "GIT_AUTHOR_EMAIL": "ostler@localhost",
+    "GIT_COMMITTER_NAME": "Ostler",
+    "GIT_COMMITTER_EMAIL": "ostler@localhost",
+}
 
 
 class Answer(NamedTuple):
@@ -84,6 +101,8 @@ class Git:
     borrowed: int | Path | None = None
     #: Descriptors that the program keeps open: a lock among them outlives us until the program has ended.
     held: tuple[int, ...] = ()
+    #: Only for reading them.
+    settings_of_user: bool = False
 
     def with_(
         self,
@@ -95,9 +114,18 @@ class Git:
     ) -> Self:
         return replace(self, work_tree=work_tree, index=index, objects=objects, borrowed=borrowed)
 
-    def run(self, *arguments: str | bytes, stdin: bytes | IO[bytes] | None = None, seconds: float = SECONDS) -> bytes:
+    def run(
+        self,
+        *arguments: str | bytes,
+        stdin: bytes | IO[bytes] | None = None,
+        out: IO[bytes] | None = None,
+        seconds: float = SECONDS,
+    ) -> bytes:
         """The output of a call that must succeed."""
-        return _required(self.ask(*arguments, stdin=stdin, seconds=seconds), arguments)
+        answer = self.ask(*arguments, stdin=stdin, out=out, seconds=seconds)
+        if answer.code != 0:
+            raise GitError(f"git {_verb(arguments)} failed: {answer.error or f'exit code {answer.code}'}")
+        return answer.output
 
     def text(self, *arguments: str | bytes, stdin: bytes | None = None) -> str:
         return self.run(*arguments, stdin=stdin).decode("utf-8", "replace").strip()
@@ -110,37 +138,30 @@ class Git:
         self,
         *arguments: str | bytes,
         stdin: bytes | IO[bytes] | None = None,
+        out: IO[bytes] | None = None,
         seconds: float = SECONDS,
-        limit: int = OUTPUT_LIMIT,
-        cut: bool = False,
+        cut_at: int | None = None,
     ) -> Answer:
-        """Run it and say how it ended. `cut`: output beyond the limit is dropped instead of refused."""
+        """Run it and say how it ended. `out`: a file for the output. `cut_at`: what is beyond that is dropped."""
         with _as_file(stdin) as source, tempfile.TemporaryFile() as errors:
-            process = self._start(arguments, source, subprocess.PIPE, errors)
+            process = self._start(arguments, source, subprocess.PIPE if out is None else out.fileno(), errors)
             with _ended_after(process, seconds) as late:
-                output, too_much = _read(process, limit)
-            _judge(arguments, late, too_much=too_much and not cut)
+                output, too_much = _read(process, cut_at or OUTPUT_LIMIT)
+            if late.is_set():
+                raise DeadlineError(f"git {_verb(arguments)} took too long and was ended; nothing was changed by it")
+            if too_much and cut_at is None:
+                raise GitError(f"git {_verb(arguments)} gave too much output; list what is no work in .gitignore")
             errors.seek(0)
-            told = errors.read(_MAX_ERROR * 4).decode("utf-8", "replace")
-            return Answer(0 if too_much else process.returncode, output, told)
-
-    def write(self, out: IO[bytes], *arguments: str, stdin: bytes, seconds: float = SECONDS) -> None:
-        """Let the output go into a file."""
-        with _as_file(stdin) as source, tempfile.TemporaryFile() as errors:
-            process = self._start(arguments, source, out.fileno(), errors)
-            with _ended_after(process, seconds) as late:
-                process.wait()
-            _judge(arguments, late, too_much=False)
-            errors.seek(0)
-            _required(Answer(process.returncode, b"", errors.read().decode("utf-8", "replace")), arguments)
+            told = " ".join(errors.read(_MAX_ERROR * 4).decode("utf-8", "replace").split())
+            return Answer(0 if too_much else process.returncode, output, clipped(told, _MAX_ERROR))
 
     def _start(
         self, arguments: Sequence[str | bytes], source: int, out: int, errors: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+        safe = [part for setting in _SETTINGS for part in ("-c", setting)] if not self.settings_of_user else []
         borrowed = (self.borrowed,) if isinstance(self.borrowed, int) else ()
         return subprocess.Popen(  # noqa: S603 - a list of arguments, no shell
-            [_program(), *settings, "--literal-pathspecs", "--no-replace-objects", *arguments],
+            [_program(), *safe, "--literal-pathspecs", "--no-replace-objects", *arguments],
             stdin=source,
             stdout=out,
             stderr=errors,
@@ -162,25 +183,16 @@ class Git:
             environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f"/proc/self/fd/{self.borrowed}"
         elif self.borrowed is not None:
             environment["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quote(os.fsencode(self.borrowed))
-        return _fixed_environment() | environment
+        if self.settings_of_user:
+            environment |= {name: value for name in ("HOME", "XDG_CONFIG_HOME") if (value := os.environ.get(name))}
+            return _ENVIRONMENT | environment
+        return _ENVIRONMENT | _NO_SETTINGS | environment
 
 
 def user_settings(directory: Path) -> list[tuple[str, str]]:
     """The settings that the user's own git sees in a repository. Reading them runs nothing."""
-    home = {name: value for name in ("HOME", "XDG_CONFIG_HOME") if (value := os.environ.get(name))}
-    environment = {**_fixed_environment(), "GIT_DIR": str(directory), **home}
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM"):
-        environment.pop(name)
-    done = subprocess.run(  # noqa: S603 - a list of arguments, no shell
-        [_program(), "config", "--list", "-z", "--includes"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=environment,
-        cwd=directory,
-        timeout=SECONDS,
-        check=False,
-    )
-    entries = [entry.partition("\n") for entry in done.stdout.decode("utf-8", "surrogateescape").split("\0") if entry]
+    git = Git(directory=directory, settings_of_user=True)
+    entries = [os.fsdecode(entry).partition("\n") for entry in git.names("config", "--list", "-z", "--includes")]
     return [(name, value) for name, _, value in entries]
 
 
@@ -238,27 +250,6 @@ def _escaped(one: bytes) -> str:
 
 
 # --- one run -----------------------------------------------------------------------------------------
-
-
-def _fixed_environment() -> dict[str, str]:
-    return {
-        "PATH": os.defpath,
-        "HOME": "/nonexistent",
-        "LC_ALL": "C",
-        "TZ": "UTC",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_NO_LAZY_FETCH": "1",
-        "GIT_ALLOW_PROTOCOL": "none",
-        "GIT_PROTOCOL_FROM_USER": "0",
-        "GIT_AUTHOR_NAME": "Ostler",
-        "GIT_AUTHOR_EMAIL": "ostler@localhost",
-        "GIT_COMMITTER_NAME": "Ostler",
-        "GIT_COMMITTER_EMAIL": "ostler@localhost",
-    }
 
 
 @cache
@@ -320,11 +311,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read(process: subprocess.Popen[bytes], limit: int) -> tuple[bytes, bool]:
-    if process.stdout is None:
-        return b"", False
     parts: list[bytes] = []
     size = 0
-    while part := process.stdout.read1(_CHUNK):  # type: ignore[attr-defined]  # a buffered reader
+    while process.stdout is not None and (part := process.stdout.read(_CHUNK)):
         parts.append(part)
         size += len(part)
         if size > limit:
@@ -333,21 +322,5 @@ def _read(process: subprocess.Popen[bytes], limit: int) -> tuple[bytes, bool]:
     return b"".join(parts), False
 
 
-def _judge(arguments: Sequence[str | bytes], late: threading.Event, *, too_much: bool) -> None:
-    if late.is_set():
-        raise DeadlineError(f"git {_verb(arguments)} took too long and was ended; nothing was changed by it")
-    if too_much:
-        raise GitError(
-            f"git {_verb(arguments)} gave more output than is read; list what is not part of the work in .gitignore"
-        )
-
-
-def _required(answer: Answer, arguments: Sequence[str | bytes]) -> bytes:
-    if answer.code == 0:
-        return answer.output
-    told = " ".join(answer.error.split()) or f"exit code {answer.code}"
-    raise GitError(f"git {_verb(arguments)} failed: {clipped(told, _MAX_ERROR)}")
-
-
 def _verb(arguments: Sequence[str | bytes]) -> str:
-    return os.fsdecode(arguments[0]) if arguments else ""
+    return os.fsdecode(arguments[0])

@@ -79,7 +79,7 @@ class Repository:
             return True
         if self.tip(branch) != old:
             return False
-        raise GitError(f"git could not move {branch} in {self.directory}: {' '.join(answer.error.split())[:300]}")
+        raise GitError(f"git could not move {branch} in {self.directory}: {answer.error}")
 
     def published(self, commit: str) -> bool:
         """Whether a branch of a remote has it, as far as this repository knows."""
@@ -133,7 +133,7 @@ def discover(near: Path) -> Place | None:
     if answer.code != 0:
         if "not a git repository" in answer.error:
             return None
-        raise GitError(f"git does not read the repository at {near}: {' '.join(answer.error.split())[:300]}")
+        raise GitError(f"git does not read the repository at {near}: {answer.error}")
     common, inside = answer.output.decode("utf-8", "surrogateescape").splitlines()[:2]
     checkout = None
     if inside == "true":

@@ -201,7 +201,11 @@ class Review:
                 one.cancel()
             return None
         self.fault("review.ref.after")
-        reasons = [f"git is at work in {one.checkout.path}" for one in followers if one not in locked]
+        reasons = [
+            f"git is at work in {one.checkout.path}, so its files were left as they are"
+            for one in followers
+            if one not in locked
+        ]
         reasons += [why for one in locked if (why := one.finish())]
         return Outcome(bool(followers) and not reasons, "; ".join(reasons) or None)
 
@@ -232,9 +236,7 @@ def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[s
     wanted = [path_bytes(path) for path in paths or ()]
     base = merge_base(mirror, workdir, object_id(snapshot.commit))
     how = ("--no-color", "--no-ext-diff", "--no-textconv", "--find-renames", "--submodule=short")
-    answer = mirror.git.ask(
-        "diff", *how, *form, base, object_id(snapshot.commit), "--", *wanted, limit=DIFF_LIMIT, cut=True
-    )
+    answer = mirror.git.ask("diff", *how, *form, base, object_id(snapshot.commit), "--", *wanted, cut_at=DIFF_LIMIT)
     text = answer.output.decode("utf-8", "replace")
     return (
         text if len(answer.output) < DIFF_LIMIT else f"{text}\n(the diff goes on; name fewer files to see the rest)\n"
