@@ -267,6 +267,33 @@ async def test_what_cannot_be_saved_is_not_deleted(ground: Ground, monkeypatch: 
     assert not await ground.workdirs.list_entries()
 
 
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (
+            PermissionError(13, "denied", b"a.txt"),
+            InvalidOperationError,
+            r"a\.txt of T1 may not be read; make it readable",
+        ),
+        (OSError(28, "No space left on device"), OSError, "No space left"),
+    ],
+)
+async def test_what_cannot_be_read_or_written_keeps_the_workdir(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, error: OSError, raised: type[Exception], said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    workdir, place = await ground.prepared()
+    before = tree_of(place)
+    with monkeypatch.context() as patch:
+        patch.setattr("ostler.workdirs.vault.pack", refuse)
+        with pytest.raises(raised, match=said):
+            await ground.workdirs.retire(workdir, record={})
+    assert tree_of(place) == before
+    assert not (await ground.workdirs.retire(workdir, record={})).missing
+
+
 async def test_what_changes_while_it_is_saved_is_saved_again(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir, place = await ground.prepared()
     aside = place.with_name(".retired-T1-1")

@@ -60,10 +60,6 @@ class Packed:
     left_out: list[str] = field(default_factory=list)
     signs: Signs = field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        return sum(item.size for item in self.items)
-
 
 # --- write -------------------------------------------------------------------------------------------
 

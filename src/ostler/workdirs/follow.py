@@ -197,9 +197,9 @@ class Follower:
 
     def _left(self, paths: Sequence[bytes], why: str) -> str:
         return (
-            f"the files in {self.checkout.path} were left as they are, for {_named(paths)} {why}; to merge your "
-            f"changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && git checkout -- . && "
-            "git apply --3way mine.patch"
+            f"the files in {self.checkout.path} were left as they are, for {_named(paths)} {why}; "
+            f"to merge your changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && "
+            "git checkout -- . && git apply --3way mine.patch"
         )
 
 

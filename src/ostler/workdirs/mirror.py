@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from ostler.errors import GitError, InvalidOperationError
 from ostler.workdirs.files import locked, remove_tree, write_durably
@@ -318,7 +318,7 @@ def _unpack(git: Git, pack: IO[bytes], *, strict: bool) -> None:
         git.run("unpack-objects", "-q", *check, stdin=pack, seconds=_LONG_SECONDS)
 
 
-def _excludes(repository: Repository, settings: Mapping[str, Any]) -> bytes:
+def _excludes(repository: Repository, settings: Mapping[str, str]) -> bytes:
     """What the user's own git leaves out: the excludes of the repository and of the user."""
     fallback = os.path.join(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore")  # noqa: PTH118
     of_user = Path(settings.get("core.excludesfile") or fallback).expanduser()

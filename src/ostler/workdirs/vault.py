@@ -7,6 +7,7 @@ name of what was moved aside holds the number of the entry.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from ostler.errors import InvalidOperationError, OstlerError, ValidationError, V
 from ostler.model.context import json_faults
 from ostler.seams import Seams
 from ostler.workdirs.archive import Item, Packed, check, pack, signs_of, unpack
-from ostler.workdirs.files import opened, remove_tree, sync_folder, write_durably
+from ostler.workdirs.files import NOTHING_THERE, opened, remove_tree, sync_folder, write_durably
 from ostler.workdirs.records import VaultEntry, Workdir, check_key
 
 _ARCHIVE = "archive.tar.gz"
@@ -232,13 +233,22 @@ def _is_folder(path: Path) -> bool:
 def _packed(file: Path, roots: list[tuple[bytes, int]], key: str) -> Packed:
     """Packed, read back, and unchanged on the disk since; all of it again where something changed meanwhile."""
     for _ in range(_TRIES):
-        with file.open("w+b") as out:
-            packed = pack(out, roots)
-            out.flush()
-            os.fsync(out.fileno())
-            check(out, packed.items)
-        if signs_of(roots) == packed.signs:
-            return packed
+        try:
+            with file.open("w+b") as out:
+                packed = pack(out, roots)
+                out.flush()
+                os.fsync(out.fileno())
+                check(out, packed.items)
+            if signs_of(roots) == packed.signs:
+                return packed
+        except PermissionError as error:
+            name = os.fsdecode(error.filename)
+            raise InvalidOperationError(
+                f"{name} of {key} may not be read; make it readable, then retire it again"
+            ) from error
+        except OSError as error:
+            if error.errno not in {*NOTHING_THERE, errno.EINVAL}:  # of a link that is none any more
+                raise
     raise InvalidOperationError(f"files of {key} are still being changed; stop what works there, then retire it again")
 
 
