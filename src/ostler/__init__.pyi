@@ -80,6 +80,9 @@ from ostler.errors import (
     ExecutionTimeoutError as ExecutionTimeoutError,
 )
 from ostler.errors import (
+    GitError as GitError,
+)
+from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
 )
 from ostler.errors import (
@@ -93,6 +96,9 @@ from ostler.errors import (
 )
 from ostler.errors import (
     LicenseError as LicenseError,
+)
+from ostler.errors import (
+    MergeConflictError as MergeConflictError,
 )
 from ostler.errors import (
     MissingExtraError as MissingExtraError,
@@ -129,6 +135,9 @@ from ostler.errors import (
 )
 from ostler.errors import (
     ValidationError as ValidationError,
+)
+from ostler.errors import (
+    VaultError as VaultError,
 )
 from ostler.errors import (
     VersionConflictError as VersionConflictError,

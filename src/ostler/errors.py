@@ -19,6 +19,7 @@
     │   ├── VersionConflictError    the record changed since it was read
     │   ├── IdempotencyConflictError  the same key came with another body
     │   ├── LeaseHeldError          another owner holds the lease
+    │   ├── MergeConflictError      the work does not merge; names the paths, nothing was changed
     │   └── StaleWriterError        an old epoch or attempt tried to write
     ├── DeadlineError               also a TimeoutError
     │   ├── InitializationTimeoutError
@@ -35,6 +36,8 @@
     │   ├── DamagedRowError         one row cannot be read; names it, and the others are as they were
     │   ├── AuditBrokenError        the chain does not verify
     │   └── HistoryBrokenError      a turn of a run is missing, or not as it was written
+    ├── GitError                    git refused, or is missing or too old
+    ├── VaultError                  an entry of the vault is damaged or may not be unpacked
     ├── SimulationError             a turn could not be completed; the run stands at the one before
     └── MissingExtraError           an optional part is not installed
 
@@ -200,6 +203,14 @@ class LeaseHeldError(ConflictError):
     """Another owner holds the lease; stop it first, or wait until the lease ends."""
 
 
+class MergeConflictError(ConflictError):
+    """The work does not merge; nothing was changed, so send it back to its agent or resolve it by hand."""
+
+    def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        super().__init__(message)
+
+
 class StaleWriterError(ConflictError):
     """A newer owner or attempt has taken over; this one may not write any more."""
 
@@ -270,6 +281,14 @@ class HistoryBrokenError(StoreError):
 
 class AuditBrokenError(StoreError):
     """The audit chain does not verify."""
+
+
+class GitError(OstlerError):
+    """git could not do this; see what it said, and try the same by hand in the repository."""
+
+
+class VaultError(OstlerError):
+    """This entry of the vault is damaged or holds what may not be unpacked; nothing was written."""
 
 
 class SimulationError(OstlerError):

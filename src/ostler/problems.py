@@ -38,7 +38,10 @@ PROBLEMS = (
     Problem(errors.AuthorizationError, "forbidden", 403, ExitCode.NOT_ALLOWED),
     Problem(errors.LicenseError, "plan_limit", 403, ExitCode.NOT_ALLOWED),
     Problem(errors.InvalidOperationError, "wrong_state", 409, ExitCode.WRONG_STATE),
+    Problem(errors.MergeConflictError, "merge_conflict", 409, ExitCode.CONFLICT),
     Problem(errors.ConflictError, "conflict", 409, ExitCode.CONFLICT),
+    Problem(errors.GitError, "git_failed", 502, ExitCode.FAILED),
+    Problem(errors.VaultError, "vault_refused", 409, ExitCode.FAILED),
     Problem(errors.AgentInitializationError, "start_failed", 502, ExitCode.FAILED),
     Problem(errors.AgentExecutionError, "agent_error", 502, ExitCode.FAILED),
     Problem(errors.AgentGoneError, "agent_gone", 502, ExitCode.FAILED),
@@ -74,6 +77,8 @@ def document(error: errors.OstlerError) -> dict[str, Any]:
     }
     if isinstance(error, errors.ValidationError):
         body["faults"] = [fault.message for fault in error.faults]
+    if isinstance(error, errors.MergeConflictError):
+        body["paths"] = list(error.paths)
     return body
 
 
@@ -104,6 +109,8 @@ def error_of(body: Mapping[str, Any]) -> errors.OstlerError:
         return errors.AuthorizationError(text) if body.get("code") == UNAUTHENTICATED else errors.OstlerError(text)
     if problem.error is errors.ValidationError:
         return errors.ValidationError([_Told(str(one)) for one in body.get("faults") or [text]])
+    if problem.error is errors.MergeConflictError:
+        return errors.MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
     if problem.error is errors.CursorGoneError:
         return errors.StoreError(text)
     return problem.error(text)

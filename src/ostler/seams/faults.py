@@ -26,6 +26,10 @@ POINTS = frozenset(
         *("store.migrate.before", "store.migrate.statement", "store.migrate.after"),
         *(f"spawn.{step}.{when}" for step in ("intent", "start", "ready") for when in ("before", "after")),
         *(f"stop.{step}.{when}" for step in ("intent", "kill", "final") for when in ("before", "after")),
+        *(f"prepare.{step}.after" for step in ("mirror", "build", "place")),
+        *(f"review.{step}.after" for step in ("commit", "objects", "ref", "files", "index")),
+        *("review.ref.before",),
+        *(f"retire.{step}.after" for step in ("move", "save", "publish", "remove")),
         *("restart.decide.after", "restart.spawn.before", "restart.spawn.after"),
     }
 )

@@ -1,0 +1,296 @@
+"""The files of a workdir as a tree in the mirror, whatever an agent does to its repository or its files meanwhile.
+
+git only lists names here. Each file that differs is copied by descriptors (`files.py`) into a directory of ours, and
+git adds it from there: what is added lies below the workdir for certain, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostler.errors import GitError, InvalidOperationError, OstlerError
+from ostler.workdirs.files import NOTHING_THERE, copy, opened, parent_of, read_small, status
+from ostler.workdirs.git import Git, object_id, path_text
+from ostler.workdirs.mirror import Author, Mirror
+from ostler.workdirs.records import FileChange, Snapshot, Workdir, WorkdirKind
+from ostler.workdirs.repository import Repository
+
+_MAX_FILES = 200_000
+_MAX_BYTES = 8 * 1024**3
+_MAX_INDEX_BYTES = 256 * 1024 * 1024
+_MAX_REF_BYTES = 16 * 1024 * 1024
+#: Repositories inside the workdir whose files are taken.
+_MAX_NESTED = 50
+_MAX_LEFT_OUT = 100
+#: Changed files that a snapshot names.
+_MAX_LISTED = 5000
+_LINK_TO_REPOSITORY = b"160000"
+#: Names that git refuses, since other systems take them for `.git`.
+_RESERVED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|$)", re.IGNORECASE)
+_REF = re.compile(r"ref: (refs/[\w./-]{1,200})")
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> Snapshot:
+    """Keep the files of a workdir as a commit on the agent's own; the last snapshot again where nothing changed."""
+    place = Path(workdir.path)
+    if not place.is_dir() or place.is_symlink():
+        raise InvalidOperationError(f"the workdir {place} is not there; prepare it, or restore it from the vault")
+    worktree = workdir.kind is WorkdirKind.WORKTREE
+    if not worktree:
+        mirror.create()
+    base = object_id(str(workdir.base)) if worktree else mirror.empty()
+    capture = Capture(mirror, place, mirror.own(workdir.key), worktree)
+    head = capture.head(base) if worktree else None
+    tree = capture.tree(base)
+    number, last = _last(mirror, workdir.key)
+    if last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base):
+        number, last = number + 1, mirror.commit(tree, [head or base], message, author)
+        mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
+    compared = merge_base(mirror, workdir, head or base)
+    files = _file_changes(mirror, compared, last)
+    return Snapshot(
+        key=workdir.key,
+        number=number,
+        mirror=mirror.name,
+        commit=last,
+        tree=tree,
+        base=compared,
+        head=head,
+        files=tuple(files[:_MAX_LISTED]),
+        more=max(len(files) - _MAX_LISTED, 0),
+        left_out=tuple(capture.left_out),
+    )
+
+
+def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
+    """Where the work and its target part. Without the user's repository, as it was last seen."""
+    if workdir.kind is WorkdirKind.DIRECTORY:
+        return mirror.empty()
+    target = str(workdir.target)
+    try:
+        tip: str | None = mirror.tip(Repository.at(str(workdir.repository), mirror.held), target)
+    except OstlerError:
+        tip = mirror.seen(target)
+    return mirror.merge_base(tip or str(workdir.base), commit) or str(workdir.base)
+
+
+def _last(mirror: Mirror, key: str) -> tuple[int, str | None]:
+    """The number and the commit of the last snapshot."""
+    prefix = f"refs/ostler/{key}/"
+    found = {name.removeprefix(prefix): commit for name, commit in mirror.refs(prefix).items()}
+    number = max((int(name) for name in found if name.isdigit()), default=0)
+    return number, found.get(str(number))
+
+
+def _file_changes(mirror: Mirror, old: str, new: str) -> list[FileChange]:
+    counts = mirror.line_counts(old, new)
+    found = []
+    for change in mirror.changes(old, new):
+        added, removed = counts.get(change.path, (None, None))
+        status: Any = change.status
+        found.append(FileChange(path=path_text(change.path), status=status, added=added, removed=removed))
+    return found
+
+
+@dataclass
+class Capture:
+    """One run over a workdir."""
+
+    mirror: Mirror
+    root: Path
+    #: Ours, and kept. The index in it knows what is unchanged since the last time.
+    own: Path
+    #: False for a plain directory: a repository that an agent makes in it means nothing.
+    worktree: bool
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def index(self) -> Path:
+        return self.own / "index"
+
+    def tree(self, base: str) -> str:
+        with self.mirror.scratch() as scratch, opened(self.root) as root:
+            git = self.mirror.git.with_(work_tree=self.root, index=self.index)
+            known = self._known(git, base)
+            theirs = self._agent_index(root, scratch) if self.worktree else {}
+            listed = git.names(
+                "ls-files", "-z", "-m", "-o", "--exclude-standard", f"--exclude-from={self.own / 'exclude'}"
+            )
+            paths = {path for path in listed if not path.endswith(b"/")}
+            paths |= {path for path in theirs if path not in known}
+            paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
+            modules = {path for path, (mode, _) in known.items() if mode == _LINK_TO_REPOSITORY}
+            self._stage(root, paths - modules, scratch)
+            self._take_modules(modules, theirs)
+            self._name_others(root, {path.rpartition(b"/")[0] for path in paths | known.keys()})
+            return git.text("write-tree")
+
+    def head(self, base: str) -> str | None:
+        """The agent's last commit, its objects taken over; None where it cannot be read or has nothing to do with base.
+
+        Its repository is read as files. Were git run in it, the agent's settings would count.
+        """
+        try:
+            with opened(self.root) as root:
+                found = _read_head(root)
+                if found == base:
+                    return None
+                if found is not None and len(found) == len(base):
+                    with parent_of(root, b".git/objects/x") as (objects, _):
+                        self.mirror.take(objects, [found], strict=True)
+                    if self.mirror.merge_base(base, found):
+                        return found
+        except (OSError, OstlerError) as error:
+            self._leave_out(b".git", f"the agent's commits cannot be read ({error})")
+            return None
+        self._leave_out(b".git", "HEAD is on no commit that came from the base")
+        return None
+
+    def _known(self, git: Git, base: str) -> dict[bytes, tuple[bytes, bytes]]:
+        """What our index holds. Without one of an earlier run every file is compared by its contents."""
+        (self.own / "exclude").touch()
+        if self.index.exists():
+            with contextlib.suppress(GitError):
+                return _entries(git)
+            self.index.unlink()
+        git.run("read-tree", base)
+        return _entries(git)
+
+    def _agent_index(self, root: int, scratch: Path) -> dict[bytes, tuple[bytes, bytes]]:
+        """What the agent itself has added, which may be a file that is ignored."""
+        data = read_small(root, b".git/index", _MAX_INDEX_BYTES)
+        if data is None:
+            return {}
+        copied = scratch / "index"
+        copied.write_bytes(data)
+        with contextlib.suppress(GitError):
+            return _entries(self.mirror.git.with_(index=copied))
+        return {}
+
+    def _nested(self, folders: Iterable[bytes], scratch: Path) -> set[bytes]:
+        """The files of repositories inside the workdir, by their own ignore rules."""
+        found: set[bytes] = set()
+        waiting = list(folders)
+        seen = 0
+        while waiting:
+            folder = waiting.pop()
+            seen += 1
+            if seen > _MAX_NESTED:
+                self._leave_out(folder, f"more than {_MAX_NESTED} repositories lie inside")
+                continue
+            self._leave_out(folder + b".git", "a repository inside; its files are kept, its history is not")
+            place = self.root / Path(folder.decode("utf-8", "surrogateescape"))
+            git = Git(directory=self.mirror.directory, work_tree=place, index=scratch / "none")
+            with contextlib.suppress(OSError, GitError):
+                for name in git.names("ls-files", "-z", "-o", "--exclude-standard"):
+                    (waiting.append if name.endswith(b"/") else found.add)(folder + name)
+        return found
+
+    def _stage(self, root: int, paths: set[bytes], scratch: Path) -> None:
+        if len(paths) > _MAX_FILES:
+            raise InvalidOperationError(
+                f"{len(paths)} files changed in {self.root}, and at most {_MAX_FILES} are taken; "
+                "list what is not part of the work in .gitignore"
+            )
+        staging = scratch / "files"
+        staging.mkdir()
+        added: list[bytes] = []
+        removed: list[bytes] = []
+        size = 0
+        with opened(staging) as target:
+            for path in sorted(paths):
+                if _RESERVED.search(path):
+                    self._leave_out(path, "git does not keep files of that name")
+                    continue
+                copied = self._copy(root, path, target)
+                if copied is None:
+                    removed.append(path)
+                elif copied >= 0:
+                    added.append(path)
+                    size += copied
+                if size > _MAX_BYTES:
+                    raise InvalidOperationError(
+                        f"more than {_MAX_BYTES >> 30} GiB changed in {self.root}; use .gitignore"
+                    )
+        git = self.mirror.git.with_(work_tree=staging, index=self.index)
+        if removed:
+            git.run("update-index", "-z", "--force-remove", "--stdin", stdin=b"\0".join([*removed, b""]))
+        if added:
+            git.run("update-index", "-z", "--add", "--replace", "--stdin", stdin=b"\0".join([*added, b""]), seconds=900)
+
+    def _copy(self, root: int, path: bytes, target: int) -> int | None:
+        """How many bytes were copied; None where no file is, -1 where it may not be read."""
+        found = status(root, path)
+        if found is None or stat.S_ISDIR(found.st_mode):
+            return None
+        try:
+            size = copy(root, path, target)
+        except PermissionError:
+            self._leave_out(path, "it may not be read")
+            return -1
+        except OSError as error:
+            if error.errno in NOTHING_THERE:
+                return None  # it went while it was looked at
+            raise
+        return size if size >= 0 else None
+
+    def _take_modules(self, modules: set[bytes], theirs: dict[bytes, tuple[bytes, bytes]]) -> None:
+        """Submodules are what the agent has added them as; their files are not looked at."""
+        lines = []
+        for path in modules if theirs else ():
+            mode, commit = theirs.get(path, (b"0", b"0" * 40))
+            if mode in {b"0", _LINK_TO_REPOSITORY}:
+                lines.append(mode + b" " + commit + b"\t" + path)
+        if lines:
+            git = self.mirror.git.with_(index=self.index)
+            git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
+
+    def _name_others(self, root: int, folders: set[bytes]) -> None:
+        """Git lists neither sockets nor pipes. Those beside other files are named."""
+        for folder in sorted(folders | {b""}):
+            with contextlib.suppress(OSError), parent_of(root, folder + b"/x" if folder else b"x") as (place, _):
+                for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+                    if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+                        name = os.fsencode(entry.name)
+                        self._leave_out(folder + b"/" + name if folder else name, "neither a file nor a link")
+
+    def _leave_out(self, path: bytes, why: str) -> None:
+        if len(self.left_out) < _MAX_LEFT_OUT:
+            self.left_out.append(f"{path_text(path)}: {why}")
+
+
+def _entries(git: Git) -> dict[bytes, tuple[bytes, bytes]]:
+    """Path to mode and object."""
+    found = {}
+    for line in git.names("ls-files", "-z", "--stage"):
+        facts, _, path = line.partition(b"\t")
+        mode, name, _ = facts.split(b" ")
+        found[path] = (mode, name)
+    return found
+
+
+def _read_head(root: int) -> str | None:
+    text = (read_small(root, b".git/HEAD", 4096) or b"").decode("utf-8", "replace").strip()
+    named = _REF.fullmatch(text)
+    if named is None:
+        return text if _COMMIT.fullmatch(text) else None
+    if ".." in named[1] or "//" in named[1]:
+        return None
+    loose = read_small(root, b".git/" + named[1].encode(), 4096)
+    if loose is not None:
+        found = loose.decode("utf-8", "replace").strip()
+        return found if _COMMIT.fullmatch(found) else None
+    packed = (read_small(root, b".git/packed-refs", _MAX_REF_BYTES) or b"").decode("utf-8", "replace")
+    for line in packed.splitlines():
+        found, _, name = line.partition(" ")
+        if name == named[1] and _COMMIT.fullmatch(found):
+            return found
+    return None

@@ -1,0 +1,279 @@
+"""The user's checkout of a branch that has just moved: its index and its files follow, where that overwrites nothing.
+
+Steps: a journal; git's own lock on the index; the branch moves (`review.py`); files; the new index, renamed over the
+old one, which ends the lock. A process that is killed in between leaves journal and lock. `recover` then goes on: if
+the branch had moved, files that are already new count as done and the others follow; if it had not, only the lock goes.
+Settings, hooks and filters of the user's repository are not used, for git works from the mirror.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostler.errors import GitError
+from ostler.seams import FaultPoint
+from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
+from ostler.workdirs.git import Git, path_text
+from ostler.workdirs.mirror import Change, Mirror
+from ostler.workdirs.repository import Checkout, Repository
+
+_LOCK_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+_CHUNK = 1024 * 1024
+_MODULE = b"160000"
+_LINK = b"120000"
+_NO_FILTER = frozenset({b"unspecified", b"unset"})
+#: How `ls-files -t` marks what a sparse checkout leaves out.
+_SKIPPED = "S"
+_SHOWN = 5
+_CHANGED = "have changes of yours that are not committed"
+
+
+#: Of an index: path to mark and object.
+Entries = dict[bytes, tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follower:
+    """One checkout on its way from `before` to `after`."""
+
+    mirror: Mirror
+    repository: Repository
+    checkout: Checkout
+    before: str
+    after: str
+    fault: FaultPoint
+
+    @property
+    def _journal(self) -> Path:
+        name = hashlib.sha256(os.fsencode(self.checkout.directory)).hexdigest()[:16]
+        return self.mirror.folder / "follow" / f"{name}.json"
+
+    @property
+    def _lock(self) -> Path:
+        return self.checkout.directory / "index.lock"
+
+    @property
+    def _mark(self) -> Path:
+        """A second name of the lock, which tells it from a lock of the user's git."""
+        return self.checkout.directory / "ostler-index"
+
+    def begin(self, branch: str) -> bool:
+        """Lock the index. False while the user's git holds it."""
+        self._journal.parent.mkdir(exist_ok=True)
+        facts = {
+            "repository": str(self.repository.directory),
+            "branch": branch,
+            "path": str(self.checkout.path),
+            "directory": str(self.checkout.directory),
+            "before": self.before,
+            "after": self.after,
+        }
+        write_durably(self._journal, json.dumps(facts).encode())
+        self._mark.unlink(missing_ok=True)
+        self._mark.touch()
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                self._lock.hardlink_to(self._mark)
+            except FileExistsError:
+                if time.monotonic() > deadline:
+                    self.cancel()
+                    return False
+                time.sleep(_POLL_SECONDS)
+            except OSError:  # a disk without hard links
+                self.cancel()
+                return False
+            else:
+                return True
+
+    def cancel(self) -> None:
+        """Let go of the lock, where it is ours."""
+        if self.holds_lock:
+            self._lock.unlink()
+        self._mark.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
+
+    def finish(self) -> str | None:
+        """Let index and files follow, and unlock. Why they did not, or None."""
+        try:
+            with self.mirror.scratch() as scratch:
+                why = self._follow(scratch / "index")
+        except (OSError, GitError) as error:
+            why = f"{self.checkout.path} was left as it is: {error}"
+        self.cancel()
+        return why
+
+    def standing(self) -> str | None:
+        """Why the files are not at `after`, or None where they are."""
+        with opened(self.checkout.path) as root:
+            behind = [change.path for change in self._touched() if not _is_new(root, change)]
+        return f"{_named(behind)} in {self.checkout.path} differ from the commit" if behind else None
+
+    @property
+    def holds_lock(self) -> bool:
+        try:
+            return self._lock.samefile(self._mark)
+        except OSError:
+            return False
+
+    # --- the steps -----------------------------------------------------------------------------------
+
+    def _touched(self) -> list[Change]:
+        return [
+            one for one in self.mirror.changes(self.before, self.after) if _MODULE not in {one.old_mode, one.new_mode}
+        ]
+
+    def _follow(self, index: Path) -> str | None:
+        current = self.checkout.directory / "index"
+        if not current.is_file():
+            return f"{self.checkout.path} has no index; run git reset --hard there if it has no changes of yours"
+        index.write_bytes(current.read_bytes())
+        git = self.mirror.git.with_(work_tree=self.checkout.path, index=index)
+        touched = self._touched()
+        with opened(self.checkout.path) as root:
+            entries = _entries(git)
+            self._adopt(git, root, touched, entries)
+            git.ask("update-index", "-q", "--refresh")
+            blocked, why = self._obstacles(git, root, touched, entries)
+        if not blocked:
+            answer = git.ask("read-tree", "-m", "-u", self.before, self.after)
+            self.fault("review.files.after")
+            if answer.code == 0:
+                self._install(index)
+                return None
+            blocked = [one.path for one in touched if f"'{path_text(one.path)}'" in answer.error]
+        # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
+        # not take back what was accepted.
+        index.write_bytes(current.read_bytes())
+        if git.ask("read-tree", "-m", "-i", self.before, self.after).code == 0:
+            self._install(index)
+        return self._left(blocked, why)
+
+    def _adopt(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> None:
+        """What is on the disk as it shall be counts as done: the user made the same change, or we were killed."""
+        lines = []
+        for change in touched:
+            found = entries.get(change.path)
+            unstaged = found is None if change.status == "A" else found is not None and found[1] == change.old
+            if unstaged and _is_new(root, change):
+                lines.append(b"%s %s\t%s" % (change.new_mode.lstrip(b"0") or b"0", change.new.encode(), change.path))
+        if lines:
+            git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
+
+    def _obstacles(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> tuple[list[bytes], str]:
+        """Paths that cannot follow for a reason that git would not see, and the reason."""
+        skipped = [one.path for one in touched if entries.get(one.path, ("", ""))[0] == _SKIPPED]
+        if skipped:
+            return skipped, "are left out of a sparse checkout"
+        names = b"\0".join([*(change.path for change in touched), b""])
+        told = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
+        filtered = [path for path, value in zip(told[0::3], told[2::3], strict=False) if value not in _NO_FILTER]
+        if filtered:
+            return filtered, "are written by a filter such as git-lfs, which Ostler does not run"
+        deleted = {change.path for change in touched if change.status == "D"}
+        return [one.path for one in touched if one.status == "A" and _in_the_way(root, one, deleted)], _CHANGED
+
+    def _install(self, index: Path) -> None:
+        """Put the new index in the place of the old one. That is the end of the lock."""
+        current = self.checkout.directory / "index"
+        made = index.stat()
+        with self._mark.open("wb") as file:
+            file.write(index.read_bytes())
+            os.fchmod(file.fileno(), stat.S_IMODE(current.stat().st_mode))
+            file.flush()
+            os.utime(file.fileno(), ns=(made.st_atime_ns, made.st_mtime_ns))
+            os.fsync(file.fileno())
+        self._lock.rename(current)
+        sync_folder(self.checkout.directory)
+        self.fault("review.index.after")
+
+    def _left(self, paths: Sequence[bytes], why: str) -> str:
+        return (
+            f"the files in {self.checkout.path} were left as they are, for {_named(paths)} {why}; "
+            f"to merge your changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && "
+            "git checkout -- . && git apply --3way mine.patch"
+        )
+
+
+def _entries(git: Git) -> Entries:
+    lines = [line.partition(b"\t") for line in git.names("ls-files", "-z", "-t", "--stage")]
+    return {path: (facts[:1].decode(), facts.split(b" ")[2].decode()) for facts, _, path in lines}
+
+
+def recover(mirror: Mirror, fault: FaultPoint) -> None:
+    """Finish what a killed process left in the user's checkouts. Called under the lock of the mirror."""
+    for journal in sorted((mirror.folder / "follow").glob("*.json")):
+        facts = json.loads(journal.read_bytes())
+        checkout = Checkout(Path(facts["path"]), Path(facts["directory"]))
+        if not (checkout.path.is_dir() and checkout.directory.is_dir()):
+            journal.unlink()
+            continue
+        repository = Repository.at(facts["repository"], mirror.held)
+        before, after = facts["before"], facts["after"]
+        follower = Follower(
+            mirror=mirror, repository=repository, checkout=checkout, before=before, after=after, fault=fault
+        )
+        tip = mirror.tip(repository, facts["branch"])
+        forward = mirror.is_ancestor(before, after)
+        moved = mirror.is_ancestor(after, tip) and (forward or not mirror.is_ancestor(before, tip))
+        if moved and follower.holds_lock:
+            follower.finish()
+        else:
+            follower.cancel()
+
+
+def _named(paths: Sequence[bytes]) -> str:
+    names = ", ".join(path_text(path) for path in paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
+    return names or "some of them"
+
+
+def _is_new(root: int, change: Change) -> bool:
+    """Whether the disk has a path as the new commit has it."""
+    found = status(root, change.path)
+    if change.status == "D" or found is None:
+        return change.status == "D" and (found is None or stat.S_ISDIR(found.st_mode))
+    try:
+        with parent_of(root, change.path) as (parent, name):
+            if stat.S_ISLNK(found.st_mode):
+                link = os.readlink(name, dir_fd=parent)
+                return change.new_mode == _LINK and _object_name(len(link), [link], change.new) == change.new
+            executable = b"100755" if found.st_mode & stat.S_IXUSR else b"100644"
+            if not stat.S_ISREG(found.st_mode) or change.new_mode != executable:
+                return False
+            with open_file(parent, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                return _object_name(found.st_size, iter(lambda: file.read(_CHUNK), b""), change.new) == change.new
+    except OSError:
+        return False
+
+
+def _object_name(size: int, parts: Iterable[bytes], like: str) -> str:
+    digest = hashlib.new("sha1" if len(like) == 40 else "sha256", b"blob %d\0" % size, usedforsecurity=False)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _in_the_way(root: int, change: Change, deleted: set[bytes]) -> bool:
+    """Whether something untracked stands where a new file goes."""
+    parts = change.path.split(b"/")
+    for depth in range(1, len(parts)):
+        above = b"/".join(parts[:depth])
+        found = status(root, above)
+        if found is not None and not stat.S_ISDIR(found.st_mode) and above not in deleted:
+            return True
+    found = status(root, change.path)
+    if found is None:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return change.path not in deleted and not _is_new(root, change)
+    with parent_of(root, change.path) as (parent, name), opened(name, at=parent) as folder:
+        inside = [one.path for one in walk(folder) if not stat.S_ISDIR(one.stat.st_mode)]
+    return any(change.path + b"/" + path not in deleted for path in inside)

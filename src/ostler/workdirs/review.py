@@ -1,0 +1,269 @@
+"""Diff, accept and undo: an in-memory merge in the mirror, then compare-and-set of the user's branch.
+
+What is accepted becomes one commit on the target, whoever committed what on the way. Before the branch moves, the
+commit is noted in the mirror under the snapshot it came from. So a second accept, or one after `kill -9`, finds whether
+the first one got through: the noted commit is in the history of the target, or it is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from ostler.errors import InvalidOperationError, MergeConflictError
+from ostler.model.faults import fault
+from ostler.seams import FaultPoint
+from ostler.workdirs.capture import merge_base
+from ostler.workdirs.follow import Follower, recover
+from ostler.workdirs.git import object_id, path_bytes, path_text
+from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
+from ostler.workdirs.records import Accepted, BaseChange, Snapshot, Undone, Workdir
+from ostler.workdirs.repository import Repository
+
+DIFF_LIMIT = 8 * 1024 * 1024
+#: How often the target may move away under an accept.
+_TRIES = 20
+_SHOWN = 10
+_AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) <([^<>\s\0]*)>")
+
+
+class Outcome(NamedTuple):
+    followed: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True)
+class Review:
+    """Everything that is done between one snapshot and its target, under the lock of the mirror."""
+
+    mirror: Mirror
+    repository: Repository
+    target: str
+    fault: FaultPoint
+
+    @classmethod
+    def of(cls, mirror: Mirror, repository: str | None, target: str | None, fault: FaultPoint) -> Review:
+        if repository is None or target is None:
+            raise InvalidOperationError(
+                "a workdir of kind directory has no branch to accept into; take its files from a checkout"
+            )
+        found = Repository.at(repository, mirror.held)
+        recover(mirror, fault)
+        return cls(mirror, found, target, fault)
+
+    def base_change(self, workdir: Workdir, snapshot: Snapshot) -> BaseChange:
+        tip = self.mirror.tip(self.repository, self.target)
+        merge, _ = self._merge(tip, snapshot, None)
+        return BaseChange(commits=self.mirror.count(str(workdir.base), tip), conflicts=merge.conflicts)
+
+    # --- accept --------------------------------------------------------------------------------------
+
+    def accept(self, snapshot: Snapshot, paths: Sequence[str] | None, message: str, author: Author) -> Accepted:
+        place = f"refs/ostler/{snapshot.key}/accepted/{_digest(snapshot.commit, paths)}"
+        for _ in range(_TRIES):
+            tip = self.mirror.tip(self.repository, self.target)
+            earlier = self._earlier(place, tip, snapshot)
+            if earlier is not None:
+                return earlier
+            merge, work = self._merge(tip, snapshot, paths)
+            if merge.conflicts:
+                raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
+            if merge.tree == self.mirror.tree_of(tip):
+                return self._accepted(snapshot, tip, tip, Outcome(followed=True, why_not=None))
+            commit = self.mirror.commit(merge.tree, [tip], message, author)
+            self.mirror.set_ref(f"refs/ostler/{snapshot.key}/merged/{commit}", work)
+            self.mirror.set_ref(f"{place}/{commit[:16]}", commit)
+            self.fault("review.commit.after")
+            outcome = self._move(tip, commit, f"ostler: accept {snapshot.key}")
+            if outcome is not None:
+                return self._accepted(snapshot, commit, tip, outcome)
+        raise MergeConflictError(f"{self.target} moves all the time; nothing was changed, try again in a moment")
+
+    def _earlier(self, place: str, tip: str, snapshot: Snapshot) -> Accepted | None:
+        """The first result, if this was accepted already and not undone since."""
+        for commit in self.mirror.refs(f"{place}/").values():
+            if self._holds(snapshot.key, commit, tip):
+                before = self.mirror.parent_of(commit)
+                followers = self._followers(before, commit)
+                reasons = [why for one in followers if (why := one.standing())]
+                outcome = Outcome(bool(followers) and not reasons, "; ".join(reasons) or None)
+                return self._accepted(snapshot, commit, before, outcome)
+        return None
+
+    def _accepted(self, snapshot: Snapshot, commit: str, before: str, outcome: Outcome) -> Accepted:
+        return Accepted(
+            key=snapshot.key,
+            mirror=self.mirror.name,
+            repository=str(self.repository.directory),
+            target=self.target,
+            commit=commit,
+            before=before,
+            followed=outcome.followed,
+            why_not_followed=outcome.why_not,
+        )
+
+    def _merge(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
+        """The target with the work, and the commit that stands for the work."""
+        common = self.mirror.merge_base(tip, object_id(snapshot.commit)) or snapshot.base
+        base = self._had(tip, snapshot.key, common)
+        work = snapshot.commit if paths is None else self._only(base, snapshot, paths)
+        return (self.mirror.merge(tip, work) if base == common else self.mirror.merge_on(base, tip, work)), work
+
+    def _had(self, tip: str, key: str, common: str) -> str:
+        """The last part of this work that the target has already, or `common`. What the agent did since is merged from
+        there: an accepted commit is not in the agent's history, and the same lines would seem to be changed twice.
+        """
+        found, work = common, common
+        prefix = f"refs/ostler/{key}/merged/"
+        for name, candidate in self.mirror.refs(prefix).items():
+            commit = name.removeprefix(prefix)
+            if self._holds(key, commit, tip) and self.mirror.is_ancestor(found, commit):
+                found, work = commit, candidate
+        return work
+
+    def _holds(self, key: str, commit: str, tip: str) -> bool:
+        return self.mirror.is_ancestor(commit, tip) and self._reverted(key, commit, tip) is None
+
+    def _only(self, base: str, snapshot: Snapshot, paths: Sequence[str]) -> str:
+        """A commit on `base` that has only the changes of these paths, or of what is below them."""
+        chosen = _chosen(self.mirror.changes(base, snapshot.commit), paths, snapshot.key)
+        with self.mirror.scratch() as scratch:
+            git = self.mirror.git.with_(index=scratch / "index")
+            git.run("read-tree", base)
+            # What goes makes room before what comes: a file may become a directory.
+            lines = [b"0 %s\t%s" % (b"0" * len(base), one.path) for one in chosen if one.status == "D"]
+            lines += [b"%s %s\t%s" % (one.new_mode, one.new.encode(), one.path) for one in chosen if one.status != "D"]
+            git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
+            return self.mirror.commit(git.text("write-tree"), [base], "chosen files", NOBODY)
+
+    # --- undo ----------------------------------------------------------------------------------------
+
+    def undo(self, accepted: Accepted, author: Author) -> Undone:
+        commit, before = object_id(accepted.commit), object_id(accepted.before)
+        for _ in range(_TRIES):
+            tip = self.mirror.tip(self.repository, self.target)
+            done = self._reverted(accepted.key, commit, tip)
+            if commit == before or done or not self.mirror.is_ancestor(commit, tip):
+                return Undone(target=self.target, commit=tip, before=tip, reverted=bool(done), followed=True)
+            back = tip == commit and not self.repository.published(commit)
+            new = before if back else self._reverting(tip, accepted, author)
+            outcome = self._move(tip, new, f"ostler: undo {accepted.key}")
+            if outcome is not None:
+                return Undone(
+                    target=self.target,
+                    commit=new,
+                    before=tip,
+                    reverted=not back,
+                    followed=outcome.followed,
+                    why_not_followed=outcome.why_not,
+                )
+        raise MergeConflictError(f"{self.target} moves all the time; nothing was changed, try again in a moment")
+
+    def _reverting(self, tip: str, accepted: Accepted, author: Author) -> str:
+        """A commit on the tip without the changes of the accepted one: merged as if its inverse had been made on it."""
+        inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", NOBODY)
+        merge = self.mirror.merge(tip, inverse)
+        if merge.conflicts:
+            raise _conflict(
+                f"{accepted.key} cannot be undone on {self.target}, for later work builds on it", merge.conflicts
+            )
+        message = f"Undo {accepted.key}\n\nThis reverts commit {accepted.commit}."
+        commit = self.mirror.commit(merge.tree, [tip], message, author)
+        self.mirror.set_ref(f"refs/ostler/{accepted.key}/undone/{accepted.commit}/{commit[:16]}", commit)
+        return commit
+
+    def _reverted(self, key: str, commit: str, tip: str) -> str | None:
+        """The reverting commit of ours that is in the history of the target."""
+        noted = self.mirror.refs(f"refs/ostler/{key}/undone/{commit}/").values()
+        return next((one for one in noted if self.mirror.is_ancestor(one, tip)), None)
+
+    # --- the branch ----------------------------------------------------------------------------------
+
+    def _move(self, old: str, new: str, reason: str) -> Outcome | None:
+        """Compare and set, and let the checkouts follow. None when the target was moved meanwhile."""
+        followers = self._followers(old, new)
+        self.mirror.give(new, old, self.repository.objects)
+        self.fault("review.objects.after")
+        locked = [one for one in followers if one.begin(self.target)]
+        self.fault("review.ref.before")
+        try:
+            moved = self.repository.move(self.target, new, old, reason)
+        except BaseException:
+            for one in locked:
+                one.cancel()
+            raise
+        if not moved:
+            for one in locked:
+                one.cancel()
+            return None
+        self.fault("review.ref.after")
+        reasons = [
+            f"git is at work in {one.checkout.path}, so its files were left as they are"
+            for one in followers
+            if one not in locked
+        ]
+        reasons += [why for one in locked if (why := one.finish())]
+        return Outcome(bool(followers) and not reasons, "; ".join(reasons) or None)
+
+    def _followers(self, before: str, after: str) -> list[Follower]:
+        return [
+            Follower(
+                mirror=self.mirror,
+                repository=self.repository,
+                checkout=checkout,
+                before=before,
+                after=after,
+                fault=self.fault,
+            )
+            for checkout in self.repository.checkouts(self.target)
+        ]
+
+
+def author_of(text: str, when: datetime) -> Author:
+    found = _AUTHOR.fullmatch(text)
+    if found is None:
+        raise fault("author", "must look like Ada Lovelace <ada@example.org>", text)
+    return Author(found[1], found[2], when)
+
+
+def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[str] | None, *, stat: bool) -> str:
+    """The text of a diff. No external program, text conversion or colour; attributes of the work are not read."""
+    form = ["--stat=120", "--summary"] if stat else ["--patch"]
+    wanted = [path_bytes(path) for path in paths or ()]
+    base = merge_base(mirror, workdir, object_id(snapshot.commit))
+    how = ("--no-color", "--no-ext-diff", "--no-textconv", "--find-renames", "--submodule=short")
+    answer = mirror.git.ask("diff", *how, *form, base, object_id(snapshot.commit), "--", *wanted, cut_at=DIFF_LIMIT)
+    text = answer.output.decode("utf-8", "replace")
+    return (
+        text if len(answer.output) < DIFF_LIMIT else f"{text}\n(the diff goes on; name fewer files to see the rest)\n"
+    )
+
+
+def _chosen(changes: Sequence[Change], paths: Sequence[str], key: str) -> list[Change]:
+    wanted = [path_bytes(path).rstrip(b"/") for path in paths]
+    unknown = [
+        path_text(path)
+        for path in wanted
+        if not any(one.path == path or one.path.startswith(path + b"/") for one in changes)
+    ]
+    if unknown or not wanted:
+        names = ", ".join(unknown[:_SHOWN]) or "no file"
+        raise InvalidOperationError(f"{key} does not change {names}; see its diff for what it changes")
+    return [one for one in changes if any(one.path == path or one.path.startswith(path + b"/") for path in wanted)]
+
+
+def _conflict(what: str, paths: Sequence[str]) -> MergeConflictError:
+    names = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    return MergeConflictError(
+        f"{what}: conflicts in {names}. Nothing was changed; send it back to its agent, or resolve it by hand",
+        paths=paths,
+    )
+
+
+def _digest(commit: str, paths: Sequence[str] | None) -> str:
+    chosen = "*" if paths is None else "\0".join(sorted(set(paths)))
+    return hashlib.sha256(f"{commit}\0{chosen}".encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,258 @@
+"""`Workdirs`: plan, prepare, snapshot, diff, accept, undo, retire, restore. One object per home.
+
+It remembers nothing: what it needs is on the disk or in the records that the caller keeps. Each verb runs in a thread;
+those of one key, and those that need git in one repository, wait for one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from ostler.errors import InvalidOperationError, OstlerError
+from ostler.model.faults import fault
+from ostler.seams import Seams
+from ostler.workdirs import capture, prepare, review
+from ostler.workdirs.files import remove_tree, sync_folder
+from ostler.workdirs.follow import recover
+from ostler.workdirs.git import object_id
+from ostler.workdirs.mirror import PLAIN, Mirror, mirror_name
+from ostler.workdirs.records import (
+    Accepted,
+    BaseChange,
+    Snapshot,
+    Undone,
+    VaultEntry,
+    Workdir,
+    WorkdirKind,
+    check_key,
+)
+from ostler.workdirs.review import Review, author_of
+from ostler.workdirs.vault import NEW, Vault
+
+T = TypeVar("T")
+_THREADS = 8
+_MAX_MESSAGE = 100_000
+OSTLER = "Ostler <ostler@localhost>"
+
+
+class Workdirs:
+    def __init__(self, home: Path, seams: Seams | None = None) -> None:
+        self.home = home.absolute()
+        self._work = self.home / "work"
+        self._repos = self.home / "repos"
+        self._seams = seams or Seams()
+        self._vault = Vault(self._work, self.home / "vault", self._seams)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="workdirs")
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Wait for what still runs."""
+        while self._running:
+            await asyncio.wait(self._running)
+        self._pool.shutdown(wait=False)
+
+    # --- make and look -------------------------------------------------------------------------------
+
+    async def plan(
+        self,
+        key: str,
+        *,
+        near: Path | None,
+        kind: WorkdirKind | None = None,
+        target: str | None = None,
+        base: str | None = None,
+    ) -> Workdir:
+        """Decide without writing anything: a worktree when `near` is in a repository, else a directory."""
+        return await self._run((), lambda: prepare.plan(self._work, check_key(key), near, kind, target, base))
+
+    async def prepare(self, workdir: Workdir, *, fresh: bool = False) -> tuple[str, ...]:
+        """Make it, or finish what a killed process began; what is there already stays. Notes for the user.
+
+        `fresh`: what is there goes to the vault first.
+        """
+        place = self._place(workdir)
+        return await self._on(
+            self._mirror_of(workdir), lambda mirror: self._prepare(mirror, workdir, place, fresh=fresh), workdir.key
+        )
+
+    async def snapshot(self, workdir: Workdir, message: str) -> Snapshot:
+        """All files as they are, the ignored ones aside, as one commit on top of the agent's own."""
+        self._place(workdir)
+        author = author_of(OSTLER, self._seams.clock.wall())
+        return await self._on(
+            self._mirror_of(workdir), lambda mirror: capture.snapshot(mirror, workdir, message, author), workdir.key
+        )
+
+    async def diff(
+        self, workdir: Workdir, snapshot: Snapshot, *, paths: Sequence[str] | None = None, stat: bool = False
+    ) -> str:
+        """Against the merge base with the target, as text; whole or of some files, or only the numbers."""
+        return await self._on(snapshot.mirror, lambda mirror: review.diff(mirror, workdir, snapshot, paths, stat=stat))
+
+    async def changed_since_base(self, workdir: Workdir, snapshot: Snapshot) -> BaseChange:
+        """How many commits the target has moved, and whether the snapshot merges into it now."""
+        if workdir.repository is None:
+            return BaseChange(commits=0)
+        return await self._on(
+            snapshot.mirror, lambda mirror: self._review(mirror, workdir).base_change(workdir, snapshot)
+        )
+
+    async def checkout(self, snapshot: Snapshot, into: Path, *, include_for: Workdir | None = None) -> None:
+        """A clean checkout into a new directory. `include_for` adds what `.worktreeinclude` names."""
+        source = include_for.checkout if include_for is not None else None
+
+        def work(mirror: Mirror) -> None:
+            with mirror.scratch() as scratch:
+                prepare.build(mirror, into, object_id(snapshot.commit), scratch / "index")
+                prepare.include(mirror, Path(source) if source else None, into, scratch / "index", self.home)
+
+        await self._on(snapshot.mirror, work)
+
+    async def remove(self, path: Path) -> None:
+        """Delete a checkout by descriptors, never through a link."""
+        place = Path(os.path.abspath(path))  # noqa: ASYNC240,PTH100 - no file is touched, and `..` must go
+        kept = (self.home, self._work, self._repos, self.home / "vault")
+        if any(one.is_relative_to(place) for one in kept) or any(place.is_relative_to(one) for one in kept[2:]):
+            raise InvalidOperationError(f"{place} is no checkout, so it is not removed; retire a workdir instead")
+        await self._run((), lambda: remove_tree(place))
+
+    # --- review --------------------------------------------------------------------------------------
+
+    async def accept(
+        self,
+        workdir: Workdir,
+        snapshot: Snapshot,
+        *,
+        paths: Sequence[str] | None = None,
+        message: str,
+        author: str,
+    ) -> Accepted:
+        """Merge in memory, make one commit, move the target; conflicts are named and change nothing. Twice is safe."""
+        person = author_of(author, self._seams.clock.wall())
+        if not message.strip() or len(message) > _MAX_MESSAGE:
+            raise fault("message", f"must have 1 to {_MAX_MESSAGE} characters")
+        return await self._on(
+            snapshot.mirror, lambda mirror: self._review(mirror, workdir).accept(snapshot, paths, message, person)
+        )
+
+    async def undo(self, accepted: Accepted, *, author: str = OSTLER) -> Undone:
+        """Set the target back, or revert by a commit where more followed or it was published. Twice is safe."""
+        person = author_of(author, self._seams.clock.wall())
+        return await self._on(accepted.mirror, lambda mirror: self._review(mirror, accepted).undo(accepted, person))
+
+    async def recover(self) -> list[str]:
+        """Finish, in the checkouts of users, what a killed process left. What could not be finished, in sentences."""
+        failed = []
+        for name in sorted({journal.parent.parent.name for journal in self._repos.glob("*/follow/*.json")}):
+            try:
+                await self._on(name, lambda mirror: recover(mirror, self._seams.fault))
+            except (OstlerError, OSError) as error:
+                failed.append(f"{name}: {error}")
+        return failed
+
+    # --- vault ---------------------------------------------------------------------------------------
+
+    async def retire(self, workdir: Workdir, *, record: Mapping[str, Any], logs: Path | None = None) -> VaultEntry:
+        """Save everything, verify it, then delete the workdir. Again after a kill: it goes on."""
+        self._place(workdir)
+        entry = await self._run((workdir.key,), lambda: self._vault.retire(workdir, record, logs))
+        await self._on(self._mirror_of(workdir), lambda mirror: mirror.forget(workdir.key))
+        return entry
+
+    async def restore(self, entry: VaultEntry, *, logs: Path | None = None) -> Workdir:
+        """Bring a retired workdir back; the entry stays. `logs`: a new directory for its log."""
+        return await self._run((entry.key,), lambda: self._vault.restore(entry, logs))
+
+    async def list_entries(self) -> list[VaultEntry]:
+        return await self._run((), self._vault.entries)
+
+    async def find(self, key: str) -> VaultEntry | None:
+        """The last entry of a key in the vault."""
+        return await self._run((), lambda: self._vault.find(check_key(key)))
+
+    async def orphans(self, keys: Collection[str]) -> list[Path]:
+        """Workdirs on the disk that none of these keys owns."""
+        return await self._run((), lambda: self._vault.orphans(keys))
+
+    # --- in a thread ---------------------------------------------------------------------------------
+
+    def _prepare(self, mirror: Mirror, workdir: Workdir, place: Path, *, fresh: bool) -> tuple[str, ...]:
+        is_used = place.is_dir() and any(place.iterdir())
+        if fresh and (is_used or self._vault.is_half_retired(workdir.key)):
+            self._vault.retire(workdir, {"reason": "a fresh workdir was asked for"}, None)
+        if os.path.lexists(place):
+            return ()
+        self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self._work / f"{NEW}{workdir.key}"
+        remove_tree(part)
+        notes: tuple[str, ...] = ()
+        if workdir.kind is WorkdirKind.DIRECTORY:
+            part.mkdir(mode=0o755)
+        else:
+            notes = prepare.make_worktree(mirror, workdir, part, self.home, self._seams.fault)
+        self._seams.fault("prepare.build.after")
+        self._vault.announce(workdir.key)
+        part.rename(place)
+        sync_folder(self._work)
+        self._seams.fault("prepare.place.after")
+        return notes
+
+    def _review(self, mirror: Mirror, of: Workdir | Accepted) -> Review:
+        return Review.of(mirror, of.repository, of.target, self._seams.fault)
+
+    def _place(self, workdir: Workdir) -> Path:
+        """Where it is by its key. A record that says otherwise came from another home, or from nowhere."""
+        place = self._work / check_key(workdir.key)
+        if Path(workdir.path) != place:
+            raise fault("path", f"must be {place} in this home", workdir.path)
+        return place
+
+    def _mirror_of(self, workdir: Workdir) -> str:
+        if workdir.repository is None or workdir.base is None:
+            return PLAIN
+        return mirror_name(workdir.repository, workdir.base)
+
+    async def _on(self, mirror: str, work: Callable[[Mirror], T], key: str | None = None) -> T:
+        """Run with a mirror that is ours alone meanwhile."""
+        place = Mirror(self._repos / check_key(mirror))
+
+        def locked() -> T:
+            with place.lock() as held:
+                return work(held)
+
+        return await self._run((f"{mirror}/",) if key is None else (key, f"{mirror}/"), locked)
+
+    async def _run(self, names: Sequence[str], work: Callable[[], T]) -> T:
+        """Run in a thread, with the locks of these names. A caller may go away: what it began comes to its end, with
+        its locks held until then.
+        """
+
+        async def inner() -> T:
+            async with AsyncExitStack() as stack:
+                for name in names:
+                    await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
+                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+        task = asyncio.ensure_future(inner())
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()
