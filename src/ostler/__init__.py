@@ -12,7 +12,7 @@ from ostler.version import __version__ as __version__
 #: Public names by the module that holds them.
 _NAMES = {
     "ostler.agents.base": "Agent",
-    "ostler.agents.commandspec": "CommandSpec ExitMeaning PromptBy",
+    "ostler.agents.commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
     "ostler.agents.context": "AgentContext",
     "ostler.agents.factory": "AgentFactory",
     "ostler.agents.files.registration": "register_file register_files",
@@ -26,7 +26,7 @@ _NAMES = {
         "DefinitionError ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError "
         "InvalidOperationError LeaseHeldError LicenseError MissingExtraError NotFoundError OstlerError "
         "OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError "
-        "StoreFullError StoreTooNewError ValidationError VersionConflictError WorkspaceNotFoundError"
+        "StoreFullError StoreTooNewError UsageLimitError ValidationError VersionConflictError WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",

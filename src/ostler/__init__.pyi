@@ -8,6 +8,9 @@ from ostler.agents.commandspec import (
     ExitMeaning as ExitMeaning,
 )
 from ostler.agents.commandspec import (
+    HomeKind as HomeKind,
+)
+from ostler.agents.commandspec import (
     PromptBy as PromptBy,
 )
 from ostler.agents.context import (
@@ -123,6 +126,9 @@ from ostler.errors import (
 )
 from ostler.errors import (
     StoreTooNewError as StoreTooNewError,
+)
+from ostler.errors import (
+    UsageLimitError as UsageLimitError,
 )
 from ostler.errors import (
     ValidationError as ValidationError,

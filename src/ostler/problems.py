@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ PROBLEMS = (
     Problem(errors.InvalidOperationError, "wrong_state", 409, ExitCode.WRONG_STATE),
     Problem(errors.ConflictError, "conflict", 409, ExitCode.CONFLICT),
     Problem(errors.AgentInitializationError, "start_failed", 502, ExitCode.FAILED),
+    Problem(errors.UsageLimitError, "usage_limit", 429, ExitCode.FAILED),
     Problem(errors.AgentExecutionError, "agent_error", 502, ExitCode.FAILED),
     Problem(errors.AgentGoneError, "agent_gone", 502, ExitCode.FAILED),
     Problem(errors.AgentBusyError, "agent_busy", 503, ExitCode.FAILED),
@@ -74,6 +76,9 @@ def document(error: errors.OstlerError) -> dict[str, Any]:
     }
     if isinstance(error, errors.ValidationError):
         body["faults"] = [fault.message for fault in error.faults]
+    if isinstance(error, errors.UsageLimitError):
+        body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
+        body["session"] = error.session
     return body
 
 
@@ -104,6 +109,11 @@ def error_of(body: Mapping[str, Any]) -> errors.OstlerError:
         return errors.AuthorizationError(text) if body.get("code") == UNAUTHENTICATED else errors.OstlerError(text)
     if problem.error is errors.ValidationError:
         return errors.ValidationError([_Told(str(one)) for one in body.get("faults") or [text]])
+    if problem.error is errors.UsageLimitError:
+        when = body.get("retry_at")
+        return errors.UsageLimitError(
+            text, retry_at=datetime.fromisoformat(when) if when else None, session=body.get("session")
+        )
     if problem.error is errors.CursorGoneError:
         return errors.StoreError(text)
     return problem.error(text)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
 from ostler.agents import AgentKind, CommandSpec
-from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError
+from ostler.agents.command import identity
+from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError, ValidationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.command import CommandCell
@@ -125,7 +126,11 @@ class ProcessIsolation(Isolation):
         spec = plan.manifest.command
         if not isinstance(spec, CommandSpec):
             raise AgentInitializationError(f"the definition of {plan.name} names no command")
-        return self._noted(CommandCell(self._clock, self._home, plan, listener, spec))
+        try:
+            cell = CommandCell(self._clock, self._home, plan, listener, spec)
+        except ValidationError as error:
+            raise AgentInitializationError(f"{plan.name} cannot be started: {error}") from error
+        return self._noted(cell)
 
     def _noted(self, cell: C) -> C:
         self._cells.add(cell)
@@ -135,7 +140,8 @@ class ProcessIsolation(Isolation):
         """What the keeper is told of it."""
         passed = {name: os.environ[name] for name in self._site.environment if name in os.environ}
         cwd = _working_directory()
-        own = {**plan.env, "OSTLER_MAX_WORKER_THREADS": str(plan.limits.max_worker_threads)}
+        threads = {"OSTLER_MAX_WORKER_THREADS": str(plan.limits.max_worker_threads)}
+        own = {**plan.env, **identity(plan.instance_id, plan.attempt, plan.workdir), **threads}
         return {
             "leaf": None,
             "limits": box_limits(plan),
