@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ostler.model import SimulationRun
 from ostler.simulation import PlayedTurn, replay
+
+from ostler.model import SimulationRun
 from ostler.store import view_store
 
 PROGRAM = Path(sys.executable).parent / "ostler"

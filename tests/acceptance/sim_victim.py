@@ -10,8 +10,9 @@ import os
 import sys
 from uuid import UUID
 
-from ostler.seams import FaultPlan
 from ostler.simulation import TurnReport, begin_run, load_scenario, resume_run
+
+from ostler.seams import FaultPlan
 from ostler.store import Seams, open_store
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from ostler.simulation import load_scenario, resume_run
 from sim_scene import CODE, SCENARIO, Scene
 
 from ostler.model import RunState
-from ostler.simulation import load_scenario, resume_run
 from ostler.store import open_store
 
 VICTIM = Path(__file__).with_name("sim_victim.py")

@@ -12,9 +12,8 @@ import termios
 from pathlib import Path
 
 import pytest
-from sim_scene import PROGRAM, Scene
-
 from ostler.cli.progress import fitted
+from sim_scene import PROGRAM, Scene
 
 
 @pytest.fixture(scope="module")

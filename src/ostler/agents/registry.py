@@ -25,6 +25,8 @@ NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
 ENTRY_POINTS = "ostler.agents"
 #: The source of definitions that come with Ostler; another definition of the same name takes the place of one.
 BUILT_IN = "ostler"
+#: Definitions that were made for one command and that nobody calls by name.
+COMMAND_PREFIX = "command/"
 
 Listener = Callable[[AgentManifest], None]
 #: Reads what stands under `lifecycle` in `@agent(...)`, and answers the fields of the manifest that follow from it.
@@ -229,7 +231,7 @@ def _whence(manifest: AgentManifest) -> str:
 
 
 def _unknown(what: str, held: Iterable[str], near: str | None = None) -> str:
-    names = sorted(held)
+    names = sorted(name for name in held if not name.startswith(COMMAND_PREFIX))
     close = difflib.get_close_matches(near, names, n=3) if near is not None else []
     if close:
         return f"no agent {what} is registered; did you mean {' or '.join(close)}?"
