@@ -71,6 +71,12 @@ def driver_named(name: str) -> Driver:
     return made
 
 
+def driver_of(manifest: AgentManifest) -> Driver | None:
+    """The driver of a definition; None for a plain command and for a Python agent."""
+    name = None if manifest.command is None else manifest.command.driver
+    return None if name is None else driver_named(name)
+
+
 def spec_for(
     name: str, *, arguments: Iterable[str] = (), model: str | None = None, home: HomeKind | str | None = None
 ) -> CommandSpec:

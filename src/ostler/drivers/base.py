@@ -33,6 +33,11 @@ _ERROR = 500
 _MESSAGE = 100_000
 _LAST_LINES, _LAST_CHARACTERS = 20, 2000
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_CLOCK = re.compile(
+    r"(?:(?P<month>[A-Z][a-z]{2}) (?P<day>\d{1,2})(?:st|nd|rd|th)?,? (?P<year>\d{4}),? )?"
+    r"(?P<time>\d{1,2}:\d{2}) ?(?P<half>[AaPp][Mm])"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: The argument of a tool that says most, in the order in which they are looked for.
 _TELLING = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "description", "prompt")
 
@@ -140,14 +145,18 @@ class Driver(ABC):
         """Of one run; `before` is what a session that is resumed had used when the run began."""
 
     def render(self, line: str) -> str | None:
-        """A line of output as a person reads it; None where it says nothing to a person. Never raises."""
+        """A line of output as a person reads it; None where it says nothing to a person. Never raises.
+
+        What a model says may hold anything; nothing of it is left that a terminal would act upon.
+        """
         data = json_of(line)
         if data is None:
             return None if line.startswith("{") else line
         try:
-            return self._render(data)
+            text = self._render(data)
         except _ODD:
             return None
+        return None if text is None else _CONTROL.sub("", text)
 
     @abstractmethod
     def _render(self, data: Mapping[str, Any]) -> str | None:
@@ -366,9 +375,3 @@ def clock_time(text: str, now: datetime) -> datetime | None:
     if found["day"] is None and now - moment > timedelta(hours=12):
         moment += timedelta(days=1)
     return moment.astimezone(UTC)
-
-
-_CLOCK = re.compile(
-    r"(?:(?P<month>[A-Z][a-z]{2}) (?P<day>\d{1,2})(?:st|nd|rd|th)?,? (?P<year>\d{4}),? )?"
-    r"(?P<time>\d{1,2}:\d{2}) ?(?P<half>[AaPp][Mm])"
-)

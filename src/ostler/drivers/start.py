@@ -14,7 +14,7 @@ from ostler.agents.command import Place, Start, environment, start_of
 from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.context import AgentContext
 from ostler.drivers.base import Driver, Order, SessionUsage
-from ostler.errors import ValidationError
+from ostler.errors import AgentExecutionError, ValidationError
 from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
 
@@ -56,8 +56,10 @@ def require_installed(driver: Driver, spec: CommandSpec, context: AgentContext) 
     """Say how to install a program that is not there."""
     path = environment(spec, context)["PATH"]
     if shutil.which(spec.argv[0], path=path) is None:
-        bound = f"is not installed: no such program on the agent's PATH ({path}); install it with: {driver.install}"
-        raise ValidationError([Fault(field=spec.argv[0], bound=bound)])
+        raise AgentExecutionError(
+            f"{spec.argv[0]} is not installed: there is no such program on the agent's PATH ({path}); "
+            f"install it with: {driver.install}"
+        )
 
 
 def driven_start(  # noqa: PLR0913, PLR0917 - each is a side of the start

@@ -20,7 +20,7 @@ from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.manifest import AgentManifest
-from ostler.drivers import driver_named
+from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
 from ostler.model.faults import fault
@@ -207,10 +207,10 @@ def _text(line: bytes) -> str:
     return clean_text(line.decode("utf-8", "replace")).rstrip("\r\n")
 
 
-def render_of(manifest: AgentManifest | None) -> Render | None:
+def render_of(manifest: AgentManifest) -> Render | None:
     """How the output of such an agent is shown to people; None: as it is."""
-    spec = None if manifest is None else manifest.command
-    return None if spec is None or spec.driver is None else driver_named(spec.driver).render
+    driver = driver_of(manifest)
+    return None if driver is None else driver.render
 
 
 def last_line(home: Path, instance: AgentInstance) -> str | None:
