@@ -40,8 +40,6 @@ _CLOCK = re.compile(
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: The argument of a tool that says most, in the order in which they are looked for.
 _TELLING = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "description", "prompt")
-
-
 #: What a line raises that has a shape which no version had so far.
 _ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
@@ -151,11 +149,12 @@ class Driver(ABC):
         """
         data = json_of(line)
         if data is None:
-            return None if line.startswith("{") else line
-        try:
-            text = self._render(data)
-        except _ODD:
-            return None
+            text = None if line.startswith("{") else line
+        else:
+            try:
+                text = self._render(data)
+            except _ODD:
+                return None
         return None if text is None else _CONTROL.sub("", text)
 
     @abstractmethod
@@ -193,6 +192,8 @@ class Reader(ABC):
         #: The program's own word for what went wrong; None while it works or when all went well.
         self.error: str | None = None
         self.limit: Limit | None = None
+        #: The program says that it was told to stop.
+        self.was_interrupted = False
         #: The line that the program ends with was seen.
         self.is_complete = False
 
@@ -259,7 +260,8 @@ class Reader(ABC):
                 exit_code=ending.code,
                 answer=self._answer(ending, "limited", seconds, dropped),
             )
-        meaning = "interrupted" if self.error is None and not self.is_complete else "failed"
+        cut_off = self.was_interrupted or (self.error is None and not self.is_complete)
+        meaning = "interrupted" if cut_off else "failed"
         raise AgentExecutionError(
             f"{name} {failure if self.error is None else f'failed: {failure}'}",
             exit_code=ending.code,

@@ -91,9 +91,15 @@ def _plain(content: Any) -> str:
 
 
 def _result_error(data: Mapping[str, Any]) -> str:
+    if _was_aborted(data):
+        return f"it was interrupted ({data['terminal_reason']})"
     errors = data.get("errors")
     told = "; ".join(str(one) for one in errors) if isinstance(errors, list) else ""
     return str(data.get("result") or told or data.get("terminal_reason") or data.get("subtype"))
+
+
+def _was_aborted(data: Mapping[str, Any]) -> bool:
+    return str(data.get("terminal_reason")).startswith("aborted")
 
 
 class ClaudeReader(Reader):
@@ -124,7 +130,8 @@ class ClaudeReader(Reader):
             elif block.get("type") == "tool_use":
                 self._does(tool_words(str(block.get("name")), block.get("input")))
         if data.get("error") in _LIMITS:
-            self.limit = self.limit or Limit(is_usage=data.get("api_error") == "usage_limit_reached")
+            is_usage = data.get("error") == "billing_error" or data.get("api_error") == "usage_limit_reached"
+            self.limit = self.limit or Limit(is_usage=is_usage)
             params = data.get("api_error_params")
             self._read_limit(params.get("rate_limit_info") if isinstance(params, Mapping) else None)
         message = data["message"]
@@ -134,10 +141,11 @@ class ClaudeReader(Reader):
             self.tokens = self._told + self._since
 
     def _read_limit(self, info: Any) -> None:
-        """Also told while there is room left; only what was refused is a limit."""
+        """Also told while there is room left; only what was refused is a limit, and only one of the plan has a name."""
         if isinstance(info, Mapping) and info.get("status") == "rejected":
             resets = whole(info.get("resetsAt"))
-            self.limit = Limit(retry_at=datetime.fromtimestamp(resets, UTC) if resets else None, is_usage=True)
+            retry_at = datetime.fromtimestamp(resets, UTC) if resets else None
+            self.limit = Limit(retry_at=retry_at, is_usage=bool(resets or info.get("rateLimitType")))
 
     def _read_result(self, data: Mapping[str, Any]) -> None:
         """One for each turn that it took up; the last one counts."""
@@ -149,6 +157,7 @@ class ClaudeReader(Reader):
             self.error = self.limit = None
             return
         self._fails(_result_error(data))
+        self.was_interrupted = _was_aborted(data)
         if data.get("api_error_status") == _LIMITED:
             self.limit = self.limit or Limit()
 

@@ -162,6 +162,7 @@ class PiReader(Reader):
             self.cost_usd = (self.cost_usd or 0.0) + total
         if message.get("stopReason") in {"error", "aborted"}:
             self._read_error(str(message.get("errorMessage") or message.get("stopReason")))
+            self.was_interrupted = message.get("stopReason") == "aborted"
         else:
             self.error = self.limit = None
 
