@@ -24,7 +24,12 @@ PATH = f"{CACHE}:{os.environ['PATH']}"
 #: pi tries twelve times, which takes 20 s, unless its settings say otherwise.
 PI_SETTINGS = {"retry": {"enabled": False, "provider": {"maxRetries": 0}}}
 #: Of a server that is not OpenAI's own, Codex would try again too.
-CODEX_ARGUMENTS = ("-c", "model_providers.ostler.request_max_retries=0", "-c", "model_providers.ostler.stream_max_retries=0")
+CODEX_ARGUMENTS = (
+    "-c",
+    "model_providers.ostler.request_max_retries=0",
+    "-c",
+    "model_providers.ostler.stream_max_retries=0",
+)
 
 
 def require_program(name: str) -> None:

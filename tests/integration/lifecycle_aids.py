@@ -35,7 +35,7 @@ from ostler.model import (
     SpawnRequest,
 )
 from ostler.store import Seams
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 #: Real seconds in which a machine under load gets anything done that these tests wait for.
 PATIENCE = 20.0

@@ -18,7 +18,7 @@ from ostler.isolation import IsolationLevels
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
 from ostler.lifecycle import AgentLifecycleManager, LifecycleSettings
 from ostler.model import AgentInstance, AgentState, AgentStateChangedEvent, AttemptOutcome, IsolationLevel
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 _GONE = "the agent has ended"
 Name = tuple[UUID, int]

@@ -82,5 +82,3 @@ def processes(coder: Coder) -> list[str]:
         except OSError:
             continue
     return found
-
-

@@ -69,7 +69,9 @@ async def test_a_session_goes_on_and_is_counted_once(coder: Coder, manager: Agen
 async def test_a_rate_limit_says_when_to_come_again(coder: Coder, manager: AgentLifecycleManager) -> None:
     async with ScriptedModel([limit(retry_after=1)]) as model:
         agent = await coder.start(manager, model)
-        with pytest.raises(UsageLimitError, match=f"^{coder.name} was refused by its model: .*[Tt]oo [Mm]any [Rr]eq") as caught:
+        with pytest.raises(
+            UsageLimitError, match=f"^{coder.name} was refused by its model: .*[Tt]oo [Mm]any [Rr]eq"
+        ) as caught:
             await agent.ask("Do it.")
         model.set_script([say("Now.")])
         assert (await agent.ask("Again."))["message"] == "Now.", "the agent itself is well"

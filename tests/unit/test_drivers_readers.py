@@ -163,7 +163,9 @@ def test_exit_status_and_last_line_must_agree(ending: Ending, says: str) -> None
 def test_one_that_says_nothing_says_what_it_wrote_instead() -> None:
     reader = driver_named("codex").reader()
     reader.feed("error: unexpected argument '--colour' found")
-    with pytest.raises(AgentExecutionError, match=r"^codex failed with exit code 2; its last lines:\nerror: unexpected"):
+    with pytest.raises(
+        AgentExecutionError, match=r"^codex failed with exit code 2; its last lines:\nerror: unexpected"
+    ):
         reader.finish(Ending(code=2), now=NOW)
     with pytest.raises(AgentExecutionError, match=r"^codex failed with exit code 2 and said nothing$"):
         driver_named("codex").reader().finish(Ending(code=2), now=NOW)

@@ -56,6 +56,8 @@ _MIB = KIB * KIB
 _MEMORY_MB = 4096
 _LONGEST_RUN = timedelta(hours=4)
 _OUTPUT_BYTES = 64 * KIB
+#: How files of Claude Code say that they name no model.
+_INHERIT = "inherit"
 
 
 @cache
@@ -71,10 +73,30 @@ def driver_named(name: str) -> Driver:
     return made
 
 
+def command_of(manifest: AgentManifest) -> CommandSpec | None:
+    """The command of a definition, also where its file names a driver; None for a Python agent."""
+    driver = manifest.driver
+    if manifest.command is not None or driver is None or manifest.kind is not AgentKind.COMMAND:
+        return manifest.command
+    model = (manifest.extra or {}).get("model")
+    chosen = model if isinstance(model, str) and model != _INHERIT else None
+    return spec_for(driver, model=chosen, home=manifest.home)
+
+
 def driver_of(manifest: AgentManifest) -> Driver | None:
     """The driver of a definition; None for a plain command and for a Python agent."""
-    name = None if manifest.command is None else manifest.command.driver
-    return None if name is None else driver_named(name)
+    spec = command_of(manifest)
+    return None if spec is None or spec.driver is None else driver_named(spec.driver)
+
+
+def options_of(manifest: AgentManifest) -> AgentSpawnOptions:
+    """What a spawn of the definition gets unless it says otherwise: a coding agent has more memory and time."""
+    own = manifest.defaults or AgentSpawnOptions()
+    if manifest.kind is not AgentKind.COMMAND or driver_of(manifest) is None:
+        return own
+    memory = min(_MEMORY_MB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB)
+    limits = ResourceLimits(max_memory_mb=memory, execution_timeout=_LONGEST_RUN, max_concurrent_tasks=1)
+    return own.over(AgentSpawnOptions(isolation_level=IsolationLevel.PROCESS, resource_limits=limits))
 
 
 def spec_for(
@@ -101,7 +123,6 @@ def spec_for(
 def register_built_in(registry: AgentRegistry) -> None:
     """Make `claude`, `codex` and `pi` known by their names, unless a name is taken. A later definition replaces one."""
     taken = {manifest.name for manifest in registry.list()}
-    memory = min(_MEMORY_MB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB)
     for name, (_, description) in _DRIVERS.items():
         if name not in taken:
             manifest = AgentManifest(
@@ -109,12 +130,6 @@ def register_built_in(registry: AgentRegistry) -> None:
                 name=name,
                 kind=AgentKind.COMMAND,
                 description=description,
-                defaults=AgentSpawnOptions(
-                    isolation_level=IsolationLevel.PROCESS,
-                    resource_limits=ResourceLimits(
-                        max_memory_mb=memory, execution_timeout=_LONGEST_RUN, max_concurrent_tasks=1
-                    ),
-                ),
                 min_isolation=IsolationLevel.PROCESS,
                 source=BUILT_IN,
                 command=spec_for(name),

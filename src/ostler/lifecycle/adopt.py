@@ -82,11 +82,8 @@ def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_wait
         begin_leave(instance, phase)
         return
     instance.enter(phase)
-    runtime = instance.runtime
-    if isinstance(phase, Suspended | Backoff) and phase.wait is not None and phase.wait.due_at is not None:
-        # By the wall clock, but never longer than it was meant to be in all.
-        due, made = phase.wait.due_at, phase.wait.created_at
-        instance.arm(min((due - runtime.clock.wall()).total_seconds(), (due - made).total_seconds()))
+    if isinstance(phase, Suspended | Backoff) and phase.wait is not None:
+        instance.arm_for(phase.wait)
     if cell is None:
         return
     frozen = isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE
@@ -147,10 +144,8 @@ async def registered_suspended(instance: Instance, message: Registered) -> None:
     """A parked instance whose resumption is due may have waited for its definition."""
     del message
     phase = instance.phase
-    if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK and phase.wait is not None:
-        due = phase.wait.due_at
-        if due is not None and due <= instance.runtime.clock.wall():
-            await pause.unpark(instance, [])
+    if isinstance(phase, Suspended) and phase.held_because is not None:
+        await pause.unpark(instance, [])
 
 
 # --- facts that could not be written -----------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Coroutine
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
@@ -22,13 +23,14 @@ from ostler.errors import (
 from ostler.isolation.base import Exit, Verb
 from ostler.lifecycle import reports
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, NextCalls, Process
+from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process
 from ostler.lifecycle.operations import fail_with
 from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.faults import duration_text, fault
 from ostler.model.ledger import AttemptOutcome, Request, RequestState
+from ostler.model.states import SuspendDepth
 from ostler.store import reports as commands
 from ostler.store.instances import error_event
 from ostler.store.reports import CallEnd
@@ -59,6 +61,7 @@ def call_id_for(instance: Instance, request_id: str, tries: int) -> UUID:
 
 async def process(instance: Instance, message: Process) -> None:
     """Run it, or queue it, or answer it from its row, or join the call that is under way."""
+    _limit_caller(instance, message)
     if isinstance(instance.phase, Adopting) and message.request_id is not None:
         instance.phase.deferred.append(message)  # the agent may be working on it; it will say so
         return
@@ -107,20 +110,21 @@ async def process_closed(instance: Instance, message: Process) -> None:
     """No request is begun in this phase, but one that was answered is answered from its row."""
     if message.request_id is not None and await _join_or_answer(instance, message):
         return
-    advice = "resume it first" if isinstance(instance.phase, Suspended | Pausing) else "spawn another"
+    advice = "spawn another"
+    if isinstance(instance.phase, Suspended | Pausing):
+        advice = (
+            "resume it first" if isinstance(instance.phase, Suspended) else "it is being suspended; resume it first"
+        )
     message.refuse(instance.refusal("asked", advice))
 
 
 async def _call_for(instance: Instance, message: Process) -> Call | None:
     """A new call; None where the message was answered or has joined one."""
     limit = instance.limits.execution_timeout.total_seconds()
-    deadline = None
-    if message.timeout is not None:
-        deadline = instance.runtime.clock.mono() + message.timeout.total_seconds()
     request_id = message.request_id
     if request_id is None:
         call_id = instance.runtime.ids.new()
-        return Call(call_id=call_id, request=message.request, callers=[message], left=limit, deadline=deadline)
+        return Call(call_id=call_id, request=message.request, callers=[message], left=limit)
     if await _join_or_answer(instance, message):
         return None
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
@@ -133,7 +137,6 @@ async def _call_for(instance: Instance, message: Process) -> Call | None:
         tries=tries,
         callers=[message],
         left=limit,
-        deadline=deadline,
     )
 
 
@@ -228,15 +231,11 @@ def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
 
 def arm_waiting(instance: Instance, call: Call) -> None:
     """A queued request waits for a free slot as long as its caller likes, for a restart at most its own time."""
-    clock = instance.runtime.clock
     if call.timer is not None:
         call.timer.cancel()
         call.timer = None
-    waits = [] if isinstance(instance.phase, Serving) else [call.left]
-    if call.deadline is not None:
-        waits.append(call.deadline - clock.mono())
-    if waits:
-        call.timer = clock.call_later(max(min(waits), 0.0), lambda: instance.post(CallDue(call=call)))
+    if not isinstance(instance.phase, Serving):
+        call.timer = instance.runtime.clock.call_later(call.left, lambda: instance.post(CallDue(call=call)))
 
 
 # --- one call ----------------------------------------------------------------------------------------
@@ -293,20 +292,74 @@ def _row(instance: Instance, call: Call) -> Request:
 
 def call_due(instance: Instance, message: CallDue) -> None:
     """Its time is over: a queued one fails, a running one is cancelled."""
-    call = message.call
+    call, limit = message.call, instance.limits.execution_timeout
     if call in instance.backlog:
         instance.backlog.remove(call)
         _forget(instance, call)
-        limit = instance.limits.execution_timeout
-        instance.drop_call(
-            call, ExecutionTimeoutError(f"{instance.label} did not take the request in time ({duration_text(limit)})")
-        )
+        instance.drop_call(call, _not_taken(instance, limit))
         return
-    if instance.calls.get(call.call_id) is not call or call.ended or call.ending is not None or call.waits:
+    if instance.calls.get(call.call_id) is call and not call.ended and call.ending is None and not call.waits:
+        call.limit = limit
+        _cancel(instance, call, CallEnding.TIMEOUT)
+
+
+def _limit_caller(instance: Instance, caller: Process) -> None:
+    """Its own limit counts from its first word, in every phase, and bounds no other caller of the same request."""
+    if caller.due is None or caller.timer is not None:
         return
-    call.ending = CallEnding.TIMEOUT
-    if call.task is not None:
-        call.task.cancel()
+    clock = instance.runtime.clock
+    seconds = max(caller.due - clock.mono(), 0.0)
+    timer = caller.timer = clock.call_later(seconds, lambda: instance.post(CallerDue(caller=caller)))
+    caller.reply.add_done_callback(lambda _: timer.cancel())
+
+
+def caller_due(instance: Instance, message: CallerDue) -> None:
+    """A queued request is dropped, a running one is cancelled where no other caller waits for it."""
+    caller = message.caller
+    limit = caller.timeout or instance.limits.execution_timeout
+    if caller in instance.phase.deferred:
+        instance.phase.deferred.remove(caller)
+    for call in (*instance.calls.values(), *instance.backlog):
+        if caller not in call.callers:
+            continue
+        if call.ended:
+            return  # an answer in time is never called late
+        if len(call.callers) == 1 and call not in instance.backlog and not isinstance(instance.phase, Leaving):
+            call.limit = call.limit or limit
+            _cancel(instance, call, CallEnding.TIMEOUT)
+            if not _is_frozen(instance):
+                return  # it is answered when the work has stopped
+        call.callers.remove(caller)
+        if call in instance.backlog and not call.callers:
+            instance.backlog.remove(call)
+            _forget(instance, call)
+    caller.refuse(_not_taken(instance, limit))
+
+
+def _not_taken(instance: Instance, limit: timedelta) -> ExecutionTimeoutError:
+    return ExecutionTimeoutError(f"{instance.label} did not answer the request in time ({duration_text(limit)})")
+
+
+def _cancel(instance: Instance, call: Call, why: CallEnding) -> None:
+    """Stop its work; that of a frozen agent stops when it is thawed."""
+    if call.ending is None:
+        call.ending = why
+        if call.task is not None and not _is_frozen(instance):
+            call.task.cancel()
+
+
+def cancel_withdrawn(instance: Instance) -> None:
+    """The agent is thawed: what its callers have given up meanwhile stops now."""
+    for call in instance.calls.values():
+        if call.ending is not None and call.task is not None and not call.ended:
+            call.task.cancel()
+
+
+def _is_frozen(instance: Instance) -> bool:
+    phase = instance.phase
+    if isinstance(phase, Pausing):
+        return phase.request.depth is SuspendDepth.FREEZE
+    return isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE
 
 
 def withdraw_call(instance: Instance, caller: Process) -> bool:
@@ -325,10 +378,11 @@ def withdraw_call(instance: Instance, caller: Process) -> bool:
             instance.backlog.remove(call)
             _forget(instance, call)
             caller.reply.cancel()
-        elif call.ending is None:
-            call.ending = CallEnding.WITHDRAWN
-            if call.task is not None:
-                call.task.cancel()
+        else:
+            _cancel(instance, call, CallEnding.WITHDRAWN)
+            if _is_frozen(instance):
+                call.callers.remove(caller)
+                caller.reply.cancel()
         return True
     return False
 
@@ -360,7 +414,7 @@ def call_ended(instance: Instance, message: CallEnded) -> None:
 
 
 def _exit_of(instance: Instance, call: Call, *, stuck: bool) -> Exit:
-    limit = duration_text(instance.limits.execution_timeout)
+    limit = duration_text(call.limit or instance.limits.execution_timeout)
     if stuck and call.ending is CallEnding.TIMEOUT:
         detail = f"a request ran longer than {limit} and ignored its cancellation"
         return Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)
@@ -456,7 +510,7 @@ def _outcome(instance: Instance, call: Call) -> BaseException | None:
         return None
     tally.failed += 1
     if call.ending is CallEnding.TIMEOUT:
-        limit = duration_text(instance.limits.execution_timeout)
+        limit = duration_text(call.limit or instance.limits.execution_timeout)
         metrics.count("lifecycle.process.timeouts")
         instance.runtime.log.emit("execution_timeout", instance_id=instance.instance_id, limit=limit)
         return ExecutionTimeoutError(f"the request ran longer than its time ({limit}) and was cancelled")

@@ -7,6 +7,7 @@ never asks after an await whether its phase still holds, and there is no lock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import random
 from collections import deque
@@ -43,10 +44,10 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
 from ostler.model.instance import AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome, Wait
 from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
-from ostler.model.states import AgentState
+from ostler.model.states import AgentState, moves_between
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, error_event, fail_instance
@@ -101,6 +102,8 @@ class Runtime:
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    #: Reservations whose instance may have no task yet; closing waits for them.
+    reserving: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def run(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A background task of the manager; its failure is logged."""
@@ -187,18 +190,17 @@ class Instance:
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            withdrawal = Withdraw(of=verb)
-            self.post(withdrawal)
-            ends = {withdrawal.done} if self.task is None else {withdrawal.done, self.task}
-            while not any(one.done() for one in ends):
-                try:
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    continue  # cancelling again does not shorten this
+            await self.withdraw(verb)
             raise
         if not verb.reply.done():
             raise ActorEndedError
         return verb.reply.result()
+
+    async def withdraw(self, verb: Verb) -> None:
+        """Its caller has gone. Cancelling again does not shorten this."""
+        withdrawal = Withdraw(of=verb)
+        self.post(withdrawal)
+        await one_done(withdrawal.done, *([] if self.task is None else [self.task]))
 
     def start(self, begin: Callable[[Instance], None]) -> None:
         """Begin to serve messages; `begin` sets the first phase."""
@@ -315,6 +317,12 @@ class Instance:
             phase.timer.cancel()
         phase.timer = clock.call_later(min(max(seconds, 0.0), _LOOK_SECONDS), ring)
 
+    def arm_for(self, wait: Wait) -> None:
+        """Until the wait is due by the wall clock, but never longer than it was meant to be in all."""
+        if wait.due_at is not None:
+            left = min(wait.due_at - self.runtime.clock.wall(), wait.due_at - wait.created_at)
+            self.arm(left.total_seconds())
+
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""
         operation = Operation(name)
@@ -398,10 +406,9 @@ class Instance:
             return
         before = self.record.state
         self.record = self.record.evolve(**changes)
-        if self.record.state is not before:
-            self.runtime.log.emit(
-                "state_changed", instance_id=self.instance_id, from_state=before, to_state=self.record.state
-            )
+        for state in moves_between(before, self.record.state):
+            self.runtime.log.emit("state_changed", instance_id=self.instance_id, from_state=before, to_state=state)
+            before = state
 
     def moved_to(self, state: AgentState) -> None:
         if state is not self.state:
@@ -427,6 +434,13 @@ class Instance:
         return InvalidOperationError(
             f"{self.label} is {self.state} and cannot be {doing}; {advice}", current=self.state
         )
+
+
+async def one_done(*ends: asyncio.Future[Any]) -> None:
+    """Wait until one of them is done, however often the caller is cancelled meanwhile."""
+    while not any(one.done() for one in ends):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

@@ -182,6 +182,7 @@ async def terminate_failed(instance: Instance, message: Terminate) -> None:
 
 
 def restart(instance: Instance, message: Restart) -> None:
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is stopped
     how = Exit(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     phase = Leaving(
         goal=Goal.RESTART, grace=_RESTART_GRACE, callers=[message], exit=how, reason=message.reason, by=message.by
@@ -194,6 +195,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
     if not isinstance(phase, Suspended) or phase.depth is not SuspendDepth.PARK:
         restart(instance, message)
         return
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     end = AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     await instance.commit(instances.restart_instance, end, by=message.by, reason=message.reason)
     _count_restart(instance)
@@ -203,6 +205,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
 def restart_leaving(instance: Instance, message: Restart) -> None:
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.goal is Goal.PARK:
+        instance.runtime.definitions.maker(instance.manifest)
         for caller in phase.callers:
             caller.refuse(instance.refusal("parked", "it is being restarted"))
         phase.goal, phase.callers, phase.reason, phase.by = Goal.RESTART, [message], message.reason, message.by
@@ -379,10 +382,11 @@ def _attempt_end(phase: Leaving) -> AttemptEnd:
     )
 
 
-async def _let_go(instance: Instance) -> None:
+def _let_go(instance: Instance, attempt: int) -> None:
+    """The end of this attempt is committed."""
     cell, instance.cell = instance.cell, None
-    if cell is not None:
-        instance.runtime.run(cell.destroy(), "ostler-destroy")
+    ending = instance.level.forget(instance.instance_id, attempt) if cell is None else cell.destroy()
+    instance.runtime.run(ending, "ostler-let-go")
     for waiting in instance.waits.values():
         if waiting.timer is not None:
             waiting.timer.cancel()
@@ -431,7 +435,7 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
         was_graceful=finish_.was_graceful,
         uptime=instance.record.uptime(runtime.clock.wall()),
     )
-    await _let_go(instance)
+    _let_go(instance, instance.attempt)
     _remove_empty_workdir(instance)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was terminated"), backlog=True)
     for caller in phase.callers:
@@ -476,7 +480,7 @@ def _remove_empty_workdir(instance: Instance) -> None:
 async def _finish_park(instance: Instance, phase: Leaving) -> None:
     store = instance.runtime.store
     await store.run(instances.park_instance, instance.current(), _attempt_end(phase))
-    await _let_go(instance)
+    _let_go(instance, instance.attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was parked"), backlog=True)
     pause = await _open_pause(instance)
     instance.enter(Suspended(depth=SuspendDepth.PARK, wait=pause))
@@ -488,8 +492,8 @@ async def _finish_park(instance: Instance, phase: Leaving) -> None:
     if isinstance(instance.phase, Suspended):
         if phase.resume is not None:
             instance.post(phase.resume)
-        elif pause is not None and pause.due_at is not None:
-            instance.arm((pause.due_at - instance.runtime.clock.wall()).total_seconds())
+        elif pause is not None:
+            instance.arm_for(pause)
 
 
 async def _open_pause(instance: Instance) -> Wait | None:
@@ -499,11 +503,11 @@ async def _open_pause(instance: Instance) -> Wait | None:
 
 async def _finish_restart(instance: Instance, phase: Leaving) -> None:
     """Through failed into the next attempt, in one commit."""
-    why = phase.reason or "restarted by hand"
+    why, attempt = phase.reason or "restarted by hand", instance.attempt
     await instance.commit(
         instances.restart_instance, _attempt_end(phase), by=phase.by, reason=why, catch_up=instance.behind
     )
-    await _let_go(instance)
+    _let_go(instance, attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was restarted before it answered; ask it again"))
     _count_restart(instance)
     begin_start(instance, list(phase.callers), by=phase.by, restart=True)
@@ -549,7 +553,7 @@ async def _finish_fail(instance: Instance, phase: Leaving) -> None:
         ),
     )
     await instance.commit(instances.fail_instance, failure, catch_up=instance.behind)
-    await _let_go(instance)
+    _let_go(instance, instance.attempt)
     ended = AgentGoneError(f"{instance.label} has ended: {text}")
     _answer_calls(instance, ended, backlog=backoff is None)
     _wait_for_restart(instance, decision, backoff)

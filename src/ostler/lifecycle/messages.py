@@ -60,6 +60,9 @@ class Process(Verb):
     digest: str = ""
     #: The caller's own limit, waiting included.
     timeout: timedelta | None = None
+    #: When it ends, by the monotonic clock.
+    due: float | None = None
+    timer: Timer | None = None
     #: False: a full agent is an error at once, not a place in the queue.
     wait: bool = True
 
@@ -168,8 +171,6 @@ class Call:
     callers: list[Process] = field(default_factory=list)
     #: Seconds of execution time that are left; the clock stands still while it waits or is frozen.
     left: float = 0.0
-    #: By the monotonic clock: the caller's own limit, waiting included.
-    deadline: float | None = None
     timer: Timer | None = None
     armed_at: float | None = None
     began_at: float = 0.0
@@ -177,6 +178,8 @@ class Call:
     #: Its open waits: while there is one it does not work.
     waits: set[UUID] = field(default_factory=set)
     ending: CallEnding | None = None
+    #: The limit that was exceeded.
+    limit: timedelta | None = None
     adopted: bool = False
     #: It has ended, and its answer is being written or waits for the caller that knows its id.
     ended: bool = False
@@ -250,6 +253,13 @@ class CallDue(Message):
     """The time of a request is over."""
 
     call: Call
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CallerDue(Message):
+    """One caller of a request does not wait any longer."""
+
+    caller: Process
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -43,6 +43,7 @@ from ostler.lifecycle.recover import recover
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
+from ostler.lifecycle.verbs import require_kind
 from ostler.model.faults import fault
 from ostler.seams import Seams
 from ostler.store import leases, workspaces
@@ -76,6 +77,14 @@ async def open_manager(
     ended in order and those that are suspended are parked; `keep_agents` on the manager leaves them alive instead.
     """
     _require_no_template()
+    for name, given, kind in (
+        ("settings", settings, LifecycleSettings),
+        ("registry", registry, AgentRegistry),
+        ("levels", levels, IsolationLevels),
+        ("seams", seams, Seams),
+    ):
+        if given is not None:
+            require_kind(name, given, kind)
     place = default_home() if where is None else where
     if not isinstance(place, str | os.PathLike | Store):
         raise fault("where", "must be a directory, an address or a Store", place)
@@ -212,7 +221,12 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while running := [one for one in runtime.instances.values() if not one.is_over]:
+        while True:
+            if runtime.reserving:
+                await asyncio.wait(set(runtime.reserving))
+            running = [one for one in runtime.instances.values() if not one.is_over]
+            if not running:
+                return
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from ostler.errors import DeadlineError, InvalidOperationError, OstlerError, StoreError
+from ostler.errors import AgentNotFoundError, DeadlineError, InvalidOperationError, OstlerError, StoreError
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
@@ -181,6 +181,7 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
         instance.post(phase.reported)
     for call in instance.calls.values():
         start_clock(instance, call)
+    calls.cancel_withdrawn(instance)
     for wait_id, said in phase.undelivered:
         waits.deliver(instance, wait_id, said)
     follow(instance)
@@ -190,9 +191,12 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
 
 
 async def resume_due(instance: Instance, message: Due) -> None:
-    """As `resume`; a store that cannot write is asked again."""
+    """As `resume`; a definition that is missing is waited for, and a store that cannot write is asked again."""
     try:
         await resume(instance, message)
+    except AgentNotFoundError as error:
+        if isinstance(instance.phase, Suspended):
+            instance.phase.held_because = str(error)
     except StoreError as error:
         instance.runtime.log.emit("resume_failed", instance_id=instance.instance_id, error=str(error))
         instance.arm(1.0)
@@ -200,6 +204,7 @@ async def resume_due(instance: Instance, message: Due) -> None:
 
 async def unpark(instance: Instance, callers: list[Resume]) -> None:
     """Claim a new attempt in one commit; only then start it."""
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     actor = callers[0].by if callers else SYSTEM
     await instance.commit(instances.unpark_instance, by=actor)
     begin_start(instance, list(callers), by=actor)

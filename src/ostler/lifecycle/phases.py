@@ -64,6 +64,8 @@ class Suspended(Phase):
     #: An adopted agent has reported what it works on, or will when it is thawed.
     reported: Reported | None = None
     adopted: bool = False
+    #: It is due, but its definition is not registered.
+    held_because: str | None = None
 
 
 class Goal(StrEnum):

@@ -14,14 +14,15 @@ from ostler.errors import (
 )
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
-from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.messages import Close, Join, OperationDone, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
+from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.store import instances, moves
+from ostler.store import attempts, instances, moves
 from ostler.store.moves import Move
 
 TERMINATED_STARTING = "it was terminated while it was starting"
@@ -34,21 +35,32 @@ def join(instance: Instance, message: Join) -> None:
         instance.phase.callers.append(message)
 
 
-def joined(instance: Instance, message: Join) -> None:
+async def joined(instance: Instance, message: Join) -> None:
     """Answered with one that became ready, whatever became of it since; else with why it did not."""
-    if instance.record.enforcement is not None or instance.record.is_active:
+    error = await why_not_ready(instance.runtime, instance.record)
+    if error is None:
         message.answer(instance.record)
     else:
-        message.refuse(AgentInitializationError(instance.record.error_message or TERMINATED_STARTING))
+        message.refuse(error)
 
 
-def join_leaving(instance: Instance, message: Join) -> None:
+async def why_not_ready(runtime: Runtime, record: AgentInstance) -> OstlerError | None:
+    """What its first caller was told of a start that failed; None of one that became ready, or may yet."""
+    if record.enforcement is not None or record.is_active:
+        return None
+    tried = await runtime.store.read(attempts.list_attempts, record.instance_id, after=record.attempt - 1)
+    late = bool(tried) and tried[-1].outcome is AttemptOutcome.TIMEOUT
+    kind = InitializationTimeoutError if late else AgentInitializationError
+    return kind(record.error_message or TERMINATED_STARTING)
+
+
+async def join_leaving(instance: Instance, message: Join) -> None:
     """A start that has just failed: its caller is told the same."""
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.told is not None:
         phase.callers.append(message)
     else:
-        joined(instance, message)
+        await joined(instance, message)
 
 
 async def started(instance: Instance, message: OperationDone) -> None:

@@ -12,6 +12,7 @@ from ostler.lifecycle.messages import (
     Asked,
     CallDue,
     CallEnded,
+    CallerDue,
     Close,
     Detach,
     Due,
@@ -183,6 +184,7 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
     },
     CallEnded: {Ended: ignore, Detached: ignore, None: job.call_ended},
     CallDue: {Leaving: ignore, Ended: ignore, Detached: ignore, Suspended: ignore, None: calls.call_due},
+    CallerDue: {None: calls.caller_due},
     NextCalls: {Serving: calls.next_calls, None: ignore},
     Due: {
         Pausing: pause.pause_timed_out,

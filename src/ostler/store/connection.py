@@ -102,7 +102,7 @@ class Connection(ABC):
 
 def headless(where: str) -> StoreFailedError:
     return StoreFailedError(
-        f"the database of {where} was emptied under this program: its head row is gone; nothing more is written. "
+        f"the database of {where} was emptied: its head row is gone under this program; nothing more is written. "
         "Restore it from a backup, or choose another home"
     )
 

@@ -28,6 +28,7 @@ class CallEnd:
 
 def begin_call(tx: Transaction, old: AgentInstance, move: Move | None, request: Request | None) -> Changes:
     """A request was handed to the agent: its row, and the move to processing where there is one."""
+    require_attempt(tx, old)
     if request is not None:
         begin_request(tx, request)
     return {} if move is None else move_instance(tx, old, move)
@@ -35,15 +36,17 @@ def begin_call(tx: Transaction, old: AgentInstance, move: Move | None, request: 
 
 def end_call(tx: Transaction, old: AgentInstance, move: Move | None, end: CallEnd) -> Changes:
     """A request was answered: its row, its error, and the move to waiting where there is one."""
+    version = require_attempt(tx, old)
     if end.request is not None:
         end_request(tx, end.request)
     if end.error is not None:
-        tx.emit(end.error)
+        tx.emit(end.error.evolve(version=version))
     return {} if move is None else move_instance(tx, old, move)
 
 
 def open_agent_wait(tx: Transaction, old: AgentInstance, move: Move | None, wait: Wait) -> tuple[Wait, Changes]:
     """The agent waits for an answer: the wait and the move to waiting are one commit."""
+    require_attempt(tx, old)
     known = open_wait(tx, wait, attempt=old.attempt)
     return known, {} if move is None else move_instance(tx, old, move)
 
@@ -73,8 +76,8 @@ def report_progress(
     message: str | None,
     details: Mapping[str, Any] | None,
 ) -> None:
-    require_attempt(tx, old)
-    tx.emit(AgentProgressEvent(**about(old), fraction=fraction, message=message, details=details))
+    version = require_attempt(tx, old)
+    tx.emit(AgentProgressEvent(**about(old, version), fraction=fraction, message=message, details=details))
 
 
 def report_signals(
@@ -85,9 +88,9 @@ def report_signals(
     metrics: AgentMetrics | None = None,
 ) -> None:
     """Signals in their order. `heard` is the number of the last message, so that a repeat is recognised."""
-    require_attempt(tx, old)
+    version = require_attempt(tx, old)
     for name, payload in signals:
-        tx.emit(AgentSignalEvent(**about(old), name=name, payload=payload))
+        tx.emit(AgentSignalEvent(**about(old, version), name=name, payload=payload))
     if not heard:
         return
     tx.execute(

@@ -60,29 +60,28 @@ class Store:
         self._writer: Writer | None = None
         self._readers: _Readers | None = None
         self._process = os.getpid()
+        self._opening = False
         self._lease: Lease | None = None
         self._epoch = _NOT_OWNER
 
     # --- open and close --------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if self._writer is not None:
+        if self._writer is not None or self._opening:
             raise StoreError("this store is open already; close it first, or make another one for the same place")
-        self._process = os.getpid()
-        writer = Writer(self._open_committer, self._seams.fault)
-        opening = asyncio.ensure_future(asyncio.to_thread(writer.start))
+        self._process, self._opening = os.getpid(), True
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open_all))
         try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The thread may be coming up; it is closed as soon as it is, with no caller left to wait for it.
-            opening.add_done_callback(lambda _: threading.Thread(target=writer.close, name="ostler-closing").start())
-            raise
-        self._writer, self._readers = writer, _Readers(self._database)
-        try:
+            self._writer, self._readers = await asyncio.shield(opening)
             self._epoch = await self.read(_epoch_to_write, self._lease, self._seams.clock.wall())
         except BaseException:
+            if self._writer is None:
+                # It may still be coming up; it is closed as soon as it is, with no caller left to wait for it.
+                opening.add_done_callback(_close_late)
             await self.close()
             raise
+        finally:
+            self._opening = False
 
     async def close(self) -> None:
         """Finish what was submitted, then stop. Safe to call twice."""
@@ -104,6 +103,15 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _open_all(self) -> tuple[Writer, _Readers]:
+        writer = Writer(self._open_committer, self._seams.fault)
+        writer.start()
+        try:
+            return writer, _Readers(self._database)
+        except BaseException:
+            writer.close()
+            raise
 
     def _open_committer(self) -> tuple[Committer, Connection]:
         db = self._database.open_writer(self._seams.fault)
@@ -143,7 +151,7 @@ class Store:
         work = partial(_call, query, args, kwargs)
         if readers.through_writer:
             loop = asyncio.get_running_loop()
-            job = Job(work, loop, loop.create_future())
+            job = Job(work, loop, loop.create_future(), is_query=True)
             writer.submit(job)
             found: R = await job.future
             return found
@@ -175,10 +183,8 @@ class Store:
         """Become the owner. Raises `LeaseHeldError` while another one holds the lease, unless `steal`."""
         writer, _ = self._require_open()
         loop = asyncio.get_running_loop()
-        # Fenced by the epoch that stands in the store: a newcomer has none of its own yet.
-        current = await self.read(leases.current_epoch)
         work = partial(_call, leases.take_lease, (owner,), {"ttl": ttl, "steal": steal})
-        job = Job(work, loop, loop.create_future(), epoch=current)
+        job = Job(work, loop, loop.create_future())
         writer.submit(job)
         lease: Lease = await job.future
         self._lease, self._epoch = lease, lease.epoch
@@ -251,6 +257,11 @@ class _Readers:
 def _close_all(writer: Writer, readers: _Readers) -> None:
     writer.close()
     readers.close()
+
+
+def _close_late(opening: asyncio.Future[tuple[Writer, _Readers]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=_close_all, args=opening.result(), name="ostler-closing").start()
 
 
 def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> R:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from ostler.agents import AgentKind, CommandSpec
+from ostler.agents import AgentKind
 from ostler.agents.command import identity
+from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError, ValidationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
@@ -123,10 +124,10 @@ class ProcessIsolation(Isolation):
         return await self._home.open(start=start)
 
     def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
-        spec = plan.manifest.command
-        if not isinstance(spec, CommandSpec):
-            raise AgentInitializationError(f"the definition of {plan.name} names no command")
         try:
+            spec = command_of(plan.manifest)
+            if spec is None:
+                raise AgentInitializationError(f"the definition of {plan.name} names no command")
             cell = CommandCell(self._clock, self._home, plan, listener, spec)
         except ValidationError as error:
             raise AgentInitializationError(f"{plan.name} cannot be started: {error}") from error
@@ -261,6 +262,9 @@ class ProcessIsolation(Isolation):
         except (OstlerError, KeeperError, OSError) as error:
             left.append(f"{error}, and what lives of it is not known")
         return "; ".join(left) or None
+
+    async def forget(self, instance_id: UUID, attempt: int) -> None:
+        await self._forget(f"{instance_id.hex}.{attempt}")
 
     def _forget_later(self, box: str) -> None:
         """Not at once: how it ended may not be written down yet, and then the next manager has to ask."""
