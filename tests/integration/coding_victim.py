@@ -1,4 +1,4 @@
-"""A manager that asks a coding agent something and waits to be killed: HOME PLACE DRIVER, variables as JSON on stdin."""
+"""A manager that asks a coding agent something and waits to be killed: HOME PLACE DRIVER; its variables by stdin."""
 
 from __future__ import annotations
 

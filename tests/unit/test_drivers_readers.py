@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,12 @@ def failed(name: str, ending: Ending) -> AgentExecutionError:
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -219,6 +225,7 @@ def test_what_is_kept_of_a_long_run_is_bounded() -> None:
     reader.feed(json.dumps({"type": "result", "subtype": "success", "result": "y" * 200_000, "num_turns": 1}))
     answer = reader.finish(DONE, now=NOW)
     assert len(answer["output"]) < 11_000
+    assert len(answer["message"]) < 110_000
     assert answer["dropped_bytes"] > 90_000
 
 

@@ -47,8 +47,8 @@ class ExitMeaning(StrEnum):
 class HomeKind(StrEnum):
     """Which home directory the program of a driver sees."""
 
-    OWN = "own"  #: that of the user, with the settings and the sign-in of the program
     PRIVATE = "private"  #: one that belongs to the instance
+    OWN = "own"  #: the user's own, with the settings and the sign-in of the programs there
 
 
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})

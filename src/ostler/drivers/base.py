@@ -27,10 +27,11 @@ COST = "cost_usd"
 #: When to try again where a program does not say it: after a rate limit, and after a limit of the plan.
 RATE_RETRY = timedelta(minutes=5)
 USAGE_RETRY = timedelta(hours=1)
+#: Of the last thing that an agent said.
+MAX_MESSAGE = 100_000
 #: So much of a text is shown as what the agent does now, and so much of an error.
 _DOING = 100
 _ERROR = 500
-_MESSAGE = 100_000
 _LAST_LINES, _LAST_CHARACTERS = 20, 2000
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _CLOCK = re.compile(
@@ -233,7 +234,7 @@ class Reader(ABC):
 
     def _says(self, text: str) -> None:
         if text.strip():
-            self.message = clipped(text, _MESSAGE)
+            self.message = clipped(text, MAX_MESSAGE)
             self._does(last_sentence(text))
 
     def _fails(self, error: Any) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from ostler.drivers.base import (
+    MAX_MESSAGE,
     Driver,
     Limit,
     Order,
@@ -18,6 +19,7 @@ from ostler.drivers.base import (
     tool_words,
     whole,
 )
+from ostler.model.text import clipped
 
 _LIMITED = 429
 #: Kinds of errors that end by waiting, or by paying.
@@ -153,7 +155,7 @@ class ClaudeReader(Reader):
         self.turns += whole(data.get("num_turns"))
         self._count(data)
         if not data.get("is_error") and data.get("subtype") == "success":
-            self.message = str(data.get("result") or "") or self.message
+            self.message = clipped(str(data.get("result") or ""), MAX_MESSAGE) or self.message
             self.error = self.limit = None
             return
         self._fails(_result_error(data))

@@ -20,6 +20,10 @@ _COMMAND_KEYS = ("command", "cmd", "commands", "script")
 _WORDS = re.compile(r"\S+\s*|\s+")
 
 
+class ScriptError(Exception):
+    """The script does not fit the request; the program is told so."""
+
+
 class TurnLike(Protocol):
     """What of a turn goes over the wire."""
 
@@ -63,7 +67,7 @@ def shell_call(tools: Sequence[tuple[str, Mapping[str, Any]]], command: str) -> 
     if name is None:
         name = next((one for one, schema in tools if _command_key(schema) is not None), None)
     if name is None:
-        raise RuntimeError(f"the request offers no shell tool, only {sorted(known)}; use say() instead of run()")
+        raise ScriptError(f"the request offers no shell tool, only {sorted(known)}; use say() instead of run()")
     schema = known[name]
     key = _command_key(schema) or _COMMAND_KEYS[0]
     properties = schema.get("properties") or {}

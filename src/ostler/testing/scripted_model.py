@@ -24,14 +24,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, Self
 
-from ostler.testing.model_wire import WIRES, Event, Wire
+from ostler.testing.model_wire import WIRES, Event, ScriptError, Wire
 
 #: A key that opens nothing; programs refuse to start without one.
 KEY = "sk-ant-oat01-scripted"
 #: A name that Codex has no settings of its own for: for one that it knows it hides its tools in the prompt.
 MODEL = "scripted-model"
 _TICK_SECONDS = 0.05
-_NO_TURN = "the script of this model is empty"
 
 
 class TurnKind(StrEnum):
@@ -213,7 +212,7 @@ class ScriptedModel:
             if callable(self._script):
                 return self._script(request)
             if not self._script:
-                raise RuntimeError(_NO_TURN)
+                raise ScriptError("the script of this model is empty")
             return self._script[min(next(self._turns), len(self._script) - 1)]
 
     def hold(self, connection: socket.socket, *, held: bool) -> None:
@@ -272,6 +271,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         try:
             self._play(self.scripted.take(request), wire, request)
+        except ScriptError as error:  # not to be tried again
+            self._answer_json(400, {"type": "error", "error": {"type": "invalid_request_error", "message": str(error)}})
         finally:
             request.ended.set()
 
@@ -290,12 +291,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._stream(turn, wire, request)
 
     def _stream(self, turn: Turn, wire: Wire, request: ModelRequest) -> None:
+        events = wire.events(turn, request.body)
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
-        events = wire.events(turn, request.body)
         if turn.kind is TurnKind.MIDHANG:
             for event in events[: wire.FIRST_WORD]:
                 self._send(event)
