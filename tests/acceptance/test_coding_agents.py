@@ -10,7 +10,7 @@ import pytest
 from coding_ground import CACHE, require_program
 from shell import Shell, until
 
-from ostler.testing.scripted_model import ScriptedModel, run, say, usage_limit
+from ostler.testing import ScriptedModel, run, say, usage_limit
 
 FIXER = """---
 description: Mends what is broken

@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
     with victims(tmp_path_factory.mktemp("victims")) as opened:
         yield opened
 
@@ -114,28 +114,28 @@ def check(ending: Ending, what: str) -> None:
 # --- at every named point ----------------------------------------------------------------------------
 
 
-def test_the_scenario_ends_well_where_it_is_not_killed(place: Callable[[], Place], program: Victims) -> None:
-    ending = program.play(place().where)
+def test_the_scenario_ends_well_where_it_is_not_killed(place: Callable[[], Place], lives: Victims) -> None:
+    ending = lives.play(place().where)
     assert (ending.was_killed, len(ending.acknowledged)) == (False, 37)
     check(ending, "nothing")
 
 
 @pytest.mark.parametrize("point", FAULT_POINTS)
 def test_a_kill_at_each_named_point_loses_nothing_and_leaves_no_half(
-    place: Callable[[], Place], program: Victims, point: str
+    place: Callable[[], Place], lives: Victims, point: str
 ) -> None:
     for nth in VISITS:
-        ending = program.play(place().where, fault=f"{point}:{nth}:kill")
+        ending = lives.play(place().where, fault=f"{point}:{nth}:kill")
         assert ending.was_killed, f"{point} was not reached {nth} times"
         check(ending, f"{point} number {nth}")
 
 
-def test_the_next_program_goes_on_where_a_kill_left_off(place: Callable[[], Place], program: Victims) -> None:
+def test_the_next_program_goes_on_where_a_kill_left_off(place: Callable[[], Place], lives: Victims) -> None:
     where = place().where
     for point in ("store.commit.before", "store.commit.after", "store.save.after"):
-        assert program.play(where, fault=f"{point}:9:kill").was_killed
-        assert not program.play(where, flags=("--reopen",)).was_killed
-    ending = program.play(where)
+        assert lives.play(where, fault=f"{point}:9:kill").was_killed
+        assert not lives.play(where, flags=("--reopen",)).was_killed
+    ending = lives.play(where)
     check(ending, "three lives before, and then played to its end")
 
 
@@ -163,18 +163,18 @@ def statements() -> dict[int, list[str]]:
 
 
 def test_a_migration_that_is_killed_at_any_step_leaves_the_old_shape_or_the_new(
-    place: Callable[[], Place], program: Victims
+    place: Callable[[], Place], lives: Victims
 ) -> None:
     where, tables = place(), 0
     for number, script in statements().items():
         steps = [(f"{MIGRATE}before:1", 0), *((f"{MIGRATE}statement:{nth}", 0) for nth in range(1, len(script) + 1))]
         for step, _ in steps:
-            assert program.play(where.where, fault=f"{step}:kill").was_killed, step
+            assert lives.play(where.where, fault=f"{step}:kill").was_killed, step
             assert shape(where) == (number - 1, tables), step
-        assert program.play(where.where, fault=f"{MIGRATE}after:1:kill").was_killed
+        assert lives.play(where.where, fault=f"{MIGRATE}after:1:kill").was_killed
         tables += sum(statement.startswith("CREATE TABLE") for statement in script)
         assert shape(where) == (number, tables)
-    ending = program.play(where.where)
+    ending = lives.play(where.where)
     assert not ending.was_killed, "the next program takes it from there"
     check(ending, "every step of the migrations, and then played to its end")
 
@@ -238,12 +238,12 @@ def test_a_kill_during_the_recovery_from_a_kill_loses_nothing(folder: Path, ever
 
 
 def test_the_harness_finds_a_process_that_was_started_before_its_record(
-    place: Callable[[], Place], program: Victims
+    place: Callable[[], Place], lives: Victims
 ) -> None:
     """A mutant that starts first and writes afterwards must be caught, or the tests above prove nothing."""
     # The third commit is the first reservation: the migration is none, the lease is the first.
     for nth in range(1, 5):
-        ending = program.play(place().where, fault=f"store.commit.before:{nth}:kill", flags=("--mutant",))
+        ending = lives.play(place().where, fault=f"store.commit.before:{nth}:kill", flags=("--mutant",))
         if any("no record knows of it" in fault for fault in asyncio.run(faults_of(ending))):
             return
     pytest.fail("intent-first was switched off and the harness did not see it")

@@ -179,6 +179,7 @@ async def test_a_subscriber_gets_the_committed_events_once_in_order(store: Store
     end()
     end()
     await ready(store)
+    await store.run(do_nothing)  # the subscribers of the commit before have been called by now
     other: list[Event] = []
     store.subscribe(other.extend)
     await ready(store)

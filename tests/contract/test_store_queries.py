@@ -292,6 +292,6 @@ async def test_the_counts_of_all_workspaces_are_those_of_the_gauges(store: Store
     counts = await store.read(queries.state_counts)
     assert set(counts) == set(AgentState)
     assert (counts[AgentState.READY], counts[AgentState.FAILED], counts[AgentState.TERMINATING]) == (2, 1, 1)
-    assert await store.read(queries.list_terminating) == [held]
+    assert await store.read(queries.list_terminating) == [held.instance_id]
     await moved(store, held, AgentState.TERMINATED)
     assert await store.read(queries.list_terminating) == []

@@ -17,7 +17,7 @@ import pytest
 import ostler
 from ostler import AgentHandle, AgentLifecycleManager
 from ostler.drivers import NAMES, spec_for
-from ostler.testing.scripted_model import ScriptedModel
+from ostler.testing import ScriptedModel
 
 CACHE = Path(os.environ.get("OSTLER_AGENTS_DIR") or Path.home() / ".cache" / "ostler" / "agents") / "bin"
 PATH = f"{CACHE}:{os.environ['PATH']}"

@@ -15,7 +15,7 @@ from coding_ground import Coder, coder
 import ostler
 from ostler import AgentLifecycleManager, GetInstancesFilter
 from ostler.testing.isolation_suite.ground import until
-from ostler.testing.scripted_model import ScriptedModel, run, say
+from ostler.testing import ScriptedModel, run, say
 
 __all__ = ["coder"]
 

@@ -167,7 +167,11 @@ async def test_what_no_record_names_is_ended_before_anything_is_started(crew: Cr
     kept, lost = await pid_of(agent), await pid_of(unknown)
     await crew.close(keep=True)
     with closing(sqlite3.connect(crew.home / DATABASE_FILE)) as database, database:
-        for table, column in (("attempts", "instance_id"), ("agent_instance_tags", "instance_id"), ("agent_instances", "id")):
+        for table, column in (
+            ("attempts", "instance_id"),
+            ("agent_instance_tags", "instance_id"),
+            ("agent_instances", "id"),
+        ):
             database.execute(f"DELETE FROM {table} WHERE {column} = ?", (_bytes(unknown),))
     await crew.open()
     assert not lives(lost)

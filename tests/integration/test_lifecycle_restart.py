@@ -68,7 +68,11 @@ async def test_an_agent_that_crashes_comes_back_at_once(crew: Crew) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "delays"),
-    [(RestartPolicyType.EXPONENTIAL, (2, 4, 8)), (RestartPolicyType.LINEAR, (2, 4, 6)), (RestartPolicyType.IMMEDIATE, (0, 0, 0))],
+    [
+        (RestartPolicyType.EXPONENTIAL, (2, 4, 8)),
+        (RestartPolicyType.LINEAR, (2, 4, 6)),
+        (RestartPolicyType.IMMEDIATE, (0, 0, 0)),
+    ],
     ids=str,
 )
 async def test_the_delay_is_kept_and_said_until_the_retries_are_spent(

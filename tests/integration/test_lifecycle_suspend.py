@@ -347,7 +347,9 @@ async def test_a_caller_that_gives_up_a_frozen_request_does_not_cost_the_agent(c
 async def test_freeze_resume_and_terminate_of_a_command_under_load(crew: Crew) -> None:
     """Runs begin and end all the time; none of the verbs fails, and no request is lost but by the end."""
     spec = CommandSpec(argv=("sh", "-c", "sleep 0.01; echo {prompt}"))
-    agent = await crew.start(agent=spec, about={"name": "brief"}, resource_limits=ResourceLimits(max_concurrent_tasks=3))
+    agent = await crew.start(
+        agent=spec, about={"name": "brief"}, resource_limits=ResourceLimits(max_concurrent_tasks=3)
+    )
     stopped = asyncio.Event()
     answers: list[str] = []
 
@@ -501,9 +503,7 @@ async def test_suspended_agents_are_parked_when_the_manager_closes(crew: Crew, d
 
 @pytest.mark.parametrize("depth", ["hold", "freeze"])
 @at(THREAD, PROCESS)
-async def test_an_agent_that_is_suspended_in_mid_work_is_still_suspended_after_a_close(
-    crew: Crew, depth: str
-) -> None:
+async def test_an_agent_that_is_suspended_in_mid_work_is_still_suspended_after_a_close(crew: Crew, depth: str) -> None:
     """Its request is cut off and told so; its pause is kept all the same."""
     if depth == "freeze" and crew.level is not PROCESS:
         return

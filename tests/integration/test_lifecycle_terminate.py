@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, agent_threads, at, do, logged, until
+from lifecycle_ground import LEVELS, PROCESS, THREAD, Crew, S, agent_threads, at, do, logged, until
 from machine_ground import lives
 
 from ostler import (
@@ -120,9 +120,7 @@ async def test_resources_are_released(crew: Crew) -> None:
 
 
 @at(*LEVELS)
-async def test_a_hook_that_fails_is_a_warning_and_still_graceful(
-    crew: Crew, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_hook_that_fails_is_a_warning_and_still_graceful(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     agent = await crew.start()
     await agent.ask(do("hook", hooks={"first": None, "second": "fail"}))
     result = await agent.stop()
@@ -158,9 +156,7 @@ async def test_a_shutdown_that_raises_is_a_warning_and_still_graceful(
 
 @pytest.mark.parametrize("quirk", ["hang", "stubborn"])
 @at(*LEVELS)
-async def test_a_shutdown_that_does_not_end_is_forced(
-    crew: Crew, caplog: pytest.LogCaptureFixture, quirk: str
-) -> None:
+async def test_a_shutdown_that_does_not_end_is_forced(crew: Crew, caplog: pytest.LogCaptureFixture, quirk: str) -> None:
     agent = await crew.start({"shutdown": quirk})
     result = await terminate(crew, agent, QUICK)
     assert (result.success, result.was_graceful) == (True, False)

@@ -29,7 +29,13 @@ VERBS: dict[str, Verb] = {
     "restart": lambda agent: agent.restart(),
     "terminate": lambda agent: agent.stop(),
 }
-WORKING = {"process": S.WAITING, "hold": S.SUSPENDED, "park": S.SUSPENDED, "restart": S.READY, "terminate": S.TERMINATED}
+WORKING = {
+    "process": S.WAITING,
+    "hold": S.SUSPENDED,
+    "park": S.SUSPENDED,
+    "restart": S.READY,
+    "terminate": S.TERMINATED,
+}
 #: Where it leads; a pair that is not here is refused.
 LEADS_TO: dict[AgentState, dict[str, AgentState]] = {
     S.INITIALIZING: {"process": S.WAITING, "terminate": S.TERMINATED},

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from store_ground import HOME, brought_to, do_nothing, entries, reserved, verified
+from store_ground import brought_to, do_nothing, entries, reserved, verified
 
 from ostler.errors import StoreClosedError, StoreError
 from ostler.model.ledger import AuditEntry
@@ -178,14 +178,14 @@ async def sweep(store: Store, policy: RetentionPolicy) -> int:
 async def test_a_chain_that_grows_while_it_is_verified_is_sound(tmp_path: Path) -> None:
     async with Store(tmp_path) as store:
         writing = asyncio.ensure_future(_keep_acting(store))
-        for _ in range(20):
+        entries_seen: set[int] = set()
+        while len(entries_seen) < 10:  # the time limit of the test bounds it
             report = await verified(store)
             assert report.is_sound, report.faults
+            entries_seen.add(report.entries)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
-        assert report.entries > 0
-        assert (await verified(store)).head.workspace_id == HOME
 
 
 async def _keep_acting(store: Store) -> None:

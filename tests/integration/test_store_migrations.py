@@ -86,10 +86,7 @@ def shape(place: Place) -> Shape:
 
 def version(place: Place) -> int:
     with connected(place) as connection:
-        if place.kind == "postgres":
-            found = connection.fetch("SELECT to_regclass('ostler_schema')", {})
-            return 0 if found[0][0] is None else connection.version
-        return connection.version
+        return connection.stored_version()
 
 
 async def test_a_database_goes_up_down_and_up_again(place: Place) -> None:

@@ -28,12 +28,19 @@ from store_ground import (
 )
 from store_invariants import fold, invariant_faults
 
-from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreError, StoreFailedError, StoreTooNewError
+from ostler.errors import (
+    NotFoundError,
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreError,
+    StoreFailedError,
+    StoreTooNewError,
+)
 from ostler.model.states import AgentState
 from ostler.seams import Seams
-from ostler.store import events
+from ostler.store import events, moves
 from ostler.store.postgres import PostgresConnection, mapped_errors
-from ostler.store.store import Store
+from ostler.store.store import Store, view
 from ostler.store.transaction import Reader, Transaction
 from ostler.testing.clock import ManualClock
 from ostler.testing.postgres import temporary_postgres
@@ -147,6 +154,24 @@ def test_an_error_of_the_server_is_told_by_its_code(error: type[psycopg.Error], 
     with pytest.raises(ours) as told, mapped_errors():
         raise error("in another language")
     assert type(told.value) is ours
+
+
+# --- a look beside the owner -------------------------------------------------------------------------
+
+
+async def test_a_view_reads_beside_the_owner_and_writes_nothing(postgres_address: str) -> None:
+    async with Store(postgres_address) as store:
+        one = await ready(store)
+        with view(postgres_address) as reader:
+            assert moves.get_instance(reader, one.instance_id) == one
+            with pytest.raises(StoreError, match="read-only"):
+                reader.fetch("DELETE FROM agent_instances RETURNING id")
+
+
+def test_a_view_of_an_empty_database_says_so_and_makes_no_table(postgres_address: str) -> None:
+    with pytest.raises(NotFoundError, match="there is no Ostler store there"), view(postgres_address):
+        pass
+    assert sql(postgres_address, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
 
 
 # --- connections -------------------------------------------------------------------------------------

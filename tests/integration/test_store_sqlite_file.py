@@ -334,6 +334,21 @@ def test_a_view_of_what_is_not_there_makes_nothing(home: Path) -> None:
         pass
 
 
+async def test_a_view_refuses_what_is_newer_older_or_of_another_program(home: Path) -> None:
+    await filled(home)
+    change(home, "PRAGMA user_version = 99")
+    before = content(home)
+    with pytest.raises(StoreTooNewError), view(home):
+        pass
+    change(home, "PRAGMA user_version = 0")
+    with pytest.raises(NotFoundError, match="there is no Ostler store there"), view(home):
+        pass
+    change(home, "PRAGMA application_id = 7")
+    with pytest.raises(StoreError, match="database of another program"), view(home):
+        pass
+    assert before.keys() == content(home).keys()
+
+
 def test_what_a_reader_uses_cannot_write(home: Path) -> None:
     asyncio.run(filled(home))
     reader = SqliteConnection(database(home), read_only=True)

@@ -19,6 +19,7 @@ from ostler.model.states import (
     RestartPolicyType,
     Tier,
     legal_path,
+    moves_between,
 )
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -97,6 +98,22 @@ def test_a_record_that_fell_behind_catches_up_over_legal_moves_alone(current: Ag
 )
 def test_the_way_to_catch_up_is_the_shortest(current: str, target: str, path: str) -> None:
     assert legal_path(AgentState(current), AgentState(target)) == tuple(AgentState(one) for one in path.split())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ("ready", "ready", ""),
+        ("ready", "processing", "processing"),
+        ("processing", "suspended", "suspended"),
+        ("failed", "initializing", "initializing"),
+        ("processing", "initializing", "failed initializing"),
+        ("ready", "waiting", "processing waiting"),
+        ("ready", "terminated", "terminating terminated"),
+    ],
+)
+def test_the_moves_of_one_commit_are_told_from_the_states_around_it(before: str, after: str, moves: str) -> None:
+    assert moves_between(AgentState(before), AgentState(after)) == tuple(AgentState(one) for one in moves.split())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ostler.errors import ValidationError
 from ostler.model.faults import Fault, ValidationResult, duration_text, shown
 from ostler.model.instance import AgentMetrics
 from ostler.model.ledger import Wait, WaitKind
-from ostler.model.people import HOME_WORKSPACE_ID, Definition, Principal, Token, Workspace
+from ostler.model.people import HOME_WORKSPACE_ID, Actor, Definition, Principal, Token, Workspace
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics
 from ostler.model.record import Record
 from ostler.model.spawn import (
@@ -36,6 +36,7 @@ PRINCIPAL = Principal(principal_id=ID, name="p", workspace_id=HOME_WORKSPACE_ID,
 TOKEN = Token(token_id=ID, principal_id=ID, token_hash="ab", name="t", created_at=NOW)  # noqa: S106 - made up
 REQUEST = SpawnRequest(agent_definition_id=ID)
 METRICS = AgentMetrics(sampled_at=NOW)
+ACTOR = Actor(name="ada")
 DEFINITION = Definition(definition_id=ID, name="d", kind="k", manifest={}, created_at=NOW, updated_at=NOW)
 
 
@@ -64,12 +65,14 @@ def test_all_faults_come_at_once_with_field_bound_and_value() -> None:
 
 
 def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
+    """Faults of single fields and of the relations between them, all at once."""
     request = SpawnRequest(
         agent_definition_id=UUID(int=0),
         options=AgentSpawnOptions(
             name="two\nlines",
             tags=("ok", "not ok"),
-            restart_policy=RestartPolicy(initial_delay=timedelta(minutes=2)),
+            resource_limits=ResourceLimits(max_memory_mb=1),
+            restart_policy=RestartPolicy(initial_delay=timedelta(minutes=2), max_retries=11),
             health_check=HealthCheckConfig(probe=ProbeType.HTTP),
         ),
         context={"A": 1, "a": 2},
@@ -78,17 +81,19 @@ def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
         "agent_definition_id",
         "options.name",
         "options.tags.1",
+        "options.resource_limits.max_memory_mb",
         "options.restart_policy.max_delay",
+        "options.restart_policy.max_retries",
         "options.health_check.target",
         "context.a",
     }
-    ranges = request.evolve(
-        options=AgentSpawnOptions(
-            resource_limits=ResourceLimits(max_memory_mb=1), restart_policy=RestartPolicy(max_retries=11)
-        )
-    )
-    fields = {fault.field for fault in ranges.validate()}
-    assert {"options.resource_limits.max_memory_mb", "options.restart_policy.max_retries"} <= fields
+
+
+def test_a_field_of_a_wrong_type_is_one_fault_and_hides_no_other() -> None:
+    wrong: Any = 5
+    options = AgentSpawnOptions(name=wrong, workdir="here", tags=("a b",), resource_limits=wrong)
+    assert [fault.field for fault in options.validate()].count("name") == 1
+    assert {fault.field for fault in options.validate()} == {"name", "workdir", "tags.0", "resource_limits"}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +173,7 @@ def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
             {"roles": ("king",)},
             "roles.0 must be one of viewer, operator, reviewer, admin, agent, was 'king'",
         ),
+        (ACTOR, {"correlation_id": "a\nb"}, "correlation_id must be printable text on one line, was 'a\\nb'"),
         (TOKEN, {"name": "a\x00"}, "name must be printable text on one line, was 'a\\x00'"),
         (WAIT, {"reason": "a\x00"}, "reason must not contain NUL"),
         (WAIT, {"detail": {"a": {1, 2}}}, "detail.a must be a JSON value, was {1, 2}"),

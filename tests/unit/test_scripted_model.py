@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ostler.testing.scripted_model import ModelRequest, ScriptedModel, Turn, hang, limit, midhang, run, say, usage_limit
+from ostler.testing import ModelRequest, ScriptedModel, Turn, hang, limit, midhang, run, say, usage_limit
 
 SHELL = {
     "type": "object",

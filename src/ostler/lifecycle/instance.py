@@ -7,7 +7,6 @@ never asks after an await whether its phase still holds, and there is no lock.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import random
 from collections import deque
@@ -30,7 +29,6 @@ from ostler.lifecycle.messages import (
     Call,
     Due,
     Message,
-    NextCalls,
     Operation,
     OperationDone,
     Phase,
@@ -94,16 +92,18 @@ class Runtime:
     start_gate: StartGate
     restart_gate: StartGate
     instances: dict[UUID, Instance] = field(default_factory=dict)
+    #: Reservations that have no instance yet.
+    reserving: dict[asyncio.Future[Any], None] = field(default_factory=dict)
     workspaces: dict[UUID, Workspace] = field(default_factory=dict)
     #: Why nothing new is accepted; None while the manager is open.
     closing: OstlerError | None = None
+    #: Tries again what recovery could not do.
+    recovering: asyncio.Task[Any] | None = None
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    #: Reservations whose instance may have no task yet; closing waits for them.
-    reserving: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def run(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A background task of the manager; its failure is logged."""
@@ -146,16 +146,18 @@ class Instance:
         self.waits: dict[UUID, OpenWait] = {}
         self.signs = Signs(runtime.clock, runtime.chance, self.check)
         self.tally = Tally()
-        #: A write failed, so the row is not what it should be.
-        self.behind = False
-        #: Ends of requests that could not be written.
-        self.unwritten: list[RequestEnd] = []
+        #: What could not be written is tried again soon.
+        self.rewriting = False
+        #: Ends of requests that could not be written, by their request id.
+        self.owed: dict[str, RequestEnd] = {}
         self.said = Said()
         #: The last answer; what is kept as the final state of a command.
         self.last_answer: Any = None
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
+        #: Operations and calls that have not ended, in the order in which they were begun.
+        self._running: dict[asyncio.Task[None], None] = {}
         self._over = False
 
     @property
@@ -200,7 +202,7 @@ class Instance:
         """Its caller has gone. Cancelling again does not shorten this."""
         withdrawal = Withdraw(of=verb)
         self.post(withdrawal)
-        await one_done(withdrawal.done, *([] if self.task is None else [self.task]))
+        await wait_through(withdrawal.done, *([] if self.task is None else [self.task]))
 
     def start(self, begin: Callable[[Instance], None]) -> None:
         """Begin to serve messages; `begin` sets the first phase."""
@@ -254,10 +256,12 @@ class Instance:
         while not self._messages.empty():
             _refuse_late(self._messages.get_nowait())
         gone = AgentGoneError(f"instance {self.label} ended before it answered; look at why, and restart it")
-        for call in {*self.calls.values(), *self.backlog, *self.requests.values()}:
+        for call in dict.fromkeys((*self.calls.values(), *self.backlog, *self.requests.values())):
             self.drop_call(call, gone)
         for waiting in self.waits.values():
             _drop_wait(waiting)
+        for task in tuple(self._running):
+            task.cancel()
 
     async def _abandon(self, error: BaseException) -> None:
         """A bug in a handler ends this instance only: its process by force, its record as failed."""
@@ -284,9 +288,8 @@ class Instance:
             cell.detach()
         else:
             self.runtime.run(cell.destroy(), "ostler-disowned")
-        self._messages.put_nowait(NextCalls())  # its loop sees that it is over
         gone = AgentGoneError(f"another manager owns instance {self.label} now; ask it ({error})")
-        for call in {*self.calls.values(), *self.backlog}:
+        for call in (*self.calls.values(), *self.backlog):
             self.drop_call(call, gone)
 
     # --- phases, timers, operations --------------------------------------------------------------
@@ -325,21 +328,35 @@ class Instance:
 
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""
-        operation = Operation(name)
+        operation = Operation(name, self.attempt)
+        operation.task = self.run_beside(
+            work, name, lambda result, error: OperationDone(operation=operation, result=result, error=error)
+        )
+        return operation
+
+    def run_beside(
+        self, work: Coroutine[Any, Any, Any], name: str, report: Callable[[Any, BaseException | None], Message]
+    ) -> asyncio.Task[None]:
+        """A task of this instance. Its end is posted as the message that `report` makes, however it ends."""
+        ended: list[tuple[Any, BaseException | None]] = []
 
         async def run() -> None:
             try:
-                self.post(OperationDone(operation=operation, result=await work))
-            except BaseException as error:  # noqa: BLE001 - reported; a cancelled operation reports that too
-                self.post(OperationDone(operation=operation, error=error))
+                ended.append((await work, None))
+            except BaseException as error:  # noqa: BLE001 - reported; a cancelled one reports that too
+                ended.append((None, error))
 
-        operation.task = self.spawn_task(run(), name)
-        return operation
+        def done(_: object) -> None:
+            work.close()  # one that was cancelled before its first step was never begun
+            self._running.pop(task, None)
+            self.post(report(*(ended[0] if ended else (None, asyncio.CancelledError()))))
 
-    def spawn_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._tasks is None:
             raise RuntimeError("the task of the instance has not begun")
-        return self._tasks.create_task(work, name=f"ostler-{name}")
+        task = self._tasks.create_task(run(), name=f"ostler-{name}")
+        self._running[task] = None
+        task.add_done_callback(done)
+        return task
 
     # --- the record ------------------------------------------------------------------------------
 
@@ -357,7 +374,6 @@ class Instance:
         changes = await self.runtime.store.run(command, self.current(), *args, **kwargs)
         if changes and "state" in changes:
             self.moved_to(changes["state"])
-            self.behind = False
         self.apply(changes)
 
     def write(
@@ -427,6 +443,8 @@ class Instance:
             call.timer.cancel()
         if call.task is not None:
             call.task.cancel()
+        for caller in call.withdrawn:
+            caller.reply.cancel()
         for caller in call.callers:
             caller.refuse(error)
 
@@ -436,11 +454,13 @@ class Instance:
         )
 
 
-async def one_done(*ends: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done, however often the caller is cancelled meanwhile."""
+async def wait_through(*ends: asyncio.Future[Any]) -> None:
+    """Until the first of them is done. Cancelling the caller once more does not shorten this."""
     while not any(one.done() for one in ends):
-        with contextlib.suppress(asyncio.CancelledError):
+        try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            continue
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
+from ostler.errors import StaleWriterError
 from ostler.isolation.base import Exit
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.spawn import TerminationOptions
@@ -134,6 +135,8 @@ class Operation:
     """Work that takes time: starting, stopping, freezing. It reports by a message and never raises."""
 
     name: str
+    #: The attempt that it is about.
+    attempt: int
     task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -160,7 +163,7 @@ class CallEnding(StrEnum):
 class Call:
     """One request, from asking until its answer is durable."""
 
-    #: The id at the agent; of a request with an id it is made from that id, so that it is found again.
+    #: The id at the agent; of a request with an id it is made from that id when it begins, so that it is found again.
     call_id: UUID
     request: Any = None
     request_id: str | None = None
@@ -169,6 +172,8 @@ class Call:
     tries: int = 1
     #: Several where the same request id was asked for again; none where it was adopted.
     callers: list[Process] = field(default_factory=list)
+    #: What its caller, or the limits of its agent, allow it.
+    limit: timedelta = timedelta(0)
     #: Seconds of execution time that are left; the clock stands still while it waits or is frozen.
     left: float = 0.0
     timer: Timer | None = None
@@ -178,8 +183,8 @@ class Call:
     #: Its open waits: while there is one it does not work.
     waits: set[UUID] = field(default_factory=set)
     ending: CallEnding | None = None
-    #: The limit that was exceeded.
-    limit: timedelta | None = None
+    #: Callers that were cancelled and wait until its work has stopped.
+    withdrawn: list[Process] = field(default_factory=list)
     adopted: bool = False
     #: It has ended, and its answer is being written or waits for the caller that knows its id.
     ended: bool = False
@@ -229,6 +234,13 @@ class Probed(Message):
     result: ProbeResult | None = None
     #: The probe found the agent gone.
     gone: Exit | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Disowned(Message):
+    """Another manager owns the store."""
+
+    error: StaleWriterError
 
 
 # --- news of operations, timers and the store --------------------------------------------------------
@@ -289,3 +301,8 @@ class WriteFailed(Message):
     """A fact could not be written."""
 
     error: BaseException
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WriteDue(Message):
+    """What could not be written is tried again."""

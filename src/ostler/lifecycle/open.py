@@ -35,7 +35,7 @@ from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.messages import Close, Detach, Registered
+from ostler.lifecycle.messages import Close, Detach, Disowned, Registered
 from ostler.lifecycle.monitor import Monitor
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Starting
@@ -187,7 +187,7 @@ class _Session:
         runtime.closing = error
         runtime.log.emit("ownership_lost", error=str(error))
         for instance in list(runtime.instances.values()):
-            instance.lose(error)
+            instance.post(Disowned(error=error))
 
     async def close(self) -> None:
         """Agents end in order; with `keep` those that can go on are left as they are, in mid-work too."""
@@ -197,6 +197,9 @@ class _Session:
         if self._forget is not None:
             self._forget()
         await self._monitor.close()
+        if runtime.recovering is not None:
+            runtime.recovering.cancel()
+            await asyncio.wait([runtime.recovering])
         runtime.restart_gate.open()
         runtime.start_gate.open()
         grace = runtime.settings.close_grace
@@ -221,12 +224,11 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while True:
+        while runtime.reserving or any(not one.is_over for one in runtime.instances.values()):
             if runtime.reserving:
-                await asyncio.wait(set(runtime.reserving))
+                await asyncio.wait(list(runtime.reserving))
+                await asyncio.sleep(0)  # their callers make the instances
             running = [one for one in runtime.instances.values() if not one.is_over]
-            if not running:
-                return
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,10 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.errors import AgentNotFoundError, OstlerError, StoreError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase
-from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
 from ostler.lifecycle.reports import Listener
@@ -30,6 +31,7 @@ _AT_ONCE = 64
 #: How long until what could not be recovered is tried again.
 _AGAIN_SECONDS = 5.0
 _LOST = "its manager has ended"
+_WITHOUT_TASK = frozenset({AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING})
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ async def recover(runtime: Runtime) -> None:
     await _finish_terminations(runtime)
     await _resume_waits(runtime, found)
     if unclear:
-        runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
+        runtime.recovering = runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
 
 
 def _sorted(open_waits: list[Wait]) -> _Found:
@@ -180,20 +182,26 @@ def _end_ask(tx: Transaction, wait_id: UUID) -> None:
 
 
 async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Semaphore) -> None:
-    while unclear and runtime.closing is None:
+    while unclear:
         await runtime.clock.sleep(_AGAIN_SECONDS)
-        found = _sorted(await runtime.store.read(waits.all_open_waits))
-        unclear = await _recover_all(runtime, unclear, found, gate)
+        with contextlib.suppress(StoreError):  # a store that cannot be read now is asked again
+            found = _sorted(await runtime.store.read(waits.all_open_waits))
+            unclear = await _recover_all(runtime, unclear, found, gate)
 
 
 # --- an instance without a task ----------------------------------------------------------------------
 
 
 async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
-    """The task of a record that has none: failed, parked, or a termination that was cut off."""
+    """The task of a record that has none: failed, parked, or a termination that was cut off.
+
+    Raises `ActorEndedError` for a record that says more: its task ended since it was read, or lives.
+    """
     known = runtime.instances.get(record.instance_id)
     if known is not None:
         return known
+    if record.state not in _WITHOUT_TASK:
+        raise ActorEndedError
     instance = await instance_of(runtime, record)
     open_waits = await runtime.store.read(waits.open_waits, instance_id=record.instance_id)
     found = _sorted(open_waits)
@@ -204,6 +212,7 @@ async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
     phase: Phase = first_phase(
         record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)
     )
+    runtime.require_open()
     instance.start(lambda one: begin_adopted(one, phase, None, found.asks.get(record.instance_id, [])))
     return instance
 

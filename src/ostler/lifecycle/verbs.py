@@ -13,6 +13,7 @@ from uuid import UUID
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import (
     AgentGoneError,
+    AgentInitializationError,
     AgentNotFoundError,
     AuthorizationError,
     InvalidOperationError,
@@ -24,13 +25,13 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, one_done
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
 from ostler.lifecycle.logs import LogLine, LogWindow, read_log, render_of
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
-from ostler.lifecycle.start import why_not_ready
+from ostler.lifecycle.start import call_off_reserved, why_not_ready
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.faults import fault, shown
@@ -119,18 +120,29 @@ class Verbs:
                 key = IdempotencyKey.of(idempotency_key, admission.request.to_json())
             await runtime.definitions.keep(admission.manifest)
             runtime.require_open()
-            # In a task of its own: no reservation is left without the task of its instance.
-            reserving = asyncio.ensure_future(self._reserve(admission, key))
-            runtime.reserving.add(reserving)
-            reserving.add_done_callback(runtime.reserving.discard)
+            record = new_record(runtime, admission, self._principal)
+            runtime.fault("spawn.intent.before")
+            reserving = runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
+            runtime.reserving[reserving] = None
             try:
-                reserved, instance = await asyncio.shield(reserving)
+                await asyncio.wait([reserving])
             except asyncio.CancelledError:
-                await self._call_off(reserving)
+                await wait_through(reserving)
+                self._give_back(admission, reserving)
                 raise
-        if instance is None:
-            return await self._join(reserved.instance_id)
-        ready: AgentInstance = await instance.ask(Join(by=self._by))
+            finally:
+                runtime.reserving.pop(reserving)
+            reserved, is_new = reserving.result()
+            runtime.fault("spawn.intent.after")
+        return await self._bring_up(admission, reserved, is_new=is_new)
+
+    async def _bring_up(self, admission: Admission, reserved: AgentInstance, *, is_new: bool) -> AgentInstance:
+        runtime = self._runtime
+        if not is_new:
+            return await self._join(runtime.instances.get(reserved.instance_id), reserved.instance_id)
+        instance = Instance(runtime, reserved, admission.manifest, admission.level)
+        instance.start(lambda one: begin_start(one, by=self._by))
+        ready = await self._join(instance, reserved.instance_id)
         runtime.log.emit(
             "spawned",
             instance_id=ready.instance_id,
@@ -139,42 +151,29 @@ class Verbs:
         )
         return ready
 
-    async def _reserve(self, admission: Admission, key: IdempotencyKey | None) -> tuple[AgentInstance, Instance | None]:
-        """The record; and the task of its instance, unless an earlier spawn with the same key made it."""
-        runtime = self._runtime
-        record = new_record(runtime, admission, self._principal)
-        runtime.fault("spawn.intent.before")
-        reserved, is_new = await runtime.store.run(instances.reserve_instance, record, by=self._by, key=key)
-        runtime.fault("spawn.intent.after")
-        if not is_new:
-            return reserved, None
-        instance = Instance(runtime, reserved, admission.manifest, admission.level)
-        instance.start(lambda one: begin_start(one, by=self._by))
-        return reserved, instance
-
-    async def _call_off(self, reserving: asyncio.Task[tuple[AgentInstance, Instance | None]]) -> None:
-        """The caller has gone in the middle of the reservation: what it made is closed again."""
-        await one_done(reserving)
-        if reserving.exception() is None and (instance := reserving.result()[1]) is not None:
-            join = Join(by=self._by)
-            instance.post(join)
-            await instance.withdraw(join)
-
-    async def _join(self, instance_id: UUID) -> AgentInstance:
-        """The same idempotency key: share the start that is under way, or say what became of it."""
-        instance = self._runtime.instances.get(instance_id)
+    async def _join(self, instance: Instance | None, instance_id: UUID) -> AgentInstance:
+        """Wait for the start that is under way; the record says what became of an earlier one."""
         if instance is not None:
             try:
                 joined: AgentInstance = await instance.ask(Join(by=self._by))
             except ActorEndedError:
-                pass
+                self._runtime.require_open()
             else:
                 return joined
         record = await self._load(instance_id)
+        if record.state is AgentState.INITIALIZING:
+            raise AgentInitializationError("its manager let go of it while it was starting; look at why")
         error = await why_not_ready(self._runtime, record)
         if error is not None:
             raise error
         return record
+
+    def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
+        """The caller has gone in the middle of the reservation: what it made is failed, and never started."""
+        if reserving.cancelled() or reserving.exception() is not None or not reserving.result()[1]:
+            return
+        instance = Instance(self._runtime, reserving.result()[0], admission.manifest, admission.level)
+        instance.start(call_off_reserved)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -400,13 +399,12 @@ class Verbs:
             else:
                 self._require(permission, workspace)
             for _ in range(_LOOKS):
-                instance = await self._find(instance_id, permission, verb)
-                if not isinstance(instance, Instance):
-                    return instance.value
                 try:
-                    return await instance.ask(verb())
+                    instance = await self._find(instance_id, permission, verb)
+                    return await instance.ask(verb()) if isinstance(instance, Instance) else instance.value
                 except ActorEndedError:
-                    continue  # its task ended in this moment; its record says what is so now
+                    # Its task ended in this moment; its record says what is so now.
+                    self._runtime.require_open()
             raise InvalidOperationError(f"{instance_id} changes faster than it can be asked; try again")
 
     async def _find(

@@ -31,6 +31,9 @@ async def asked(instance: Instance, message: Asked) -> None:
     if message.attempt != instance.attempt:
         refuse_with(message, AgentGoneError("a later attempt of this agent has begun"))
         return
+    if isinstance(instance.phase, Suspended) and instance.cell is None:
+        refuse_with(message, AgentGoneError("the agent was parked"))
+        return
     wait = _wait_of(instance, message)
     call = None if message.wait.call_id is None else instance.calls.get(message.wait.call_id)
     if call is not None:

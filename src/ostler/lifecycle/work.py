@@ -40,7 +40,7 @@ def state_move(instance: Instance) -> Move | None:
         to = AgentState.WAITING
     else:
         return None
-    return Move(to=to, catch_up=instance.behind, metrics=instance.metrics_now())
+    return Move(to=to, catch_up=True, metrics=instance.metrics_now())
 
 
 def follow(instance: Instance) -> None:

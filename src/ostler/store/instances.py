@@ -225,6 +225,8 @@ class Finish:
     #: None where no attempt was open.
     end: AttemptEnd | None
     was_graceful: bool
+    #: Its name in the audit; None where the intent to terminate stands there already.
+    act: str | None = None
     by: Actor = SYSTEM
     reason: str | None = None
     final_state: Mapping[str, Any] | None = None
@@ -232,14 +234,14 @@ class Finish:
 
 
 def finish_instance(tx: Transaction, old: AgentInstance, finish: Finish, *, catch_up: bool = False) -> Changes:
-    """Terminated: nothing of it lives. The act stands in the audit since its intent, unless it had failed before."""
+    """Terminated: nothing of it lives."""
     failed = old.state is AgentState.FAILED
     ended_at = old.terminated_at if failed else None if finish.end is None else finish.end.ended_at
     move = Move(
         to=AgentState.TERMINATED,
         by=finish.by,
         reason=finish.reason,
-        act="terminate" if failed else None,
+        act=finish.act,
         catch_up=catch_up,
         is_final=True,
         ended_at=ended_at,

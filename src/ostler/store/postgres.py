@@ -215,6 +215,10 @@ class PostgresConnection(Connection):
             with suppress(StoreError):
                 self.execute("SELECT pg_advisory_unlock(:lock)", {"lock": _MIGRATION_LOCK})
 
+    def stored_version(self) -> int:
+        found = self.fetch("SELECT to_regclass('ostler_schema') IS NOT NULL", {})[0][0]
+        return self.version if found else 0
+
     @property
     def version(self) -> int:
         return int(self.fetch("SELECT max(version) FROM ostler_schema", {})[0][0] or 0)

@@ -27,6 +27,13 @@ class RequestEnd:
     answer: str | None = None
     error: str | None = None
 
+    @property
+    def row(self) -> Request:
+        """As it is kept, but for the time."""
+        kept = self.answer is None or len(self.answer.encode()) <= MAX_ANSWER_BYTES
+        error = None if self.error is None else clipped(self.error, _MAX_ERROR)
+        return self.request.evolve(state=self.state, answer=self.answer if kept else None, error=error)
+
 
 def get_request(reader: Reader, instance_id: UUID, request_id: str) -> Request | None:
     row = reader.fetch_one(
@@ -46,10 +53,7 @@ def begin_request(tx: Transaction, request: Request) -> None:
 
 
 def end_request(tx: Transaction, end: RequestEnd) -> None:
-    answer = end.answer if end.answer is not None and len(end.answer.encode()) <= MAX_ANSWER_BYTES else None
-    error = None if end.error is None else clipped(end.error, _MAX_ERROR)
-    ended = end.request.evolve(state=end.state, answer=answer, error=error, ended_at=tx.now)
-    _put(tx, ended, keeps=frozenset({"begun_at"}))
+    _put(tx, end.row.evolve(ended_at=tx.now), keeps=frozenset({"begun_at"}))
     tx.execute(
         """DELETE FROM requests WHERE instance_id = :id AND ended_at < (
              SELECT ended_at FROM requests WHERE instance_id = :id AND ended_at IS NOT NULL

@@ -165,6 +165,10 @@ class SqliteConnection(Connection):
         with self._mapped():
             return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
+    def stored_version(self) -> int:
+        self._require_ours()
+        return self.version
+
     def _step(self, before: int, fault: FaultPoint, after: int, direction: str) -> None:
         number = max(before, after)
         fault("store.migrate.before")

@@ -21,7 +21,7 @@ from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
-from ostler.store.connection import Connection
+from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.writer import Committer, Job, Listener, Writer
@@ -58,7 +58,7 @@ class Store:
         self._seams = seams or Seams()
         self._database = database_at(where) if isinstance(where, str | os.PathLike) else where
         self._writer: Writer | None = None
-        self._readers: _Readers | None = None
+        self._readers: Readers | None = None
         self._process = os.getpid()
         self._opening = False
         self._lease: Lease | None = None
@@ -73,7 +73,7 @@ class Store:
         opening = asyncio.ensure_future(asyncio.to_thread(self._open_all))
         try:
             self._writer, self._readers = await asyncio.shield(opening)
-            self._epoch = await self.read(_epoch_to_write, self._lease, self._seams.clock.wall())
+            self._epoch = await self.read(epoch_to_write, self._lease, self._seams.clock.wall())
         except BaseException:
             if self._writer is None:
                 # It may still be coming up; it is closed as soon as it is, with no caller left to wait for it.
@@ -104,11 +104,11 @@ class Store:
     ) -> None:
         await self.close()
 
-    def _open_all(self) -> tuple[Writer, _Readers]:
+    def _open_all(self) -> tuple[Writer, Readers]:
         writer = Writer(self._open_committer, self._seams.fault)
         writer.start()
         try:
-            return writer, _Readers(self._database)
+            return writer, Readers(self._database)
         except BaseException:
             writer.close()
             raise
@@ -117,7 +117,7 @@ class Store:
         db = self._database.open_writer(self._seams.fault)
         return Committer(db, self._seams.clock, self._seams.id_source(), self._seams.fault), db
 
-    def _require_open(self) -> tuple[Writer, _Readers]:
+    def _require_open(self) -> tuple[Writer, Readers]:
         if os.getpid() != self._process:
             raise StoreClosedError("this store was opened by another process; open it again in this one")
         if self._writer is None or self._readers is None:
@@ -214,7 +214,7 @@ class Store:
         return self._lease
 
 
-class _Readers:
+class Readers:
     """A few threads, each with its own connection: a query waits for no writer and blocks no event loop."""
 
     def __init__(self, database: Database) -> None:
@@ -254,12 +254,12 @@ class _Readers:
             connection.close()
 
 
-def _close_all(writer: Writer, readers: _Readers) -> None:
+def _close_all(writer: Writer, readers: Readers) -> None:
     writer.close()
     readers.close()
 
 
-def _close_late(opening: asyncio.Future[tuple[Writer, _Readers]]) -> None:
+def _close_late(opening: asyncio.Future[tuple[Writer, Readers]]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         threading.Thread(target=_close_all, args=opening.result(), name="ostler-closing").start()
 
@@ -268,7 +268,7 @@ def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, A
     return function(given, *args, **kwargs)
 
 
-def _epoch_to_write(reader: Reader, own: Lease | None, now: Any) -> int:
+def epoch_to_write(reader: Reader, own: Lease | None, now: Any) -> int:
     """The current epoch, unless another owner holds the lease: then a newcomer only reads."""
     current = leases.current_epoch(reader)  # before the lease: an owner that comes in between makes it an old one
     held = leases.get_lease(reader)
@@ -342,6 +342,7 @@ def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
     if connection is None:
         raise StoreError("a store in memory can be looked at only by the program that opened it")
     try:
+        require_current(connection.stored_version())
         yield Reader(connection)
     finally:
         connection.close()

@@ -71,16 +71,16 @@ class Committer:
     def run(self, jobs: list[Job]) -> list[Event]:
         """Fills `result` or `error` of every job; returns the events that were committed."""
         if self.failure is not None:
-            _fail(jobs, self.failure)
+            fail(jobs, self.failure)
             return []
         try:
             return self._commit(jobs)
         except Exception as error:  # noqa: BLE001 - the batch failed as a whole; the writer goes on
             self._db.rollback()
-            _fail(jobs, self._note(error))
+            fail(jobs, self._note(error))
             return []
         except BaseException:
-            _fail(jobs, OutcomeUnknownError(_DIED))
+            fail(jobs, OutcomeUnknownError(_DIED))
             raise
 
     def _commit(self, jobs: list[Job]) -> list[Event]:
@@ -89,7 +89,7 @@ class Committer:
         self._fault("store.begin.after")
         for job in jobs:
             if job.is_query:
-                _read(self._db, job)
+                read(self._db, job)
             elif job.epoch not in {None, tx.epoch}:
                 job.error = stale_writer(tx)
             else:
@@ -252,11 +252,11 @@ class Writer:
                 break
             if job is not None:
                 rest.append(job)
-        _fail(rest, self._reason())
+        fail(rest, self._reason())
         deliver(rest)
 
 
-def _read(db: Connection, job: Job) -> None:
+def read(db: Connection, job: Job) -> None:
     """A query that goes through the writer, because a database in memory has only one connection."""
     db.execute("SAVEPOINT query", {})
     try:
@@ -267,7 +267,7 @@ def _read(db: Connection, job: Job) -> None:
     db.execute("RELEASE SAVEPOINT query", {})
 
 
-def _fail(jobs: list[Job], error: BaseException) -> None:
+def fail(jobs: list[Job], error: BaseException) -> None:
     """Each caller gets an error object of its own: a traceback grows with every raise."""
     for job in jobs:
         job.result, job.error = None, copy.copy(error)
