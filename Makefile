@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test check picture bench torture cgroup2 fmt clean lock help
+.PHONY: demo test check agents picture bench torture cgroup2 fmt clean lock help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -27,6 +27,9 @@ check: $(READY)  ## the gates: ruff, mypy --strict, import direction
 
 picture: $(READY)  ## draw docs/terminal.svg from what the demo prints
 	@$(PY) scripts/picture
+
+agents:  ## install the pinned coding agents that some tests run (about 1 GB, into a cache)
+	@sh scripts/agents
 
 bench: $(READY)  ## measure against the floors, in one run
 	@$(PY) benchmarks/run.py $(ARGS)

@@ -12,7 +12,7 @@ from ostler.version import __version__ as __version__
 #: Public names by the module that holds them.
 _NAMES = {
     "ostler.agents.base": "Agent",
-    "ostler.agents.commandspec": "CommandSpec ExitMeaning PromptBy",
+    "ostler.agents.commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
     "ostler.agents.context": "AgentContext",
     "ostler.agents.factory": "AgentFactory",
     "ostler.agents.files": "register_file register_files",
@@ -26,8 +26,9 @@ _NAMES = {
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
         "DefinitionError ExecutionTimeoutError GitError IdempotencyConflictError InitializationTimeoutError "
         "InvalidOperationError LeaseHeldError LicenseError MergeConflictError MissingExtraError NotFoundError "
-        "OstlerError OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError "
-        "StoreFullError StoreTooNewError ValidationError VaultError VersionConflictError WorkspaceNotFoundError"
+        "OstlerError OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError "
+        "StoreFailedError StoreFullError StoreTooNewError TaskNotFoundError UsageLimitError ValidationError "
+        "VaultError VersionConflictError WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",

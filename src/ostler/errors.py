@@ -13,6 +13,7 @@
     ├── InvalidOperationError       not possible in the present state; names both states
     ├── AgentInitializationError    the agent did not become ready
     ├── AgentExecutionError         the agent raised while it processed a request
+    │   └── UsageLimitError         its model refuses more work for now; says when to try again
     ├── AgentGoneError              the agent ended while, or before, it was asked
     ├── AgentBusyError              as many requests wait as may wait; come back later
     ├── ConflictError               another writer was first
@@ -46,7 +47,8 @@ The docstring of a class is its default message, so the two cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol
 
 
@@ -170,13 +172,35 @@ class AgentExecutionError(OstlerError):
         stack_trace: str | None = None,
         exit_code: int | None = None,
         signal: str | None = None,
+        answer: Mapping[str, Any] | None = None,
     ) -> None:
         self.exception_type = exception_type
         self.stack_trace = stack_trace
         #: Of a command: the exit code of its run, or the name of the signal that ended it.
         self.exit_code = exit_code
         self.signal = signal
+        #: Of a coding agent: what its answer would have been, with the session, the tokens and the cost of the run.
+        self.answer = answer
         super().__init__(message)
+
+
+class UsageLimitError(AgentExecutionError):
+    """The model of the agent refuses more work for now; try again later."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        retry_at: datetime | None = None,
+        session: str | None = None,
+        exit_code: int | None = None,
+        answer: Mapping[str, Any] | None = None,
+    ) -> None:
+        #: When the limit ends, in UTC; a guess where the program does not say it.
+        self.retry_at = retry_at
+        #: The session that can be resumed then.
+        self.session = session
+        super().__init__(message, exit_code=exit_code, answer=answer)
 
 
 class AgentGoneError(OstlerError):

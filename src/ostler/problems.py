@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ PROBLEMS = (
     Problem(errors.GitError, "git_failed", 502, ExitCode.FAILED),
     Problem(errors.VaultError, "vault_refused", 409, ExitCode.FAILED),
     Problem(errors.AgentInitializationError, "start_failed", 502, ExitCode.FAILED),
+    Problem(errors.UsageLimitError, "usage_limit", 429, ExitCode.FAILED),
     Problem(errors.AgentExecutionError, "agent_error", 502, ExitCode.FAILED),
     Problem(errors.AgentGoneError, "agent_gone", 502, ExitCode.FAILED),
     Problem(errors.AgentBusyError, "agent_busy", 503, ExitCode.FAILED),
@@ -79,6 +81,9 @@ def document(error: errors.OstlerError) -> dict[str, Any]:
         body["faults"] = [fault.message for fault in error.faults]
     if isinstance(error, errors.MergeConflictError):
         body["paths"] = list(error.paths)
+    if isinstance(error, errors.UsageLimitError):
+        body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
+        body["session"] = error.session
     return body
 
 
@@ -111,6 +116,11 @@ def error_of(body: Mapping[str, Any]) -> errors.OstlerError:
         return errors.ValidationError([_Told(str(one)) for one in body.get("faults") or [text]])
     if problem.error is errors.MergeConflictError:
         return errors.MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
+    if problem.error is errors.UsageLimitError:
+        when = body.get("retry_at")
+        return errors.UsageLimitError(
+            text, retry_at=datetime.fromisoformat(when) if when else None, session=body.get("session")
+        )
     if problem.error is errors.CursorGoneError:
         return errors.StoreError(text)
     return problem.error(text)

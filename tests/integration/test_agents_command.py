@@ -85,8 +85,8 @@ async def test_placeholders_and_variables_say_who_and_where(make: Make, place: P
     words = ("{attempt}", "{name}", "{workdir}", "{context.depth}")
     cell = await make("printf", "%s ", *words, data={"Depth": 3})
     assert (await run(cell))["output"] == f"1 tool {place} 3 "
-    cell = await make("sh", "-c", "echo $OSTLER_INSTANCE_ID $OSTLER_ATTEMPT $OSTLER_MAX_WORKER_THREADS")
-    assert (await run(cell))["output"].split()[1:] == ["1", "4"]
+    cell = await make("sh", "-c", "echo $OSTLER_INSTANCE $OSTLER_ATTEMPT $OSTLER_WORKDIR $OSTLER_MAX_WORKER_THREADS")
+    assert (await run(cell))["output"].split()[1:] == ["1", str(place), "4"]
 
 
 async def test_the_spawn_gives_it_a_directory_and_variables(begin: Begin, tmp_path: Path) -> None:

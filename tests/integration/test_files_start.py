@@ -103,5 +103,7 @@ async def test_an_agent_comes_back_without_its_file(root: Path) -> None:
 async def test_a_driver_that_is_not_there_fails_the_start(root: Path) -> None:
     path = put(root, "driver: nightowl")
     async with ostler.open(root / "home", settings=settings()) as manager:
-        with pytest.raises(ostler.AgentInitializationError, match=r"the driver nightowl of .* is not part"):
+        with pytest.raises(
+            ostler.ValidationError, match=r"driver must be one of claude, codex, pi, or .* was 'nightowl'"
+        ):
             await manager.start(path)

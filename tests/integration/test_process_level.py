@@ -88,7 +88,9 @@ async def test_an_agent_sees_only_what_it_is_given(begin: Begin, site: Site, mon
     seen = await cell.call(Verb.PROCESS, do("look"))
     assert "SOME_SECRET" not in seen["environ"]
     assert seen["environ"]["TZ"] == "UTC"
-    assert set(seen["environ"]) <= {*site.environment, "OSTLER_MARK", "OSTLER_MAX_WORKER_THREADS", "LC_CTYPE"}
+    who = {"OSTLER_INSTANCE", "OSTLER_ATTEMPT", "OSTLER_WORKDIR"}
+    assert set(seen["environ"]) <= {*site.environment, *who, "OSTLER_MARK", "OSTLER_MAX_WORKER_THREADS", "LC_CTYPE"}
+    assert seen["environ"]["OSTLER_ATTEMPT"] == "1"
     assert seen["cwd"] == str(Path.cwd())
     assert seen["parent"] == keeper_of(site)
     assert seen["nice"] >= 10, "and more where nothing else gives it the least share"

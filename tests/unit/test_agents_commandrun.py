@@ -154,14 +154,16 @@ def test_it_sees_only_the_variables_it_was_given(monkeypatch: pytest.MonkeyPatch
         "API_KEY": "k-1",
         "MODE": "fast",
         "TONE": "calm",
-        "OSTLER_INSTANCE_ID": str(ID),
+        "OSTLER_INSTANCE": str(ID),
         "OSTLER_ATTEMPT": "4",
         "OSTLER_MAX_WORKER_THREADS": "6",
     }
     assert environment(asked, context()) == plain
     spawned = {"API_KEY": "k-2", "MODE": "slow", "MORE": "yes", "OSTLER_ATTEMPT": "9"}
-    wanted = {**plain, "API_KEY": "k-2", "MODE": "slow", "MORE": "yes", "OSTLER_PROMPT_FILE": "/p"}
-    assert environment(asked, context(env=spawned), Path("/p")) == wanted, "only Ostler says who it is"
+    place = Place(cwd=Path("/w"), workdir=Path("/w"), prompt_file=Path("/p"))
+    ours = {"OSTLER_PROMPT_FILE": "/p", "OSTLER_WORKDIR": "/w"}
+    wanted = {**plain, "API_KEY": "k-2", "MODE": "slow", "MORE": "yes", **ours}
+    assert environment(asked, context(env=spawned), place) == wanted, "only Ostler says who it is"
     assert environment(spec("env", pty=True), context())["TERM"] == "xterm-256color"
 
 

@@ -98,7 +98,7 @@ def test_a_context_key_that_is_missing_or_no_word_is_told() -> None:
         ({"argv": "ls -l"}, "argv must be a list"),
         ({"env": ("A=B",)}, "env must name variables by letters"),
         ({"env": ("OSTLER_ATTEMPT",)}, "env must not name variables that begin with OSTLER_"),
-        ({"set_env": {"OSTLER_INSTANCE_ID": "x"}}, "set_env must not name variables that begin with OSTLER_"),
+        ({"set_env": {"OSTLER_INSTANCE": "x"}}, "set_env must not name variables that begin with OSTLER_"),
         ({"set_env": {"": "x"}}, "set_env must name variables"),
         ({"set_env": {"A": "\0"}}, "must not contain NUL"),
         ({"set_env": {"A": 1}}, "set_env.A must be text"),

@@ -17,7 +17,8 @@ from ostler.agents.base import PythonMaker
 from ostler.agents.command import CommandMaker
 from ostler.agents.files import LoadedDefinition, load_agent_file, read_lifecycle
 from ostler.agents.files.load import MAX_BYTES, MAX_FAULTS
-from ostler.agents.manifest import MAX_DESCRIPTION, AgentManifest, HomeKind
+from ostler.agents.commandspec import HomeKind
+from ostler.agents.manifest import MAX_DESCRIPTION, AgentManifest
 from ostler.errors import DefinitionError
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits, RestartPolicy
 from ostler.model.states import AgentPriority, IsolationLevel, ProbeType, RestartPolicyType

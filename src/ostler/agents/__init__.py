@@ -8,7 +8,7 @@ from ostler.lazily import opener
 
 if TYPE_CHECKING:
     from ostler.agents.base import Agent, AgentMaker
-    from ostler.agents.commandspec import CommandSpec, ExitMeaning, PromptBy
+    from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy
     from ostler.agents.context import AgentContext
     from ostler.agents.factory import AgentFactory
     from ostler.agents.manifest import AgentKind, AgentManifest
@@ -30,7 +30,7 @@ else:  # a type checker would believe in any name
         __name__,
         {
             "base": "Agent AgentMaker",
-            "commandspec": "CommandSpec ExitMeaning PromptBy",
+            "commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
             "context": "AgentContext",
             "factory": "AgentFactory",
             "manifest": "AgentKind AgentManifest",
@@ -52,6 +52,7 @@ __all__ = [
     "AgentRunner",
     "CommandSpec",
     "ExitMeaning",
+    "HomeKind",
     "Message",
     "MetricReported",
     "Progress",

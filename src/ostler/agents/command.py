@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 from ostler.agents.base import Agent
 from ostler.agents.commandspec import KIB, PLACEHOLDERS, WORKDIR, CommandSpec, ExitMeaning, PromptBy
@@ -61,6 +62,8 @@ class Place:
     cwd: Path
     workdir: Path
     prompt_file: Path | None = None
+    #: Its TMPDIR, where it has one of its own.
+    temp: Path | None = None
     #: The directory that was made for this run alone.
     made: Path | None = None
 
@@ -69,8 +72,9 @@ class Place:
         if self.prompt_file is not None:
             with suppress(OSError):
                 self.prompt_file.unlink()
-        if self.made is not None:
-            shutil.rmtree(self.made, ignore_errors=True)
+        for made in (self.temp, self.made):
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def start_of(spec: CommandSpec, context: AgentContext, place: Place, prompt: str
         argv = (*argv, prompt)
     for word in argv:
         _require_argument(word)
-    env = environment(spec, context, place.prompt_file)
+    env = environment(spec, context, place)
     stdin = prompt.encode() if spec.prompt_by is PromptBy.STDIN else None
     return Start(argv=argv, env=env, cwd=place.cwd, stdin=stdin, pty=spec.pty)
 
@@ -130,16 +134,15 @@ def answer_of(
     }
 
 
-def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | None = None) -> dict[str, str]:
+def environment(spec: CommandSpec, context: AgentContext, place: Place | None = None) -> dict[str, str]:
     """All that the program gets to see of our environment, and its identity. The spawn's own variables win."""
     given = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
     ours = {
-        "OSTLER_INSTANCE_ID": str(context.instance_id),
-        "OSTLER_ATTEMPT": str(context.attempt),
+        **identity(context.instance_id, context.attempt, None if place is None else place.workdir),
         "OSTLER_MAX_WORKER_THREADS": str(context.limits.max_worker_threads),
     }
-    if prompt_file is not None:
-        ours["OSTLER_PROMPT_FILE"] = str(prompt_file)
+    if place is not None and place.prompt_file is not None:
+        ours["OSTLER_PROMPT_FILE"] = str(place.prompt_file)
     return {
         **_BASE_ENV,
         "TERM": "xterm-256color" if spec.pty else "dumb",
@@ -149,6 +152,12 @@ def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | No
         **context.env,
         **ours,
     }
+
+
+def identity(instance_id: UUID, attempt: int, workdir: Path | None) -> dict[str, str]:
+    """The variables by which a program knows which agent it is."""
+    known = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
+    return known if workdir is None else {**known, "OSTLER_WORKDIR": str(workdir)}
 
 
 def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) -> Place:
@@ -165,7 +174,20 @@ def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) ->
     if spec.prompt_by is PromptBy.FILE or spec.uses("prompt_file"):
         file = _write_prompt(prompt_file_of(workdir, key), prompt)
     cwd = workdir if spec.cwd == WORKDIR else Path(spec.cwd)
-    return Place(cwd=cwd, workdir=workdir, prompt_file=file, made=made)
+    temp = None if spec.driver is None else _make_temp(temp_of(key))
+    return Place(cwd=cwd, workdir=workdir, prompt_file=file, temp=temp, made=made)
+
+
+def temp_of(key: str) -> Path:
+    """The TMPDIR of a run. Short: programs make sockets in it, and an address has room for 107 bytes."""
+    return Path(tempfile.gettempdir()) / f"ostler-{key}"
+
+
+def _make_temp(temp: Path) -> Path:
+    if temp.exists():  # of a start that was cut off
+        shutil.rmtree(temp, ignore_errors=True)
+    temp.mkdir(mode=0o700)
+    return temp
 
 
 def prompt_file_of(workdir: Path, key: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from ostler.errors import ValidationError
 from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
-from ostler.model.text import unkeepable_faults, variable_faults
+from ostler.model.text import name_faults, unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
@@ -44,6 +44,13 @@ class ExitMeaning(StrEnum):
     BLOCKED = "blocked"  #: cannot go on without help
 
 
+class HomeKind(StrEnum):
+    """Which home directory the program of a driver sees."""
+
+    PRIVATE = "private"  #: one that belongs to the instance
+    OWN = "own"  #: the user's own, with the settings and the sign-in of the programs there
+
+
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})
 
 
@@ -71,6 +78,12 @@ class CommandSpec(Record):
     cwd: str = WORKDIR
     #: How much of the output is kept, half of it from the beginning; the rest is counted.
     max_output_bytes: Annotated[int, Interval(ge=KIB, le=64 * MIB)] = MIB
+    #: The driver that knows this program; see `ostler.drivers`. It adds the words that the program needs to `argv`.
+    driver: str | None = None
+    #: The model that the program of a driver is to use; a request may name another. None leaves it to the program.
+    model: str | None = None
+    #: Only for the program of a driver; None stands for the user's own.
+    home: HomeKind | None = None
 
     def rules(self) -> Iterator[Fault]:
         yield from _argv_faults(self.argv)
@@ -83,6 +96,8 @@ class CommandSpec(Record):
                 yield Fault(field="exit_codes", bound="must have exit codes of 0 to 255 as keys", value=shown(code))
         if isinstance(self.cwd, str):
             yield from _directory_faults(self.cwd)
+        yield from name_faults("driver", self.driver)
+        yield from name_faults("model", self.model)
 
     def meaning(self, code: int) -> ExitMeaning:
         return (self.exit_codes or {}).get(str(code)) or _PLAIN_MEANINGS.get(str(code), ExitMeaning.FAILED)

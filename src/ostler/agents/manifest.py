@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from ostler.agents.commandspec import CommandSpec
+from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.model.context import json_faults
 from ostler.model.faults import Fault, named
 from ostler.model.record import Record, record
@@ -23,13 +23,6 @@ PYTHON_DRIVER = "python:"
 class AgentKind(StrEnum):
     PYTHON = "python"
     COMMAND = "command"
-
-
-class HomeKind(StrEnum):
-    """Which home directory an agent sees."""
-
-    PRIVATE = "private"
-    OWN = "own"  #: the user's own, with the settings and the sign-in of the programs there
 
 
 @record

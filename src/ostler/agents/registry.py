@@ -23,6 +23,8 @@ from ostler.model.text import clipped, unkeepable_faults
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
 ENTRY_POINTS = "ostler.agents"
+#: The source of definitions that come with Ostler; another definition of the same name takes the place of one.
+BUILT_IN = "ostler"
 #: Definitions that were made for one command and that nobody calls by name.
 COMMAND_PREFIX = "command/"
 
@@ -95,7 +97,7 @@ class AgentRegistry:
         manifest = manifest.checked()
         with self._lock:
             held, _ = self._held.get(manifest.name, (None, None))
-            if held is not None and not replace and not _same_source(held, manifest):
+            if held is not None and not (replace or held.source == BUILT_IN or _same_source(held, manifest)):
                 taken = f"the agent name {manifest.name} is taken by {_whence(held)}"
                 raise ConflictError(f"{taken}; choose another name for {_whence(manifest)}, or replace it")
             self._held = {**self._held, manifest.name: (manifest, maker)}

@@ -15,7 +15,6 @@ from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.problems import ExitCode
 
 _HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM", "DOING")
-_HEAD_ALL = (*_HEAD[:-1], "EXIT", "DOING")
 _LOOK_SECONDS = 0.1
 _ENDED = frozenset({"terminated", "failed"})
 _names = click.argument("names", nargs=-1, metavar="AGENT...")
@@ -40,12 +39,34 @@ def ps(everything: bool, quiet: bool, form: str, count: int, **chosen: Any) -> N
         name_pattern=chosen["pattern"],
         limit=count,
     )
-    head = _HEAD_ALL if everything else _HEAD
-    show(found, "name" if quiet else form, head, lambda one: _row(one, with_exit=everything))
+    # Some columns are there only when there is something in them.
+    more = {"EXIT": _exit_code, "TOKENS": _tokens, "COST": _cost}
+    chosen_more = [name for name in more if (everything if name == "EXIT" else any(more[name](one) for one in found))]
+    head = (*_HEAD[:-1], *chosen_more, _HEAD[-1])
+    show(found, "name" if quiet else form, head, lambda one: _row(one, *(more[name](one) for name in chosen_more)))
 
 
-def _row(agent: dict[str, Any], *, with_exit: bool) -> tuple[str, ...]:
-    metrics = agent.get("metrics_now") or agent.get("metrics") or {}
+def _exit_code(agent: dict[str, Any]) -> str:
+    code = agent.get("exit_code")
+    return "" if code is None else str(code)
+
+
+def _metrics(agent: dict[str, Any]) -> dict[str, Any]:
+    return agent.get("metrics_now") or agent.get("metrics") or {}
+
+
+def _tokens(agent: dict[str, Any]) -> str:
+    count = int(_metrics(agent).get("tokens_used") or 0)
+    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
+
+
+def _cost(agent: dict[str, Any]) -> str:
+    cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
+    return "" if cost is None else "<$0.01" if 0 < cost < 0.01 else f"${cost:.2f}"
+
+
+def _row(agent: dict[str, Any], *more: str) -> tuple[str, ...]:
+    metrics = _metrics(agent)
     ended = agent["state"] in _ENDED
     memory = metrics.get("memory_bytes") or 0
     definition = str(agent.get("definition") or "")
@@ -60,8 +81,7 @@ def _row(agent: dict[str, Any], *, with_exit: bool) -> tuple[str, ...]:
         "" if ended or not memory else size_text(memory),
     )
     doing = agent.get("doing") or (_first_line(agent.get("error_message")) if ended else "")
-    exit_code = agent.get("exit_code")
-    return (*row, "" if exit_code is None else str(exit_code), doing) if with_exit else (*row, doing)
+    return (*row, *more, doing)
 
 
 def _uptime(agent: dict[str, Any]) -> float:

@@ -20,6 +20,7 @@ _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ"
 _COULD_NOT_START = 125
 _LONGEST = "7d"
 _IS_COMMAND = "ostler.is_command"
+_DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
 class _RunCommand(click.Command):
@@ -44,11 +45,15 @@ class _RunCommand(click.Command):
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
 @click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
 @click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
+@click.option("--model", help="The model that a coding agent uses.")
+@click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
-    An agent that has done what the prompt says ends. A Python agent without a prompt waits to be asked.
+    An agent that has done what the prompt says ends. A Python agent without a prompt waits to be asked. A coding agent
+    (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
     when --timeout ended it, 125 when it could not be started.
@@ -69,7 +74,7 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     if detach:
         click.echo(plain(instance["name"]))
         return
-    code = _follow(daemon, instance)
+    code = _follow(daemon, instance, raw=chosen["raw"])
     if remove:
         daemon.call("remove", instance=instance["instance_id"])
     raise click.exceptions.Exit(code)
@@ -89,13 +94,26 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "tags": list(chosen["tags"]) or None,
         "resource_limits": {name: value for name, value in limits.items() if value is not None},
         "env": _environment(chosen["env"], passes_on=is_command),
+        "workdir": chosen["workdir"],
     }
     given = {name: value for name, value in options.items() if value is not None}
+    cwd = chosen["workdir"] or _present_directory()
     if is_command:
-        return {"command": list(words), "cwd": os.getcwd(), "options": given, "job": {"request": ""}}  # noqa: PTH109 - as the shell has it
+        if chosen["model"] is not None:
+            raise click.UsageError("--model is for coding agents; write it among the words of the command")
+        return {"command": list(words), "cwd": cwd, "options": given, "job": {"request": ""}}
     if len(words) == 1 and daemon.call("definition", name=words[0])["kind"] == "python":
         return {"definition": words[0], "options": given}  # it waits to be asked
-    return {"definition": words[0], "options": given, "job": {"request": {"prompt": " ".join(words[1:])}}}
+    request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
+    return {"definition": words[0], "cwd": cwd, "options": given, "job": {"request": request}}
+
+
+def _present_directory() -> str | None:
+    """As the shell has it; None for one that was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
+    except OSError:
+        return None
 
 
 def _require_free(daemon: Daemon, name: str | None) -> None:
@@ -129,7 +147,7 @@ def _in_words(sentence: str) -> str:
     return sentence
 
 
-def _follow(daemon: Daemon, instance: dict[str, Any]) -> int:
+def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> int:
     """Its output until it has ended; then its exit code."""
     key = instance["instance_id"]
     asked = 0
@@ -146,7 +164,7 @@ def _follow(daemon: Daemon, instance: dict[str, Any]) -> int:
     before = signal.signal(signal.SIGINT, interrupted)
     signal.signal(signal.SIGTERM, interrupted)
     try:
-        for item in daemon.stream("logs", instance=key):
+        for item in daemon.stream("logs", instance=key, raw=raw):
             click.echo(item.data["text"])
         found = daemon.call("instance", instance=key)
     finally:
@@ -192,12 +210,13 @@ def _exit_code(found: dict[str, Any]) -> int:
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
 @click.option("--attempt", type=int, help="Only of this start.")
 @click.option("-t/-T", "--times/--no-times", default=True, help="With the time of each line.")
+@click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "jsonl"]), default="text", help="How to print it.")
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote."""
     daemon = Daemon()
     start = None if since is None else _moment(since)
-    window = {"tail": count, "since": start, "attempt": chosen["attempt"]}
+    window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
@@ -222,5 +241,6 @@ def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:
     if form == "jsonl":
         as_json(line, indent=None)
         return
-    text = plain(line["text"])
-    click.echo(f"{local_time(line['time']):<19}  {text}" if times else text)
+    for one in line["text"].split("\n"):  # what a coding agent says may have several lines
+        text = plain(one)
+        click.echo(f"{local_time(line['time']):<19}  {text}" if times else text)

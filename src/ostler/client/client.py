@@ -132,14 +132,20 @@ class Client:
                 yield kind.from_dict({n: v for n, v in item.data.items() if n != "event_type"})
 
     async def logs(
-        self, instance: str | UUID, *, after: str | None = None, tail: int | None = None, follow: bool = False
+        self,
+        instance: str | UUID,
+        *,
+        after: str | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+        raw: bool = False,
     ) -> AsyncIterator[LogLine]:
-        """Lines of output; with `follow` until the instance has ended."""
+        """Lines of output; with `follow` until the instance has ended, with `raw` as they were written."""
         if not follow:
-            for one in await self.call("logs", instance=instance, after=after, tail=tail):
+            for one in await self.call("logs", instance=instance, after=after, tail=tail, raw=raw):
                 yield LogLine.from_dict(one)
             return
-        async for item in self._follow("logs", after, {"instance": instance, "tail": tail}):
+        async for item in self._follow("logs", after, {"instance": instance, "tail": tail, "raw": raw}):
             yield LogLine.from_dict(item.data)
 
     async def _follow(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> AsyncIterator[StreamItem]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ostler.agents.manifest import AgentManifest
+from ostler.drivers import options_of
 from ostler.errors import AuthorizationError, LicenseError, ValidationError
 from ostler.isolation.base import Capabilities, Isolation
 from ostler.lifecycle.instance import Runtime
@@ -46,7 +47,7 @@ async def admit(runtime: Runtime, workspace: Workspace, request: SpawnRequest) -
         )
     checked = request.checked()
     manifest = await runtime.definitions.find(checked.agent_definition_id)
-    defaults = manifest.defaults or AgentSpawnOptions()
+    defaults = options_of(manifest)
     asked = checked.options
     options = defaults if asked is None else asked.over(defaults)
     refusals = gate_refusals(workspace.tier, options)

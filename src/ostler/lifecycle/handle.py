@@ -66,8 +66,8 @@ class AgentHandle:
     def events(self, *, after: int | None = None, options: ObservationOptions | None = None) -> Observation:
         return self._manager.observe(self.instance_id, options, after=after)
 
-    def log(self, *, attempt: int | None = None, follow: bool = False) -> AsyncIterator[LogLine]:
-        return self._manager.log(self.instance_id, attempt=attempt, follow=follow)
+    def log(self, *, attempt: int | None = None, follow: bool = False, raw: bool = False) -> AsyncIterator[LogLine]:
+        return self._manager.log(self.instance_id, attempt=attempt, follow=follow, raw=raw)
 
     async def why(self) -> Why:
         return await self._manager.why(self.instance_id)

@@ -68,14 +68,14 @@ def _exit_of(call: Call) -> Exit:
     outcome = AttemptOutcome.ERROR
     if number is not None:
         outcome = AttemptOutcome.SIGNAL
-    elif error.exit_code is not None:
+    elif error.exit_code:  # a coding agent may fail with 0
         outcome = AttemptOutcome.EXIT_CODE
     return Exit(
         outcome=outcome,
         detail=str(error),
         exception_type=error.exception_type,
         stack_trace=error.stack_trace,
-        code=error.exit_code,
+        code=error.exit_code or None,
         signal=number,
     )
 

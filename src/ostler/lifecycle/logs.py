@@ -13,13 +13,15 @@ import re
 import shutil
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
-from ostler.isolation.process.logs import LOGS
+from ostler.agents.manifest import AgentManifest
+from ostler.drivers import driver_of
+from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
 from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
@@ -33,11 +35,14 @@ from ostler.store import moves
 LOOK_SECONDS = 0.2
 #: A line without an end is given in pieces of this size.
 _MAX_LINE = 64 * 1024
+_MAX_RENDERED = 8 * 1024 * 1024
 _LAST_BYTES = 400
 _NAME = re.compile(r"(\d+)(?:-([0-9a-f]{32}))?\.log")
 _CURSOR = re.compile(r"(\d+)-([0-9a-f]{32})?:(\d+)")
 _PAIR = struct.Struct(">QQ")
 _TIMES = ".times"
+#: What a driver makes of a line.
+Render = Callable[[str], str | None]
 
 
 @record
@@ -74,6 +79,8 @@ class LogWindow:
     since: datetime | None = None
     #: Go on until the instance has ended.
     follow: bool = False
+    #: As a person reads it; None: as it was written. A line for which it gives None is left out.
+    render: Render | None = None
 
 
 async def read_log(runtime: Runtime, instance: AgentInstance, wanted: LogWindow) -> AsyncIterator[LogLine]:
@@ -81,12 +88,13 @@ async def read_log(runtime: Runtime, instance: AgentInstance, wanted: LogWindow)
     if runtime.home is None:
         return
     folder = runtime.home / LOGS / str(instance.instance_id)
-    reader = _LogReader(folder, wanted.attempt, wanted.after)
+    reader = _LogReader(folder, wanted.attempt, wanted.after, _MAX_LINE if wanted.render is None else _MAX_RENDERED)
     first = True
     while True:
         current = await runtime.store.read(moves.get_instance, instance.instance_id)
         over = not wanted.follow or current is None or current.state in INACTIVE_STATES
-        lines: Iterator[LogLine] | deque[LogLine] = reader.read(last=over)
+        fresh = reader.read(last=over)
+        lines: Iterator[LogLine] | deque[LogLine] = fresh if wanted.render is None else _rendered(fresh, wanted.render)
         if wanted.since is not None:
             since = wanted.since
             lines = (line for line in lines if line.time is None or line.time >= since)
@@ -100,11 +108,20 @@ async def read_log(runtime: Runtime, instance: AgentInstance, wanted: LogWindow)
         await runtime.clock.sleep(LOOK_SECONDS)
 
 
+def _rendered(lines: Iterator[LogLine], render: Render) -> Iterator[LogLine]:
+    """Text of several lines stays one line of the log: it has one cursor."""
+    for line in lines:
+        text = render(line.text)
+        if text is not None:
+            yield line.evolve(text=text)
+
+
 class _LogReader:
     """Remembers how far each file was read."""
 
-    def __init__(self, folder: Path, attempt: int | None, after: str | None) -> None:
+    def __init__(self, folder: Path, attempt: int | None, after: str | None, max_line: int = _MAX_LINE) -> None:
         self._folder = folder
+        self._max_line = max_line
         self._attempt = attempt
         self._places: dict[str, int] = {}
         self._skip_until: str | None = None
@@ -143,8 +160,8 @@ class _LogReader:
                 with path.open("rb") as opened:
                     opened.seek(max(place - begins, 0))
                     place = max(place, begins)
-                    while piece := opened.readline(_MAX_LINE):
-                        whole = piece.endswith(b"\n") or len(piece) == _MAX_LINE
+                    while piece := opened.readline(self._max_line):
+                        whole = piece.endswith(b"\n") or len(piece) == self._max_line
                         if not whole and not (last and path == file.path):
                             break
                         place += len(piece)
@@ -190,6 +207,12 @@ def _text(line: bytes) -> str:
     return clean_text(line.decode("utf-8", "replace")).rstrip("\r\n")
 
 
+def render_of(manifest: AgentManifest) -> Render | None:
+    """How the output of such an agent is shown to people; None: as it is."""
+    driver = driver_of(manifest)
+    return None if driver is None else driver.render
+
+
 def last_line(home: Path, instance: AgentInstance) -> str | None:
     """The last line that the present attempt wrote."""
     files = _LogReader(home / LOGS / str(instance.instance_id), instance.attempt, None).files()
@@ -204,10 +227,10 @@ def last_line(home: Path, instance: AgentInstance) -> str | None:
 
 
 def remove_logs(home: Path, instance_id: UUID) -> int:
-    """Remove the output of an instance; how many bytes that freed."""
-    folder = home / LOGS / str(instance_id)
+    """Remove the output and the private home of an instance; how many bytes that freed."""
     freed = 0
-    with contextlib.suppress(OSError):
-        freed = sum(path.stat().st_size for path in folder.iterdir())
-        shutil.rmtree(folder)
+    for folder in (home / LOGS / str(instance_id), home / HOMES / str(instance_id)):
+        with contextlib.suppress(OSError):
+            freed += sum(path.lstat().st_size for path in folder.rglob("*"))
+            shutil.rmtree(folder)
     return freed

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.handle import AgentHandle, Start
-from ostler.lifecycle.logs import last_line, remove_logs
+from ostler.lifecycle.logs import last_line, remove_logs, render_of
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.verbs import InstanceId, Verbs, require_kind
 from ostler.lifecycle.why import doing
@@ -121,7 +121,9 @@ class AgentLifecycleManager(Verbs):
         }
         if live is not None:
             metrics = live.metrics_now()
-            said = None if live.waits or runtime.home is None else last_line(runtime.home, instance)
+            # A coding agent tells what it does; its last line is not for people.
+            silent = live.waits or runtime.home is None or render_of(live.manifest) is not None
+            said = None if silent or runtime.home is None else last_line(runtime.home, instance)
             shown["doing"] = doing(live, said)
             shown["metrics_now"] = None if metrics is None else metrics.to_dict()
         elif not instance.is_active:

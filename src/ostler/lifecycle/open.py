@@ -17,6 +17,7 @@ from pathlib import Path
 from ostler.agents.files import read_lifecycle
 from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import AgentRegistry
+from ostler.drivers import register_built_in
 from ostler.errors import (
     InvalidOperationError,
     LeaseHeldError,
@@ -129,6 +130,7 @@ def _build(
     places.site.directory = places.site.directory or home
     places.site.outlive, places.site.environment = settings.outlive, settings.environment
     known = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
+    register_built_in(known)
     return Runtime(
         store=store,
         definitions=Definitions(known, store, clock),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -25,7 +26,7 @@ from ostler.errors import (
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
-from ostler.lifecycle.logs import LogLine, LogWindow, read_log
+from ostler.lifecycle.logs import LogLine, LogWindow, read_log, render_of
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
@@ -227,7 +228,7 @@ class Verbs:
         await self._enter(Permission.AGENTS_READ)
         return await why(self._runtime, await self._reach(instance_id, Permission.AGENTS_READ))
 
-    async def log(
+    async def log(  # noqa: PLR0913 - each names some of the lines
         self,
         instance_id: InstanceId,
         *,
@@ -236,11 +237,18 @@ class Verbs:
         tail: int | None = None,
         since: datetime | None = None,
         follow: bool = False,
+        raw: bool = False,
     ) -> AsyncGenerator[LogLine, None]:
-        """What the agent wrote, line by line; with `follow` it goes on until the instance has ended."""
+        """What the agent wrote, line by line; with `follow` it goes on until the instance has ended.
+
+        The output of a coding agent is given as a person reads it, with `raw` as it was written.
+        """
         await self._enter(Permission.AGENTS_READ)
         record = await self._reach(instance_id, Permission.AGENTS_READ)
-        wanted = LogWindow(after=after, attempt=attempt, tail=tail, since=since, follow=follow)
+        render = None
+        with contextlib.suppress(AgentNotFoundError, ValidationError):  # of a definition that is not known any more
+            render = None if raw else render_of(await self._runtime.definitions.manifest(record.definition_id))
+        wanted = LogWindow(after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render)
         async for line in read_log(self._runtime, record, wanted):
             yield line
 

@@ -1,1 +1,28 @@
-"""What tests of users need: a clock driven by hand, a PostgreSQL server, the suite of the isolation contract."""
+"""What tests of users need: a scripted model, a clock driven by hand, a PostgreSQL server, the suite of the isolation
+contract.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostler.lazily import opener
+
+if TYPE_CHECKING:
+    from ostler.testing.scripted_model import (
+        ModelRequest,
+        ScriptedModel,
+        Turn,
+        hang,
+        limit,
+        midhang,
+        run,
+        say,
+        usage_limit,
+    )
+else:  # a type checker would believe in any name
+    __getattr__, __dir__ = opener(
+        __name__, {"scripted_model": "ModelRequest ScriptedModel Turn hang limit midhang run say usage_limit"}
+    )
+
+__all__ = ["ModelRequest", "ScriptedModel", "Turn", "hang", "limit", "midhang", "run", "say", "usage_limit"]

@@ -10,8 +10,8 @@ from dataclasses import field
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
-from ostler.agents.commandspec import CommandSpec, ExitMeaning, PromptBy, text_keys
-from ostler.agents.manifest import PYTHON_DRIVER, AgentKind, HomeKind, check_faults, environment_faults
+from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy, text_keys
+from ostler.agents.manifest import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
 from ostler.model.faults import Fault, as_written
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.spawn import (

@@ -98,12 +98,13 @@ async def logs(
     tail: int | None = None,
     since: datetime | None = None,
     follow: bool = False,
+    raw: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
     cursor = last_event_id or after
     last = tail if cursor is None else None  # who goes on from a line gets all that follow it
-    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow)
+    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
     if not follow:
         return [line.to_dict() async for line in lines]
     await manager.require_instance(instance_id)  # refused before the stream has begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from secrets import token_hex
@@ -14,7 +15,8 @@ from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
-from ostler.errors import DefinitionError
+from ostler.drivers import driver_of
+from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.instance import AgentInstance
 from ostler.model.people import Permission
@@ -31,7 +33,7 @@ class SpawnBody(Record):
     definition: str | None = None
     #: Words of a command; nothing in them is a placeholder.
     command: tuple[str, ...] | None = None
-    #: The directory that a command runs in.
+    #: The directory that a command or a coding agent works in, where the options name none.
     cwd: str | None = None
     options: AgentSpawnOptions | None = None
     context: dict[str, Any] | None = None
@@ -55,6 +57,8 @@ async def spawn(
         given = options or AgentSpawnOptions()
         name = given.name or f"{Path(wanted.command[0]).name[:40] or 'command'}-{token_hex(3)}"
         options = given.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
+    elif wanted.cwd is not None and (options is None or options.workdir is None):
+        options = _in_directory(manager, definition, wanted.cwd, options)
     request = SpawnRequest(agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job)
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
@@ -65,6 +69,16 @@ def register_command(manager: AgentLifecycleManager, words: tuple[str, ...], cwd
     spec = CommandSpec(argv=argv) if cwd is None else CommandSpec(argv=argv, cwd=cwd)
     digest = hashlib.sha256("\0".join((cwd or "", *words)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return manager.registry.register(spec, name=f"{COMMAND_PREFIX}{digest}", replace=True)
+
+
+def _in_directory(
+    manager: AgentLifecycleManager, name: str, cwd: str, options: AgentSpawnOptions | None
+) -> AgentSpawnOptions | None:
+    """A coding agent works where it was called, as a command does; any other agent in a directory of its own."""
+    with contextlib.suppress(AgentNotFoundError):  # told by the spawn
+        if driver_of(manager.registry.find(name)) is not None:
+            return (options or AgentSpawnOptions()).evolve(workdir=cwd)
+    return options
 
 
 async def get_instances(

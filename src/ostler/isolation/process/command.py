@@ -16,14 +16,17 @@ from uuid import UUID, uuid4
 from ostler.agents import AgentContext, CommandSpec
 from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
+from ostler.drivers import driver_named
+from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.process.driven import LOOK_SECONDS, DrivenRun, Journal
 from ostler.isolation.process.ending import KeptCell, enforcement_of, require_workdir
 from ostler.isolation.process.exits import LOST, was_ended_by_us
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import Answer, KeeperError
-from ostler.isolation.process.logs import log_of, prune_runs, remove_log
+from ostler.isolation.process.logs import HOMES, journal_of, log_of, prune_runs, remove_log
 from ostler.isolation.process.runs import Run, in_memory, old_place
 from ostler.model.context import ContextData
 from ostler.seams import Clock
@@ -36,6 +39,9 @@ class CommandCell(KeptCell):
     def __init__(self, clock: Clock, home: KeeperHome, plan: StartPlan, listener: Listener, spec: CommandSpec) -> None:
         super().__init__(clock, home, plan, listener)
         self._spec = spec
+        self._driver = None if spec.driver is None else driver_named(spec.driver)
+        self._voice = Mailbox(self._loop, listener, plan.attempt)
+        self._journal = None if self._driver is None else Journal(journal_of(home.directory, plan), self._voice)
         self._enforcement = enforcement_of(home.about.get("enforcement") or {})
         self._context = AgentContext(
             instance_id=plan.instance_id,
@@ -45,7 +51,7 @@ class CommandCell(KeptCell):
             data=ContextData(plan.context),
             limits=plan.limits,
             clock=clock,
-            voice=Mailbox(self._loop, listener, plan.attempt),
+            voice=self._voice,
             directory=plan.workdir,
             owns_directory=plan.owns_workdir,
             env=plan.env,
@@ -70,7 +76,8 @@ class CommandCell(KeptCell):
         """The runs that an earlier manager began."""
         for status in statuses:
             call_id = UUID(hex=str(status["unit"]).rpartition(".")[2])
-            run = self._found[call_id] = self._add(call_id, old_place(self._plan, call_id))
+            run = self._found[call_id] = self._add(call_id, old_place(self._plan, self._spec, call_id))
+            self._follow(run)
             run.is_asked = True
             run.has_started()
             self._frozen = self._box_frozen = self._frozen or bool(status.get("frozen"))
@@ -86,6 +93,35 @@ class CommandCell(KeptCell):
     def _add(self, call_id: UUID, place: Place) -> Run:
         run = self._runs[call_id] = Run(self, call_id, place, log_of(self._home.directory, self._plan, call_id))
         return run
+
+    # --- what a driver reads -------------------------------------------------------------------------
+
+    def _follow(self, run: Run) -> None:
+        """Read its log while it runs, where a driver knows what it says."""
+        if self._driver is None or self._journal is None:
+            return
+        reader = self._driver.reader(self._journal.before(run.leaf), self._spec.max_output_bytes)
+        run.driven = DrivenRun(run.leaf, run.log, reader, self._journal)
+        run.following = self._loop.create_task(self._read_on(run, run.driven), name="ostler-follow")
+
+    async def _read_on(self, run: Run, driven: DrivenRun) -> None:
+        """Until the run is over, and then to the end of its log."""
+        try:
+            while not self._detached:
+                is_over = not run.is_running
+                if driven.catch_up(last=is_over):
+                    await asyncio.sleep(0)
+                elif is_over:
+                    self._voice.catch_up()
+                    return
+                else:
+                    await asyncio.wait((run.over,), timeout=LOOK_SECONDS)
+        finally:
+            driven.close()
+
+    def confirm_heard(self, number: int) -> None:
+        if self._journal is not None:
+            self._journal.confirm(number)
 
     # --- the contract --------------------------------------------------------------------------------
 
@@ -217,6 +253,8 @@ class CommandCell(KeptCell):
 
     async def _initialize(self) -> None:
         require_workdir(self._plan)
+        if self._driver is not None:
+            require_installed(self._driver, self._spec, self._context)
         require_runnable(self._spec, self._context)
 
     async def _process(self, given: UUID | None, payload: Any) -> dict[str, Any]:
@@ -232,25 +270,37 @@ class CommandCell(KeptCell):
         if self._closing:
             raise AgentGoneError
         prompt = prompt_of(payload, self._plan.manifest.prompt)
+        wishes = Wishes() if self._driver is None else Wishes.of(payload)
         require_workdir(self._plan)
         place = place_of(self._spec, self._context, prompt, call_id.hex)
         try:
-            start = start_of(self._spec, self._context, place, prompt)
+            start = self._start_of(place, prompt, wishes)
         except BaseException:
             place.remove()
             raise
+        if self._journal is not None:
+            self._journal.begin(call_id.hex, wishes.session, wishes.session_usage)
         try:
             return await self._answered(self._add(call_id, place), start)
         finally:
             if given is None:
                 self.confirm(call_id)
 
+    def _start_of(self, place: Place, prompt: str, wishes: Wishes) -> Start:
+        if self._driver is None:
+            return start_of(self._spec, self._context, place, prompt)
+        homes = self._home.directory / HOMES
+        return driven_start(self._driver, self._spec, self._context, place, prompt, wishes, homes)
+
     async def _answered(self, run: Run, start: Start | None = None) -> dict[str, Any]:
         """Through to its end; `start` when it does not run yet. The run of a cancelled caller is stopped."""
         try:
             if start is not None:
                 await self._begin(run, start)
+                self._follow(run)
             await asyncio.wait((run.over,))
+            if run.following is not None:
+                await asyncio.wait((run.following,))
         except asyncio.CancelledError:
             await self._end(run)
             raise
@@ -333,6 +383,9 @@ class CommandCell(KeptCell):
         self._found.pop(run.call_id, None)
         self._home.move_out(run.unit, run)
         run.finish()
+        if run.driven is not None and run.following is not None:
+            ended = run.driven.end
+            run.following.add_done_callback(lambda _: ended())  # it may still have to read to the end
         if run.is_asked and not self._closing:
             task = self._forgetting[run.call_id] = self._home.run(self._tidy(run), before_close=True)
             task.add_done_callback(partial(self._forgotten, run.call_id))

@@ -32,13 +32,18 @@ def exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None = None
 
 def with_record(how: Exit, record: Mapping[str, Any]) -> Exit:
     """The same with what the keeper saw of the process: code, signal and time."""
-    ended = record.get("ended")
     return replace(
         how,
         code=_whole(record.get("code")),
         signal=_whole(record.get("signal")),
-        ended_at=datetime.fromtimestamp(ended, UTC) if isinstance(ended, int | float) else None,
+        ended_at=ended_at(record) if isinstance(record.get("ended"), int | float) else None,
     )
+
+
+def ended_at(record: Mapping[str, Any]) -> datetime:
+    """When the keeper saw it end; now, where that is not known."""
+    ended = record.get("ended")
+    return datetime.fromtimestamp(ended, UTC) if isinstance(ended, int | float) else datetime.now(UTC)
 
 
 def _whole(value: Any) -> int | None:

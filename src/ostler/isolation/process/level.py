@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from ostler.agents import AgentKind, CommandSpec
-from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError
+from ostler.agents import AgentKind
+from ostler.agents.command import identity
+from ostler.drivers import command_of
+from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError, ValidationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.command import CommandCell
@@ -122,13 +124,14 @@ class ProcessIsolation(Isolation):
         return await self._home.open(start=start)
 
     def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
-        spec = plan.manifest.command
-        if not isinstance(spec, CommandSpec):
-            raise AgentInitializationError(
-                f"the driver {plan.manifest.driver} of {plan.name} is not part of this version; "
-                "name a command or a Python class under lifecycle.driver"
-            )
-        return self._noted(CommandCell(self._clock, self._home, plan, listener, spec))
+        try:
+            spec = command_of(plan.manifest)
+            if spec is None:
+                raise AgentInitializationError(f"the definition of {plan.name} names no command")
+            cell = CommandCell(self._clock, self._home, plan, listener, spec)
+        except ValidationError as error:
+            raise AgentInitializationError(f"{plan.name} cannot be started: {error}") from error
+        return self._noted(cell)
 
     def _noted(self, cell: C) -> C:
         self._cells.add(cell)
@@ -138,7 +141,8 @@ class ProcessIsolation(Isolation):
         """What the keeper is told of it."""
         passed = {name: os.environ[name] for name in self._site.environment if name in os.environ}
         cwd = _working_directory()
-        own = {**plan.env, "OSTLER_MAX_WORKER_THREADS": str(plan.limits.max_worker_threads)}
+        threads = {"OSTLER_MAX_WORKER_THREADS": str(plan.limits.max_worker_threads)}
+        own = {**plan.env, **identity(plan.instance_id, plan.attempt, plan.workdir), **threads}
         return {
             "leaf": None,
             "limits": box_limits(plan),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -14,11 +15,14 @@ from ostler.isolation.base import StartPlan
 from ostler.keeper.output import Log
 
 LOGS = "logs"
+#: The private homes of instances.
+HOMES = "homes"
 #: A file is turned over at this size, once; so twice as much stays.
 LOG_BYTES = 5 * 1024 * 1024
 _KEPT_ATTEMPTS = 5
 _KEPT_RUNS = 20
 _CHUNK = 256 * 1024
+_PAIR = struct.Struct(">QQ")
 _ATTEMPT = re.compile(r"(\d+)[.-].*")
 
 
@@ -47,6 +51,19 @@ def log_of(home: Path, plan: StartPlan, run: UUID | None = None) -> Path:
     if run is None:
         return start_log(home, plan.instance_id, plan.attempt)
     return home / LOGS / str(plan.instance_id) / f"{plan.attempt}-{run.hex}.log"
+
+
+def journal_of(home: Path, plan: StartPlan) -> Path:
+    """What was told of the runs of one start; see `driven.py`."""
+    return home / LOGS / str(plan.instance_id) / f"{plan.attempt}.told"
+
+
+def begins_at(file: Path, half: str = "") -> int:
+    """At which place of the whole output a log file begins, or its older half `.1`. The keeper wrote it down."""
+    with contextlib.suppress(OSError, struct.error), file.with_name(f"{file.name}.times{half}").open("rb") as opened:
+        place, micros = _PAIR.unpack(opened.read(_PAIR.size))
+        return int(place) if micros == 0 else 0
+    return 0
 
 
 def prune(home: Path, plan: StartPlan) -> None:

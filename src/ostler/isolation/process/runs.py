@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from ostler.agents import CommandSpec
-from ostler.agents.command import Place, Start, answer_of, prompt_file_of
+from ostler.agents.command import Place, Start, answer_of, prompt_file_of, temp_of
 from ostler.isolation.base import StartPlan
 from ostler.isolation.calls import wake
-from ostler.isolation.process.exits import ending_of, was_lost
+from ostler.isolation.process.driven import DrivenRun
+from ostler.isolation.process.exits import ended_at, ending_of, was_lost
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, read_output
 from ostler.isolation.process.tenants import Tenant
@@ -49,6 +50,9 @@ class Run(Tenant):
         self.early: Mapping[str, Any] | None = None
         #: Its caller was cancelled, and it could not be ended.
         self.given_up = False
+        #: Where a driver reads its output, and the task in which that happens.
+        self.driven: DrivenRun | None = None
+        self.following: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -87,9 +91,13 @@ class Run(Tenant):
 
     def answer(self, spec: CommandSpec, record: Mapping[str, Any]) -> dict[str, Any]:
         """By the keeper's record and the log, so that every manager reads the same. Raises for a run that failed."""
+        seconds = float(record.get("lasted") or 0.0)
+        if self.driven is not None:
+            dropped = int(record.get("dropped", 0))
+            return self.driven.answer(ending_of(record), now=ended_at(record), seconds=seconds, dropped=dropped)
         output, lost = read_output(self.log, int(record.get("written", 0)), spec.max_output_bytes)
         dropped = lost + int(record.get("dropped", 0))
-        return answer_of(spec, ending_of(record), output, float(record.get("lasted") or 0.0), dropped)
+        return answer_of(spec, ending_of(record), output, seconds, dropped)
 
     def asked(self, plan: StartPlan, spec: CommandSpec, start: Start) -> dict[str, Any]:
         """What the keeper is told of it."""
@@ -110,11 +118,13 @@ class Run(Tenant):
         }
 
 
-def old_place(plan: StartPlan, call_id: UUID) -> Place:
+def old_place(plan: StartPlan, spec: CommandSpec, call_id: UUID) -> Place:
     """Of a run that an earlier manager began."""
+    temp = None if spec.driver is None else temp_of(call_id.hex)
     if plan.workdir is None:
-        return Place(cwd=Path("/"), workdir=Path("/"))
-    return Place(cwd=plan.workdir, workdir=plan.workdir, prompt_file=prompt_file_of(plan.workdir, call_id.hex))
+        return Place(cwd=Path("/"), workdir=Path("/"), temp=temp)
+    file = prompt_file_of(plan.workdir, call_id.hex)
+    return Place(cwd=plan.workdir, workdir=plan.workdir, prompt_file=file, temp=temp)
 
 
 def in_memory(text: bytes) -> Any:
