@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from ostler.agents.files import Discovery
-from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.people import Principal
+from ostler.tasks.orchestrator import TaskOrchestrator
 
 
 @dataclass(kw_only=True, eq=False)

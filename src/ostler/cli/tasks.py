@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import click
@@ -48,7 +49,7 @@ def task() -> None:
 @click.option("--id", "idempotency", help="Given twice, the task is added once.")
 def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> None:
     """Queue a task. TEXT says what is to be done; `-` reads it from standard input."""
-    words = click.get_text_stream("stdin").read() if text == "-" else text
+    words = sys.stdin.read() if text == "-" else text
     body = {"task": words, "key": key, "near": os.getcwd(), **chosen}  # noqa: PTH109 - as the shell has it
     given = {name: value for name, value in body.items() if value not in (None, (), False)}
     found = Daemon().call("add_task", key=idempotency or os.urandom(16).hex(), new_task=given)
@@ -73,10 +74,10 @@ def list_tasks(everything: bool, count: int, form: str, **chosen: Any) -> None:
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    cost = "–" if one["cost_usd"] is None else f"${one['cost_usd']:.2f}"
+    cost = "-" if one["cost_usd"] is None else f"${one['cost_usd']:.2f}"
     age = rough_duration(seconds_since(one["created_at"]))
     title = one["title"] if len(one["title"]) <= 60 else one["title"][:59] + "…"
-    return one["key"], one["state"], one["agent"] or "–", age, cost, title, one["next"]
+    return one["key"], one["state"], one["agent"] or "-", age, cost, title, one["next"]
 
 
 @task.command("show")
@@ -160,7 +161,9 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(found))}")
         return
-    click.echo(f"{name} accepted: merged into {merged['target']} as {merged['commit'][:7]}.   Take it back: ostler undo {name}")
+    click.echo(
+        f"{name} accepted: merged into {merged['target']} as {merged['commit'][:7]}.   Take it back: ostler undo {name}"
+    )
     if not merged["followed"] and merged.get("why_not_followed"):
         note(str(merged["why_not_followed"]))
 

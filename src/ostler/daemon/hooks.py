@@ -1,4 +1,4 @@
-"""Runs a command of the user's when an agent begins to wait for a person."""
+"""Runs commands of the user's: when an agent or a task waits for a person, and when a task changes its state."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import os
 import shlex
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.events import AgentWaitOpenedEvent
+from ostler.model.events import AgentWaitOpenedEvent, TaskStateChangedEvent, TaskWaitOpenedEvent
 from ostler.model.ledger import WaitKind
 
 _log = logging.getLogger("ostler.daemon")
 _LIMIT_SECONDS = 30.0
 
 
-class WaitHook:
-    """`on-wait` of ostler.toml: the words of a command, no shell. It finds who waits and why in its environment."""
+class Hooks:
+    """Words of a command, no shell. It finds who and why in its environment; one that fails is logged."""
 
-    def __init__(self, manager: AgentLifecycleManager, command: str | None) -> None:
+    def __init__(self, manager: AgentLifecycleManager, on_wait: str | None, on_change: str | None) -> None:
         self._manager = manager
-        self._command = command
+        self._on_wait = None if on_wait is None else shlex.split(on_wait)
+        self._on_change = None if on_change is None else shlex.split(on_change)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self._command is not None:
-            self._task = asyncio.create_task(self._watch(shlex.split(self._command)), name="ostler-on-wait")
+        if self._on_wait or self._on_change:
+            self._task = asyncio.create_task(self._watch(), name="ostler-hooks")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -34,29 +35,55 @@ class WaitHook:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    async def _watch(self, words: list[str]) -> None:
+    async def _watch(self) -> None:
         async for event in self._manager.observe():
-            if isinstance(event, AgentWaitOpenedEvent) and event.kind is WaitKind.HUMAN:
-                await self._run(words, event)
+            match event:
+                case AgentWaitOpenedEvent(kind=WaitKind.HUMAN) if self._on_wait:
+                    found = await self._manager.get_instance(event.instance_id)
+                    name = (found.name if found is not None else None) or str(event.instance_id)
+                    await self._run(
+                        "on-wait",
+                        self._on_wait,
+                        OSTLER_WAIT=str(event.wait_id),
+                        OSTLER_INSTANCE=str(event.instance_id),
+                        OSTLER_AGENT=name,
+                        OSTLER_REASON=event.reason or "",
+                    )
+                case TaskWaitOpenedEvent(kind=WaitKind.HUMAN) if self._on_wait:
+                    reason = event.reason or ""
+                    await self._run(
+                        "on-wait",
+                        self._on_wait,
+                        OSTLER_WAIT=str(event.wait_id),
+                        OSTLER_TASK=event.key,
+                        OSTLER_REASON=reason,
+                    )
+                case TaskStateChangedEvent() if self._on_change:
+                    await self._run(
+                        "on-change",
+                        self._on_change,
+                        OSTLER_TASK=event.key,
+                        OSTLER_STATE=event.new_state,
+                        OSTLER_PREVIOUS_STATE=event.previous_state or "",
+                        OSTLER_REASON=event.reason or "",
+                    )
+                case _:
+                    pass
 
-    async def _run(self, words: list[str], event: AgentWaitOpenedEvent) -> None:
-        found = await self._manager.get_instance(event.instance_id)
-        environment = {
-            **os.environ,
-            "OSTLER_WAIT": str(event.wait_id),
-            "OSTLER_INSTANCE": str(event.instance_id),
-            "OSTLER_AGENT": (found.name if found is not None else None) or str(event.instance_id),
-            "OSTLER_REASON": event.reason or "",
-        }
+    async def _run(self, name: str, words: list[str], **variables: str) -> None:
         try:
-            process = await asyncio.create_subprocess_exec(*words, env=environment, stdin=asyncio.subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *words, env={**os.environ, **variables}, stdin=asyncio.subprocess.DEVNULL
+            )
+        except OSError as error:
+            _log.warning("%s cannot be run: %s", name, error)
+            return
+        try:
             async with asyncio.timeout(_LIMIT_SECONDS):
                 code = await process.wait()
         except TimeoutError:
             process.kill()
-            _log.warning("on-wait took longer than %g s and was ended", _LIMIT_SECONDS)
-        except OSError as error:
-            _log.warning("on-wait cannot be run: %s", error)
+            _log.warning("%s took longer than %g s and was ended", name, _LIMIT_SECONDS)
         else:
             if code:
-                _log.warning("on-wait ended with exit code %d", code)
+                _log.warning("%s ended with exit code %d", name, code)

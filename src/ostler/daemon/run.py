@@ -24,7 +24,7 @@ from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
 from ostler.api.routes import ROUTES
-from ostler.daemon.hooks import WaitHook
+from ostler.daemon.hooks import Hooks
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
 from ostler.isolation.base import DEFAULT_NAMES
@@ -35,7 +35,11 @@ from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.people import OWNER
 from ostler.model.query import GetInstancesFilter
+from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
+from ostler.tasks.attempt import DAEMON_STOPPED
+from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.tasks.queue import TaskQueue
 from ostler.version import __version__
 
 _log = logging.getLogger("ostler.daemon")
@@ -78,30 +82,40 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             manager.keep_agents = keep
             context.stopping.set()
 
+        async def end_agents() -> list[dict[str, Any]]:
+            queue.draining = True
+            return await _end_agents(manager)
+
+        orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
+        queue = TaskQueue(orchestrator)
         context = Context(
             manager=manager,
+            orchestrator=orchestrator,
             home=home,
             started_at=datetime.now(UTC),
             stop=stop,
-            end_agents=lambda: _end_agents(manager),
+            end_agents=end_agents,
             refresh=lambda: _refresh(manager, project),
         )
         context.refresh()
-        hook = WaitHook(manager, settings.daemon.on_wait)
+        hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
         context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
         with _signals(stop):
             running = [asyncio.create_task(server.run()) for server in servers]
-            hook.start()
+            hooks.start()
+            await queue.open()
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
-            await hook.close()
             if not manager.keep_agents:
-                await _end_agents(manager)
+                await end_agents()
+            await queue.close()
+            await orchestrator.close()
+            await hooks.close()
             for server in servers:
                 server.server.should_exit = True
             await asyncio.wait(running, timeout=_STREAM_SECONDS + 3)
@@ -120,7 +134,7 @@ async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
 
     async def end(one: AgentInstance) -> dict[str, Any]:
         try:
-            result = await manager.terminate(one.instance_id)
+            result = await manager.terminate(one.instance_id, TerminationOptions(reason=DAEMON_STOPPED))
         except OstlerError as error:
             _log.warning("%s: %s", one.name, error)
             return {"name": one.name, "how": f"could not be ended: {error}"}

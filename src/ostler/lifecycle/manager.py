@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from ostler.lifecycle.why import doing
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt
-from ostler.model.people import Permission, Principal
+from ostler.model.people import Actor, Permission, Principal
 from ostler.model.states import Tier
 from ostler.store import attempts, retention
 from ostler.store import events as log
@@ -78,6 +79,24 @@ class AgentLifecycleManager(Verbs):
 
     def now(self) -> datetime:
         return self._runtime.clock.wall()
+
+    def new_id(self) -> UUID:
+        return self._runtime.ids.new()
+
+    @property
+    def actor(self) -> Actor:
+        """The principal, as the audit names it."""
+        return self._by
+
+    async def require(self, permission: Permission) -> None:
+        """Raises `AuthorizationError` where the principal may not."""
+        await self._enter(permission)
+
+    def require_home(self) -> Path:
+        """The directory of this manager; a store without one keeps no files."""
+        if self._runtime.home is None:
+            raise InvalidOperationError("this needs a home directory; open one with ostler.open(DIRECTORY)")
+        return self._runtime.home
 
     def tier_of(self, workspace_id: UUID) -> Tier:
         found = self._runtime.workspaces.get(workspace_id)

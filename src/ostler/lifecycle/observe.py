@@ -25,6 +25,7 @@ from ostler.model.events import (
     AgentWaitOpenedEvent,
     Event,
     EventsMissed,
+    TaskEvent,
 )
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import WaitKind
@@ -37,7 +38,7 @@ from ostler.store.store import Store
 from ostler.store.transaction import Reader
 
 Wanted = Callable[[Event], bool]
-Seen = AgentEvent | EventsMissed
+Seen = AgentEvent | TaskEvent | EventsMissed
 #: Events handed out before those who read them get a turn; less than a usual buffer holds.
 _AT_ONCE = 50
 
@@ -169,10 +170,8 @@ class Fanout:
 
     def _deliver(self, event: Event) -> None:
         self.cursor = max(self.cursor, event.sequence)
-        if not isinstance(event, AgentEvent):
-            return
         dropped = 0
-        for key in (event.instance_id, None):
+        for key in (event.instance_id, None) if isinstance(event, AgentEvent) else (None,):
             over = key is not None and is_last(event)
             for ref, workspace_id, wanted in list(self._observers.get(key, {}).values()):
                 buffer = ref()
@@ -247,7 +246,7 @@ class Observation(AsyncIterator[Seen]):
         while self._buffer is None:
             while self._page:
                 event = self._page.popleft()
-                if isinstance(event, AgentEvent) and self._wanted(event):
+                if isinstance(event, AgentEvent | TaskEvent) and self._wanted(event):
                     return event
             await self._read_on(self._space)
         if self._may_be_over and self._instance_id is not None:
@@ -255,7 +254,7 @@ class Observation(AsyncIterator[Seen]):
             self._may_be_over = False
         while True:
             found = await self._buffer.get()
-            if found is None or isinstance(found, AgentEvent | EventsMissed):
+            if found is None or isinstance(found, AgentEvent | TaskEvent | EventsMissed):
                 return found
 
     async def _read_on(self, space: UUID) -> None:
@@ -319,7 +318,7 @@ def wanted_by(options: ObservationOptions) -> Wanted:
                 return options.include_restarts
             case AgentProgressEvent() | AgentSignalEvent() | AgentWaitOpenedEvent() | AgentWaitEndedEvent():
                 return options.include_reports
-            case AgentEvent():
+            case AgentEvent() | TaskEvent():
                 return options.include_state_changes
             case _:
                 return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -158,7 +160,9 @@ def key_faults(field: str, key: str) -> Iterator[Fault]:
 
 def _long_text_faults(field: str, text: str, most: int) -> Iterator[Fault]:
     if len(text) > most:
-        yield Fault(field=field, bound=f"must be at most {most} characters; put the rest into a file", value=str(len(text)))
+        yield Fault(
+            field=field, bound=f"must be at most {most} characters; put the rest into a file", value=str(len(text))
+        )
     yield from unkeepable_faults(field, text)
 
 
@@ -185,3 +189,23 @@ class TaskStatistics(Record):
     #: From the first start to the completion.
     average_duration: Duration | None = None
     cost_usd: float = 0.0
+
+
+_Long = Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=7))]
+
+
+@record
+class TaskSettings(Record):
+    """The table `[tasks]` of ostler.toml."""
+
+    #: Tasks that are worked on at the same time.
+    at_once: Annotated[int, Interval(ge=0, le=1000)] = field(default_factory=lambda: os.cpu_count() or 1)
+    #: How long one attempt may work, where neither the task nor its agent says.
+    timeout: _Long = timedelta(hours=2)
+    check_timeout: _Long = timedelta(minutes=15)
+    #: Failed attempts before a task is rejected.
+    max_failures: Annotated[int, Interval(ge=1, le=1000)] = 3
+    #: How long accepted and rejected tasks stay before they go to the vault.
+    retention: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=3650))] = timedelta(hours=24)
+    #: A command line that is run on every change of state of a task.
+    on_change: str | None = None

@@ -54,7 +54,8 @@ def require_task(reader: Reader, workspace_id: UUID, key: str) -> Task:
 
 def list_tasks(reader: Reader, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
     """Newest first."""
-    where, values = ["workspace_id = :workspace_id"], {"workspace_id": workspace_id}
+    where = ["workspace_id = :workspace_id"]
+    values: dict[str, Any] = {"workspace_id": workspace_id}
     given: dict[str, Any] = {"state": wanted.state, "agent": wanted.agent}
     for name, value in given.items():
         if value is not None:
@@ -223,7 +224,7 @@ def claim_task(tx: Transaction, old: Task, *, by: Actor = SYSTEM) -> Task | None
     return change_task(tx, row, changes, to=TaskState.RUNNING, by=by)
 
 
-def change_task(
+def change_task(  # noqa: PLR0913 - what is written with a change is one commit
     tx: Transaction,
     old: Task,
     changes: Mapping[str, Any] | None = None,
@@ -320,9 +321,7 @@ def open_task_wait(tx: Transaction, task: Task, wait: Wait, *, by: Actor = SYSTE
 
 
 def task_waits(reader: Reader, task_id: UUID) -> list[Wait]:
-    return WAITS.read(
-        reader.fetch(f"{WAITS.select} WHERE task_id = :id AND ended_at IS NULL ORDER BY id", id=task_id)
-    )
+    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE task_id = :id AND ended_at IS NULL ORDER BY id", id=task_id))
 
 
 def end_task_wait(

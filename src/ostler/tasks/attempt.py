@@ -16,6 +16,7 @@ from uuid import UUID
 
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
+from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
@@ -25,10 +26,11 @@ from ostler.model.text import clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as rows
+from ostler.store.events import last_events
 from ostler.store.transaction import Transaction
 from ostler.tasks.proof import prove
-from ostler.tasks.shared import BY, Tasks, workdir_of
-from ostler.workdirs.base import Workdir, WorkdirKind
+from ostler.tasks.shared import BY, Tasks, exists, near_of, workdir_of
+from ostler.workdirs.records import Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
 #: Says in the record that the program ended its agents because it was stopped itself.
@@ -81,7 +83,7 @@ async def _work(tasks: Tasks, task: Task) -> Task:
     tasks.active[task.key] = workdir
     task, instance = await _spawn(tasks, task, workdir)
     await tasks.manager.handle(instance.instance_id).ended()
-    answer = await _answer(tasks, task, instance.instance_id)
+    answer = await _answer(tasks, instance.instance_id)
     return await finish(tasks, task, workdir, answer)
 
 
@@ -92,10 +94,10 @@ async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
     if workdir is None:
-        workdir = await tasks.workdirs.plan(task.key, near=task.near)
+        workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
     if task.instance_id is not None:
-        if not await tasks.workdirs.exists(workdir):
+        if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
     fresh = known and workdir.kind is WorkdirKind.DIRECTORY
@@ -109,27 +111,24 @@ async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
 async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
     """One instance for each attempt, whoever asks and how often."""
     manifest = tasks.manager.registry.find(task.agent or "")
-    limits = None
-    given = manifest.defaults.resource_limits if manifest.defaults is not None else None
-    if task.timeout is not None or given is None or "execution_timeout" not in given.given:
-        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
     options = AgentSpawnOptions(
         name=f"{task.key}-{task.attempt}",
         workdir=str(workdir.path),
-        env={"OSTLER_TASK": task.key},
+        env={**workdir.environment(), "OSTLER_TASK": task.key},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
-        **({} if limits is None else {"resource_limits": limits}),
     )
+    given = manifest.defaults.resource_limits if manifest.defaults is not None else None
+    if task.timeout is not None or given is None or "execution_timeout" not in given.given:
+        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
+        options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": prompt_of(task)}
     if task.model is not None:
         job["model"] = task.model
     if task.session is not None:
         job["session"] = task.session
-    request = SpawnRequest(
-        agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id
-    )
+    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
     try:
         instance = await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
     except LicenseError as error:
@@ -149,7 +148,7 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+async def _answer(tasks: Tasks, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
     row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
     if row is not None and row.state is RequestState.DONE:
@@ -158,7 +157,19 @@ async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         return answer
     record = await tasks.manager.require_instance(instance_id)
     last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
-    raise _ended_badly(record, last, row)
+    if last is not None and last.outcome is AttemptOutcome.STOPPED:
+        why = await _stop_reason(tasks, record)
+        if why == DAEMON_STOPPED:
+            raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
+        raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
+    raise _failure(record, last, row)
+
+
+async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
+    """In the words of whoever terminated it."""
+    events = await tasks.store.read(last_events, 10, workspace_id=record.workspace_id, instance_id=record.instance_id)
+    found = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
+    return found[-1] if found else None
 
 
 def _require_no_limit(tasks: Tasks, answer: Any) -> None:
@@ -168,14 +179,9 @@ def _require_no_limit(tasks: Tasks, answer: Any) -> None:
         raise AttemptWaitsError(WaitKind.QUOTA, reason, max(due, tasks.manager.now()), answer.get("session"))
 
 
-def _ended_badly(record: AgentInstance, last: Attempt | None, row: Request | None) -> Exception:
+def _failure(record: AgentInstance, last: Attempt | None, row: Request | None) -> AttemptFailedError:
     detail = (last.detail if last is not None else None) or (row.error if row is not None else None)
-    said = clipped(detail or record.error_message or "its agent ended without an answer", _MAX_TEXT)
-    if last is not None and last.outcome is AttemptOutcome.STOPPED:
-        if detail == DAEMON_STOPPED:
-            return AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
-        return AttemptStoppedError(f"its agent was stopped{f': {detail}' if detail else ''}")
-    return AttemptFailedError(said)
+    return AttemptFailedError(clipped(detail or record.error_message or "it ended without an answer", _MAX_TEXT))
 
 
 # --- the submission ----------------------------------------------------------------------------------
@@ -214,9 +220,7 @@ def submission_of(answer: Any) -> dict[str, Any]:
     said = answer.get("summary") or answer.get("message") or answer.get("output")
     claimed = answer.get("changed_files")
     code = answer.get("generated_code") or answer.get("code")
-    found: dict[str, Any] = {
-        "claimed_files": tuple(str(one) for one in claimed) if isinstance(claimed, list) else None
-    }
+    found: dict[str, Any] = {"claimed_files": tuple(str(one) for one in claimed) if isinstance(claimed, list) else None}
     if isinstance(said, str):
         found["summary"] = _first_lines(said)
     if isinstance(code, str):

@@ -1,282 +1,225 @@
-"""`TaskOrchestrator`: the verbs on tasks."""
+"""`TaskOrchestrator`: agents with one record each. `AgentLifecycle` is a view of a task, and `agent_id` its key."""
 
 from __future__ import annotations
 
-import asyncio
-import os
+import json
+import logging
 from collections.abc import Sequence
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-from uuid import UUID
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
 
-from ostler.errors import AgentNotFoundError, InvalidOperationError, TaskNotFoundError
-from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
 from ostler.model.faults import fault
-from ostler.model.ledger import Wait
 from ostler.model.people import Permission
-from ostler.model.states import AgentPriority
-from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskState, TaskStatistics
+from ostler.model.task import Task, TaskState
 from ostler.store import tasks as rows
-from ostler.store.idempotency import IdempotencyKey
 from ostler.tasks import attempt, retire
-from ostler.tasks.seed import SeedOperations
-from ostler.tasks.settings import TaskSettings
-from ostler.tasks.shared import Tasks, workdir_of
-from ostler.workdirs.base import Snapshot, Workdir
-from ostler.workdirs.review import Accepted
+from ostler.tasks.shared import BY, exists, near_of, workdir_of
+from ostler.tasks.verbs import TaskVerbs
+from ostler.workdirs.records import Workdir
 
-_P = Permission
+_log = logging.getLogger("ostler.tasks")
 
 
-class TaskOrchestrator(SeedOperations):
-    """Tasks on behalf of the principal of its manager. Use `async with`, or call `initialize` and `close`."""
+@dataclass
+class AgentLifecycle:
+    """One record per agent: its task, its state, what it handed in. Times are seconds since 1970 UTC."""
 
-    def __init__(
-        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
-    ) -> None:
-        self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+    agent_id: str
+    state: TaskState
+    task: str
+    created_at: float
+    updated_at: float
+    generated_code: str | None = None
+    submission_summary: str | None = None
+    changed_files: list[str] | None = None
+    error: str | None = None
 
-    def acting_as(self, manager: AgentLifecycleManager) -> TaskOrchestrator:
-        """The same tasks on behalf of another principal."""
-        return TaskOrchestrator(manager, shared=self.tasks)
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
-    # --- looking ---------------------------------------------------------------------------------
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = json.loads(text)
+        return cls(**{**values, "state": TaskState(values["state"])})
 
-    async def get(self, key: str) -> Task:
-        await self.manager.require(_P.TASKS_READ)
-        return await self._load(key)
 
-    async def list(self, wanted: TaskFilter | None = None) -> list[Task]:
-        await self.manager.require(_P.TASKS_READ)
-        chosen = (wanted or TaskFilter()).checked()
-        return await self.manager.store.read(rows.list_tasks, self._space, chosen)
+def view_of(task: Task) -> AgentLifecycle:
+    files = task.claimed_files if task.claimed_files is not None else task.changed_files
+    return AgentLifecycle(
+        agent_id=task.key,
+        state=task.state,
+        task=task.task,
+        created_at=task.created_at.timestamp(),
+        updated_at=task.updated_at.timestamp(),
+        generated_code=task.generated_code,
+        submission_summary=task.summary,
+        changed_files=None if files is None else list(files),
+        error=task.error,
+    )
 
-    async def waits(self, key: str) -> list[Wait]:
-        task = await self.get(key)
-        return await self.manager.store.read(rows.task_waits, task.task_id)
 
-    async def unmet(self, task: Task) -> list[str]:
-        """The keys that it still waits for."""
-        return await self.manager.store.read(rows.unmet, task)
-
-    async def statistics(self) -> TaskStatistics:
-        await self.manager.require(_P.TASKS_READ)
-        return await self.manager.store.read(rows.statistics, self._space)
-
-    async def diff(self, key: str, *, paths: Sequence[str] = (), stat: bool = False) -> str:
-        """What its work changes, against where it began."""
-        task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
-        return await self.tasks.workdirs.diff(workdir, snapshot, paths=tuple(paths), stat=stat)
-
-    async def merge_state(self, key: str) -> dict[str, Any]:
-        """How far its target has moved, and whether it merges cleanly."""
-        task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
-        return (await self.tasks.workdirs.merge_state(workdir, snapshot)).to_dict()
-
-    # --- the queue -------------------------------------------------------------------------------
-
-    async def submit(  # noqa: PLR0913 - every option of a task is a word of its own
-        self,
-        task: str,
-        *,
-        key: str | None = None,
-        agent: str | None = None,
-        model: str | None = None,
-        checks: Sequence[str] = (),
-        depends_on: Sequence[str] = (),
-        priority: AgentPriority | str = AgentPriority.NORMAL,
-        tags: Sequence[str] = (),
-        hold: bool = False,
-        timeout: str | float | timedelta | None = None,
-        max_failures: int | None = None,
-        near: str | os.PathLike[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> Task:
-        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
-        await self.manager.require(_P.TASKS_WRITE)
-        if agent is not None:
-            self._require_agent(agent)
-        now = self.manager.now()
-        record = Task.from_dict(
-            {
-                "task_id": self.manager.new_id(),
-                "workspace_id": self._space,
-                "key": key or "new",
-                "task": task,
-                "agent": agent,
-                "model": model,
-                "checks": tuple(checks),
-                "depends_on": tuple(depends_on),
-                "priority": priority,
-                "tags": tuple(tag.lower() for tag in tags),
-                "is_held": hold,
-                "timeout": timeout,
-                "max_failures": max_failures or self.tasks.settings.max_failures,
-                "near": None if near is None else str(Path(near).absolute()),
-                "created_by": self.manager.actor.name,
-                "created_at": now,
-                "updated_at": now,
-            }
-        )
-        wanted = record if key else record.evolve(key="")
-        idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
-        return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
-
-    def _require_agent(self, name: str) -> None:
-        """Refused now, not when its turn comes at night."""
-        try:
-            self.manager.registry.find(name)
-        except AgentNotFoundError as error:
-            raise fault("agent", f"must be one that can be spawned: {error}", name) from error
-
-    async def run(self, key: str) -> Task:
-        """Claim it and work on it now, to its review or back to the queue."""
-        await self.manager.require(_P.TASKS_WRITE)
-        task = await self._load(key)
-        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor)
-        if claimed is None:
-            raise InvalidOperationError(await self._why_not(await self._load(key)))
-        return await self.work(claimed)
-
-    async def work(self, claimed: Task) -> Task:
-        """An attempt that was claimed. Its work goes on when the caller is cancelled."""
-        under_way = self.tasks.spawn(attempt.run_attempt(self.tasks, claimed), f"ostler-task-{claimed.key}")
-        self.tasks.running[claimed.key] = under_way
-        try:
-            result: Task = await asyncio.shield(under_way)
-        finally:
-            if under_way.done() and self.tasks.running.get(claimed.key) is under_way:
-                del self.tasks.running[claimed.key]
-        return result
-
-    async def _why_not(self, task: Task) -> str:
-        if task.state is not TaskState.QUEUED:
-            return f"{task.key} is {task.state}; only a queued task can be run"
-        if task.is_held:
-            return f"{task.key} is held back; release it with `ostler task requeue {task.key}`"
-        missing = await self.unmet(task)
-        if missing:
-            return f"{task.key} waits for {', '.join(missing)}"
-        waits = await self.manager.store.read(rows.task_waits, task.task_id)
-        return f"{task.key} waits: {waits[0].reason}" if waits else f"{task.key} was claimed by another attempt"
-
-    async def cancel(self, key: str, *, reason: str | None = None) -> Task:
-        """End the work on it; it is rejected, and its workdir stays until it is retired."""
-        await self.manager.require(_P.TASKS_WRITE)
-        task = await self._stopped(key, "cancelled")
-        said = reason or "cancelled"
-        return await self._change(task, {"error": said}, to=TaskState.REJECTED, reason=said, act="task.cancel")
-
-    async def requeue(self, key: str) -> Task:
-        """Release a held task, or end the present attempt and let it be done again."""
-        await self.manager.require(_P.TASKS_WRITE)
-        task = await self._stopped(key, "requeued")
-        if task.state is TaskState.QUEUED:
-            return await self._change(task, {"is_held": False, "failures": 0}, act="task.requeue")
-        if task.state is not TaskState.RUNNING:
-            raise InvalidOperationError(
-                f"{task.key} is {task.state}; send it back with comments instead (`ostler task send-back {task.key}`)"
-            )
-        return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
-
-    async def set_dependencies(self, key: str, depends_on: Sequence[str]) -> Task:
-        """Unknown keys and cycles are refused."""
-        await self.manager.require(_P.TASKS_WRITE)
-        task = await self._load(key)
-        return await self.manager.store.run(rows.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
-
-    # --- review ----------------------------------------------------------------------------------
-
-    async def send_back(self, key: str, comment: str) -> Task:
-        """Another attempt, which is told the comment."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if len(comment) > MAX_COMMENT or not comment.strip():
-            raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
-        if task.state is not TaskState.COMPLETED:
-            raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
-        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False}
-        return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
-
-    async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:
-        """Merge its work into its target, whole or by file. Accepting twice is safe."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if task.state is TaskState.ACCEPTED:
-            return task
-        if task.state is not TaskState.COMPLETED:
-            raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
-        workdir, snapshot = await self._submitted(task)
-        accepted = None
-        if workdir.repository is not None:
-            message = f"{task.title}\n\n{task.summary or ''}".strip() + f"\n\nOstler-Task: {task.key}\n"
-            done = await self.tasks.workdirs.accept(workdir, snapshot, paths=tuple(paths), message=message)
-            accepted = done.to_dict()
-        return await self._change(task, {"accepted": accepted}, to=TaskState.ACCEPTED, act="task.accept")
-
-    async def reject(self, key: str, *, reason: str) -> Task:
-        """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if task.state is TaskState.REJECTED:
-            return task
-        if task.state is TaskState.RUNNING:
-            task = await self._stopped(key, "rejected")
-        return await self._change(task, {"error": reason}, to=TaskState.REJECTED, reason=reason, act="task.reject")
-
-    async def undo(self, key: str) -> Task:
-        """Take an accepted task back out of its target; it is completed again."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if task.state is TaskState.COMPLETED and task.accepted is None:
-            return task
-        if task.state is not TaskState.ACCEPTED:
-            raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted task can be undone")
-        if task.accepted is not None:
-            await self.tasks.workdirs.undo(Accepted.from_dict(task.accepted))
-        return await self._change(task, {"accepted": None}, to=TaskState.COMPLETED, act="task.undo")
-
-    async def retire(self, key: str) -> Task:
-        """Put its workdir into the vault, whole."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if task.state is TaskState.RUNNING:
-            raise InvalidOperationError(f"{task.key} is running; cancel it first (`ostler task cancel {task.key}`)")
-        return await retire.retire(self.tasks, task, by=self.manager.actor)
-
-    async def unretire(self, key: str) -> Task:
-        """Bring its workdir back from the vault; also of a task that was purged."""
-        await self.manager.require(_P.TASKS_REVIEW)
-        return await retire.unretire(self.tasks, self._space, key, by=self.manager.actor)
-
-    # --- shared ----------------------------------------------------------------------------------
+class TaskOrchestrator(TaskVerbs):
+    """Use it with `async with`, or call `initialize` and `close`."""
 
     @property
-    def _space(self) -> UUID:
-        return self.manager.principal.workspace_id
+    def active_agents(self) -> dict[str, Workdir]:
+        """Key to workdir of every task that is not cleaned up: a cache, lost and rebuilt."""
+        return self.tasks.active
 
-    async def _load(self, key: str) -> Task:
-        return await self.manager.store.read(rows.require_task, self._space, key)
+    async def initialize(self) -> None:
+        """Recover, and go on with the attempts that were under way."""
+        for task in await self.recover_agents():
+            self.tasks.spawn(self._work_quietly(task), f"ostler-recovered-{task.key}")
 
-    async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
-        return await self.tasks.change(task, changes, by=self.manager.actor, **how)
+    async def _work_quietly(self, task: Task) -> None:
+        try:
+            await self.work(task)
+        except OstlerError as error:
+            _log.warning("%s: %s", task.key, error)
 
-    async def _stopped(self, key: str, why: str) -> Task:
-        """The task, with nobody working on it any more."""
-        task = await self._load(key)
-        if task.state is TaskState.RUNNING:
-            await attempt.stop_agent(self.tasks, task, why)
-            task = await self._load(key)
-        return task
+    async def close(self) -> None:
+        await self.tasks.close()
 
-    async def _submitted(self, task: Task) -> tuple[Workdir, Snapshot]:
-        workdir = workdir_of(task) or retire.retired_workdir(task)
+    async def __aenter__(self) -> Self:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- the record ------------------------------------------------------------------------------
+
+    async def create_lifecycle(self, agent_id: str, task: str) -> AgentLifecycle:
+        """A new record, queued and kept. It names no agent, so it waits for whoever claims it."""
+        return view_of(await self.submit(task, key=agent_id))
+
+    async def get_lifecycle(self, agent_id: str) -> AgentLifecycle | None:
+        await self.manager.require(Permission.TASKS_READ)
+        found = await self._find(agent_id)
+        return None if found is None else view_of(found)
+
+    async def update_lifecycle(self, lifecycle: AgentLifecycle) -> None:
+        """One write. Refuses an illegal move, and a copy that is older than the record."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self.manager.store.read(rows.require_task, self._space, lifecycle.agent_id)
+        if lifecycle.updated_at < task.updated_at.timestamp():
+            raise VersionConflictError(f"{task.key} was changed meanwhile; read it again and decide anew")
+        if lifecycle.created_at != task.created_at.timestamp():
+            raise fault("created_at", "cannot be changed", lifecycle.created_at)
+        files = lifecycle.changed_files
+        changes: dict[str, Any] = {
+            "task": lifecycle.task,
+            "generated_code": lifecycle.generated_code,
+            "summary": lifecycle.submission_summary,
+            "claimed_files": None if files is None else tuple(files),
+            "error": lifecycle.error,
+        }
+        to = TaskState(lifecycle.state)
+        if to is TaskState.RUNNING and task.state is TaskState.QUEUED:
+            changes |= {"attempt": task.attempt + 1, "started_at": task.started_at or datetime.now(UTC)}
+        new = await self.tasks.change(task, changes, to=to, by=self.manager.actor)
+        lifecycle.updated_at = new.updated_at.timestamp()
+
+    async def delete_lifecycle(self, agent_id: str) -> None:
+        """Purge a finished task; its workdir and its record go to the vault first. Unknown: nothing happens."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self._find(agent_id)
+        if task is None:
+            return
+        if not task.is_finished:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted or a rejected one is deleted")
+        await retire.purge(self.tasks, task)
+
+    # --- the work --------------------------------------------------------------------------------
+
+    async def spawn_agentlet(self, task: str, **more: Any) -> str:
+        """The record first; then its workdir, and its agent when it names one. Returns the id."""
+        made = await self.submit(task, **more)
+        if made.agent is not None and not made.is_held:
+            self.tasks.spawn(self._run_quietly(made.key), f"ostler-agentlet-{made.key}")
+        return made.key
+
+    async def _run_quietly(self, key: str) -> None:
+        try:
+            await self.run(key)
+        except OstlerError as error:
+            _log.info("%s: %s", key, error)
+
+    async def run_agentlet(self, agent_id: str) -> AgentLifecycle:
+        """Work on it to the end of the attempt."""
+        return view_of(await self.run(agent_id))
+
+    async def submit_result(
+        self, agent_id: str, summary: str, changed_files: Sequence[str] = (), *, generated_code: str | None = None
+    ) -> AgentLifecycle:
+        """For who works on a task without an instance of ours. Its words are claims; the checks are run by us."""
+        await self.manager.require(Permission.TASKS_WRITE)
+        task = await self.manager.store.read(rows.require_task, self._space, agent_id)
+        if task.state is not TaskState.RUNNING:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only a running task can be submitted")
+        workdir = workdir_of(task)
         if workdir is None:
-            raise TaskNotFoundError(f"{task.key} has no workdir yet")
-        if task.snapshot is not None and task.state is not TaskState.RUNNING:
-            return workdir, Snapshot.from_dict(task.snapshot)
-        return workdir, await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+            workdir = await self.tasks.workdirs.plan(task.key, near=near_of(task))
+            task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
+            await self.tasks.workdirs.prepare(workdir)
+        answer = {"summary": summary, "changed_files": list(changed_files), "generated_code": generated_code}
+        return view_of(await attempt.finish(self.tasks, task, workdir, answer))
+
+    async def accept_agentlet(self, agent_id: str) -> AgentLifecycle:
+        return view_of(await self.accept(agent_id))
+
+    async def reject_agentlet(self, agent_id: str, reason: str = "rejected") -> AgentLifecycle:
+        return view_of(await self.reject(agent_id, reason=reason))
+
+    async def cleanup_agent(self, agent_id: str) -> None:
+        """End its agent, forget its handle, put its workdir into the vault; the record stays. Again is harmless."""
+        await self.manager.require(Permission.TASKS_REVIEW)
+        task = await self._find(agent_id)
+        if task is None:
+            return
+        await attempt.stop_agent(self.tasks, task, "cleaned up")
+        task = await self.tasks.reload(task)
+        if task.state is TaskState.RUNNING:
+            task = await self.tasks.change(task, to=TaskState.QUEUED, by=BY, reason="cleaned up")
+        self.tasks.active.pop(task.key, None)
+        await retire.retire(self.tasks, task, by=self.manager.actor)
+
+    # --- recovery and retention ------------------------------------------------------------------
+
+    async def recover_agents(self) -> list[Task]:
+        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected.
+
+        Returns the attempts that have to be taken up: the caller works on them (`work`). Each record has its own
+        guard, and calling it twice changes nothing.
+        """
+        taken_up = []
+        for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
+            try:
+                taken_up += await self._recover(task)
+            except OstlerError as error:
+                _log.warning("%s could not be recovered: %s", task.key, error)
+        return taken_up
+
+    async def _recover(self, task: Task) -> list[Task]:
+        workdir = workdir_of(task)
+        if workdir is None:
+            return [task] if task.state is TaskState.RUNNING and task.agent is not None else []
+        there = exists(workdir)
+        if there:
+            self.tasks.active[task.key] = workdir
+        if task.state is not TaskState.RUNNING or task.key in self.tasks.running:
+            return []
+        if not there and (task.instance_id is not None or task.agent is None):
+            error = f"its workdir {workdir.path} is gone; it was {task.state}"
+            await self.tasks.change(task, {"error": error}, to=TaskState.REJECTED, by=BY, reason=error)
+            return []
+        return [task] if task.agent is not None else []
+
+    async def gc_loop(self) -> None:
+        """For ever: the one place where tasks are purged, 24 hours after they were accepted or rejected."""
+        await retire.collect_for_ever(self.tasks)
+
+    async def _find(self, key: str) -> Task | None:
+        return await self.manager.store.read(rows.find_task, self._space, key)

@@ -24,7 +24,7 @@ from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store.transaction import Transaction
 from ostler.tasks.shared import BY, Tasks
-from ostler.workdirs.base import Snapshot, Workdir
+from ostler.workdirs.records import Snapshot, Workdir
 
 PROOF = "proof"
 _SHOWN = 8_000
@@ -40,7 +40,8 @@ async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) 
     if not checks:
         return ()
     place = tasks.home / PROOF / f"{task.key}-{task.attempt}"
-    await tasks.workdirs.checkout(workdir, snapshot, place)
+    await tasks.workdirs.remove(place)
+    await tasks.workdirs.checkout(snapshot, place, include_for=workdir)
     try:
         for number, command in enumerate(checks, 1):
             receipt = await _run(tasks, task, command, number, place, snapshot.tree)
@@ -76,9 +77,7 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
         resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
     )
-    request = SpawnRequest(
-        agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id
-    )
+    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
     try:
         key = f"check:{task.task_id}:{task.attempt}:{number}"
         instance = await tasks.manager.spawn(request, idempotency_key=key)

@@ -18,6 +18,7 @@ from ostler.tasks.shared import BY
 _log = logging.getLogger("ostler.tasks")
 #: Looked at again without being told: clocks jump, and other programs may write to a shared store.
 _LOOK_SECONDS = 30.0
+_CLOSE_SECONDS = 5.0
 
 Wanted = Callable[[Task], bool]
 
@@ -34,17 +35,31 @@ class TaskQueue:
         self._loop: list[asyncio.Task[None]] = []
         self.draining = False
 
-    def start(self) -> None:
+    async def open(self) -> None:
+        """Take up what an earlier program left, then work the queue."""
+        for task in await self._orchestrator.recover_agents():
+            self.work_on(task)
         make = asyncio.get_running_loop().create_task
-        self._loop = [make(self._run(), name="ostler-queue"), make(self._listen(), name="ostler-queue-wake")]
+        self._loop = [
+            make(self._run(), name="ostler-queue"),
+            make(self._listen(), name="ostler-queue-wake"),
+            make(self._orchestrator.gc_loop(), name="ostler-queue-gc"),
+        ]
 
     async def close(self) -> None:
-        """No new work. Attempts that are under way are left to the next program, which finds their agents."""
+        """No new work. Attempts whose agents have ended write that; others are left to the next program."""
+        self.draining = True
+        for task in self._loop:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=0.0 if self._agents_live() else _CLOSE_SECONDS)
         for task in (*self._loop, *self._running):
             task.cancel()
-        for task in (*self._loop, *self._running):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    def _agents_live(self) -> bool:
+        return self._orchestrator.manager.keep_agents
 
     async def _listen(self) -> None:
         async for event in self._orchestrator.manager.observe():

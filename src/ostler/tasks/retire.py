@@ -14,8 +14,7 @@ from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store.transaction import Transaction
 from ostler.tasks.shared import BY, Tasks, workdir_of
-from ostler.workdirs.base import Workdir
-from ostler.workdirs.vault import VaultEntry
+from ostler.workdirs.records import VaultEntry, Workdir
 
 _log = logging.getLogger("ostler.tasks")
 _GC_INTERVAL = timedelta(minutes=10)
@@ -27,7 +26,7 @@ async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
     if workdir is None:
         return task
     logs = None if task.instance_id is None else tasks.home / LOGS / str(task.instance_id)
-    entry = await tasks.workdirs.vault.retire(workdir, record=task.to_dict(), logs=logs)
+    entry = await tasks.workdirs.retire(workdir, record=task.to_dict(), logs=logs)
     tasks.active.pop(task.key, None)
     return await tasks.change(task, {"workdir": None, "vault": entry.to_dict()}, by=by, act="task.retire")
 
@@ -38,10 +37,10 @@ async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> 
         raise InvalidOperationError(f"the workdir of {found.key} is in its place: {found.workdir['path']}")
     entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
     if entry is None:
-        entry = await tasks.workdirs.vault.find(key.upper() if found is None else found.key)
+        entry = await tasks.workdirs.find(key.upper() if found is None else found.key)
     if entry is None:
         raise TaskNotFoundError(f"there is nothing of {key} in the vault")
-    workdir = await tasks.workdirs.vault.restore(entry)
+    workdir = await tasks.workdirs.restore(entry)
     if found is None:
         found = await tasks.store.run(_restore_record, Task.from_dict(entry.record), by=by)
     tasks.active[found.key] = workdir
@@ -65,7 +64,8 @@ async def collect(tasks: Tasks) -> int:
     purged = 0
     limit = tasks.manager.now() - tasks.settings.retention
     for task in await tasks.store.read(rows.tasks_in, FINISHED_STATES):
-        if task.ended_at is None or task.ended_at > limit or await tasks.store.read(rows.dependents, task):
+        needed = await tasks.store.read(rows.dependents, task)
+        if task.ended_at is None or task.ended_at > limit or needed:
             continue
         try:
             await purge(tasks, task)
@@ -81,7 +81,8 @@ async def purge(tasks: Tasks, task: Task) -> None:
     if task.workdir is not None:
         task = await retire(tasks, task)
     elif task.vault is None:
-        entry = await tasks.workdirs.vault.keep_record(task.key, task.to_dict())
+        nowhere = await tasks.workdirs.plan(task.key, near=None)
+        entry = await tasks.workdirs.retire(nowhere, record=task.to_dict())
         task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
     await tasks.store.run(rows.delete_task, task, by=BY)
 
@@ -89,12 +90,13 @@ async def purge(tasks: Tasks, task: Task) -> None:
 async def _retire_orphans(tasks: Tasks) -> None:
     """Workdirs that no record knows are kept: in the vault."""
     known = {task.key for task in await tasks.store.read(rows.tasks_in, frozenset(TaskState))}
-    for workdir in await tasks.workdirs.orphans(known):
+    for path in await tasks.workdirs.orphans(known):
         try:
-            await tasks.workdirs.vault.retire(workdir, record={"key": workdir.key}, logs=None)
-            _log.warning("the workdir %s belongs to no task; it went to the vault", workdir.path)
+            workdir = await tasks.workdirs.plan(path.name, near=None)
+            await tasks.workdirs.retire(workdir, record={"key": workdir.key})
+            _log.warning("the workdir %s belongs to no task; it went to the vault", path)
         except OstlerError as error:
-            _log.warning("the workdir %s belongs to no task and could not be retired: %s", workdir.path, error)
+            _log.warning("the workdir %s belongs to no task and could not be retired: %s", path, error)
 
 
 async def collect_for_ever(tasks: Tasks) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.people import Actor
-from ostler.model.task import Task
+from ostler.model.task import Task, TaskSettings
 from ostler.store import tasks as rows
 from ostler.store.store import Store
-from ostler.tasks.settings import TaskSettings
-from ostler.workdirs.base import Workdir
+from ostler.workdirs.records import Workdir
 from ostler.workdirs.workdirs import Workdirs
 
 #: Who moves tasks on when no person does.
@@ -58,6 +57,15 @@ class Tasks:
             task.cancel()
         if self._background:
             await asyncio.wait(self._background)
+        await self.workdirs.close()
+
+
+def near_of(task: Task) -> Path | None:
+    return None if task.near is None else Path(task.near)
+
+
+def exists(workdir: Workdir) -> bool:
+    return Path(workdir.path).is_dir()
 
 
 def workdir_of(task: Task) -> Workdir | None:

@@ -15,6 +15,7 @@ from ostler.home import SETTINGS_FILE
 from ostler.model.faults import Fault, as_written, named
 from ostler.model.record import adapter, record
 from ostler.model.targets import command_target, tcp_target
+from ostler.model.task import TaskSettings
 from ostler.model.text import variable_faults
 from ostler.policy.retention import RetentionPolicy
 
@@ -43,11 +44,17 @@ class RetentionSettings(FileRecord, RetentionPolicy):
 
 
 @record
+class TasksTable(FileRecord, TaskSettings):
+    """How tasks are worked on."""
+
+
+@record
 class ProjectSettings(FileRecord):
     """Each field is a table. One that is a mapping of records is for tables with names, as `[agent.NAME]`."""
 
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    tasks: TasksTable = field(default_factory=TasksTable)
     agent: Mapping[str, InlineAgent] = field(default_factory=dict)
 
 

@@ -69,7 +69,9 @@ async def list_tasks(
         "limit": limit,
         "offset": offset,
     }
-    found = await tasks.list(TaskFilter.from_dict({name: value for name, value in given.items() if value is not None}))
+    found = await tasks.list_tasks(
+        TaskFilter.from_dict({name: value for name, value in given.items() if value is not None})
+    )
     return [{**_shown(task), "next": await _next(tasks, task)} for task in found]
 
 

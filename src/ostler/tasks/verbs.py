@@ -1,0 +1,282 @@
+"""The verbs on tasks: queue, run, review, retire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Self
+from uuid import UUID
+
+from ostler.errors import AgentNotFoundError, InvalidOperationError, TaskNotFoundError
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.faults import fault
+from ostler.model.ledger import Wait
+from ostler.model.people import Permission
+from ostler.model.states import AgentPriority
+from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
+from ostler.store import tasks as rows
+from ostler.store.idempotency import IdempotencyKey
+from ostler.tasks import attempt, retire
+from ostler.tasks.shared import Tasks, workdir_of
+from ostler.workdirs.records import Accepted, Snapshot, Workdir
+
+_P = Permission
+
+
+class TaskVerbs:
+    """Tasks on behalf of the principal of a manager."""
+
+    def __init__(
+        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
+    ) -> None:
+        self.manager = manager
+        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+
+    def acting_as(self, manager: AgentLifecycleManager) -> Self:
+        """The same tasks on behalf of another principal."""
+        return type(self)(manager, shared=self.tasks)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Task:
+        await self.manager.require(_P.TASKS_READ)
+        return await self._load(key)
+
+    async def list_tasks(self, wanted: TaskFilter | None = None) -> list[Task]:
+        await self.manager.require(_P.TASKS_READ)
+        chosen = (wanted or TaskFilter()).checked()
+        return await self.manager.store.read(rows.list_tasks, self._space, chosen)
+
+    async def waits(self, key: str) -> list[Wait]:
+        task = await self.get(key)
+        return await self.manager.store.read(rows.task_waits, task.task_id)
+
+    async def unmet(self, task: Task) -> list[str]:
+        """The keys that it still waits for."""
+        return await self.manager.store.read(rows.unmet, task)
+
+    async def statistics(self) -> TaskStatistics:
+        await self.manager.require(_P.TASKS_READ)
+        return await self.manager.store.read(rows.statistics, self._space)
+
+    async def diff(self, key: str, *, paths: Sequence[str] = (), stat: bool = False) -> str:
+        """What its work changes, against where it began."""
+        task = await self.get(key)
+        workdir, snapshot = await self._submitted(task)
+        return await self.tasks.workdirs.diff(workdir, snapshot, paths=tuple(paths) or None, stat=stat)
+
+    async def merge_state(self, key: str) -> dict[str, Any]:
+        """How far its target has moved, and whether it merges cleanly."""
+        task = await self.get(key)
+        workdir, snapshot = await self._submitted(task)
+        moved = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
+        return {"target": workdir.target, "base": snapshot.base, **moved.to_dict()}
+
+    # --- the queue -------------------------------------------------------------------------------
+
+    async def submit(  # noqa: PLR0913 - every option of a task is a word of its own
+        self,
+        task: str,
+        *,
+        key: str | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+        checks: Sequence[str] = (),
+        depends_on: Sequence[str] = (),
+        priority: AgentPriority | str = AgentPriority.NORMAL,
+        tags: Sequence[str] = (),
+        hold: bool = False,
+        timeout: str | float | timedelta | None = None,  # noqa: ASYNC109 - of an attempt, not of this call
+        max_failures: int | None = None,
+        near: str | os.PathLike[str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Task:
+        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
+        await self.manager.require(_P.TASKS_WRITE)
+        if agent is not None:
+            self._require_agent(agent)
+        now = self.manager.now()
+        record = Task.from_dict(
+            {
+                "task_id": self.manager.new_id(),
+                "workspace_id": self._space,
+                "key": key or "new",
+                "task": task,
+                "agent": agent,
+                "model": model,
+                "checks": tuple(checks),
+                "depends_on": tuple(depends_on),
+                "priority": priority,
+                "tags": tuple(tag.lower() for tag in tags),
+                "is_held": hold,
+                "timeout": timeout,
+                "max_failures": max_failures or self.tasks.settings.max_failures,
+                "near": None if near is None else os.path.abspath(near),  # noqa: PTH100, ASYNC240 - no file is touched
+                "created_by": self.manager.actor.name,
+                "created_at": now,
+                "updated_at": now,
+            }
+        )
+        wanted = record if key else record.evolve(key="")
+        idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
+        return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
+
+    def _require_agent(self, name: str) -> None:
+        """Refused now, not when its turn comes at night."""
+        try:
+            self.manager.registry.find(name)
+        except AgentNotFoundError as error:
+            raise fault("agent", f"must be one that can be spawned: {error}", name) from error
+
+    async def run(self, key: str) -> Task:
+        """Claim it and work on it now, to its review or back to the queue."""
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._load(key)
+        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor)
+        if claimed is None:
+            raise InvalidOperationError(await self._why_not(await self._load(key)))
+        return await self.work(claimed)
+
+    async def work(self, claimed: Task) -> Task:
+        """An attempt that was claimed. Its work goes on when the caller is cancelled."""
+        under_way = self.tasks.spawn(attempt.run_attempt(self.tasks, claimed), f"ostler-task-{claimed.key}")
+        self.tasks.running[claimed.key] = under_way
+        try:
+            result: Task = await asyncio.shield(under_way)
+        finally:
+            if under_way.done() and self.tasks.running.get(claimed.key) is under_way:
+                del self.tasks.running[claimed.key]
+        return result
+
+    async def _why_not(self, task: Task) -> str:
+        if task.state is not TaskState.QUEUED:
+            return f"{task.key} is {task.state}; only a queued task can be run"
+        if task.is_held:
+            return f"{task.key} is held back; release it with `ostler task requeue {task.key}`"
+        missing = await self.unmet(task)
+        if missing:
+            return f"{task.key} waits for {', '.join(missing)}"
+        waits = await self.manager.store.read(rows.task_waits, task.task_id)
+        return f"{task.key} waits: {waits[0].reason}" if waits else f"{task.key} was claimed by another attempt"
+
+    async def cancel(self, key: str, *, reason: str | None = None) -> Task:
+        """End the work on it; it is rejected, and its workdir stays until it is retired."""
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._stopped(key, "cancelled")
+        said = reason or "cancelled"
+        return await self._change(task, {"error": said}, to=TaskState.REJECTED, reason=said, act="task.cancel")
+
+    async def requeue(self, key: str) -> Task:
+        """Release a held task, or end the present attempt and let it be done again."""
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._stopped(key, "requeued")
+        if task.state is TaskState.QUEUED:
+            return await self._change(task, {"is_held": False, "failures": 0}, act="task.requeue")
+        if task.state is not TaskState.RUNNING:
+            raise InvalidOperationError(
+                f"{task.key} is {task.state}; send it back with comments instead (`ostler task send-back {task.key}`)"
+            )
+        return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
+
+    async def set_dependencies(self, key: str, depends_on: Sequence[str]) -> Task:
+        """Unknown keys and cycles are refused."""
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._load(key)
+        return await self.manager.store.run(rows.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
+
+    # --- review ----------------------------------------------------------------------------------
+
+    async def send_back(self, key: str, comment: str) -> Task:
+        """Another attempt, which is told the comment."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        task = await self._load(key)
+        if len(comment) > MAX_COMMENT or not comment.strip():
+            raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
+        if task.state is not TaskState.COMPLETED:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
+        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False}
+        return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
+
+    async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:
+        """Merge its work into its target, whole or by file. Accepting twice is safe."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        task = await self._load(key)
+        if task.state is TaskState.ACCEPTED:
+            return task
+        if task.state is not TaskState.COMPLETED:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
+        workdir, snapshot = await self._submitted(task)
+        accepted = None
+        if workdir.repository is not None:
+            message = f"{task.title}\n\n{task.summary or ''}".strip() + f"\n\nOstler-Task: {task.key}\n"
+            author = f"{self.manager.actor.name} <{self.manager.actor.name}@localhost>"
+            done = await self.tasks.workdirs.accept(
+                workdir, snapshot, paths=tuple(paths) or None, message=message, author=author
+            )
+            accepted = done.to_dict()
+        return await self._change(task, {"accepted": accepted}, to=TaskState.ACCEPTED, act="task.accept")
+
+    async def reject(self, key: str, *, reason: str) -> Task:
+        """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        task = await self._load(key)
+        if task.state is TaskState.REJECTED:
+            return task
+        if task.state is TaskState.RUNNING:
+            task = await self._stopped(key, "rejected")
+        return await self._change(task, {"error": reason}, to=TaskState.REJECTED, reason=reason, act="task.reject")
+
+    async def undo(self, key: str) -> Task:
+        """Take an accepted task back out of its target; it is completed again."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        task = await self._load(key)
+        if task.state is TaskState.COMPLETED and task.accepted is None:
+            return task
+        if task.state is not TaskState.ACCEPTED:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted task can be undone")
+        if task.accepted is not None:
+            await self.tasks.workdirs.undo(Accepted.from_dict(task.accepted))
+        return await self._change(task, {"accepted": None}, to=TaskState.COMPLETED, act="task.undo")
+
+    async def retire(self, key: str) -> Task:
+        """Put its workdir into the vault, whole."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        task = await self._load(key)
+        if task.state is TaskState.RUNNING:
+            raise InvalidOperationError(f"{task.key} is running; cancel it first (`ostler task cancel {task.key}`)")
+        return await retire.retire(self.tasks, task, by=self.manager.actor)
+
+    async def unretire(self, key: str) -> Task:
+        """Bring its workdir back from the vault; also of a task that was purged."""
+        await self.manager.require(_P.TASKS_REVIEW)
+        return await retire.unretire(self.tasks, self._space, key, by=self.manager.actor)
+
+    # --- shared ----------------------------------------------------------------------------------
+
+    @property
+    def _space(self) -> UUID:
+        return self.manager.principal.workspace_id
+
+    async def _load(self, key: str) -> Task:
+        return await self.manager.store.read(rows.require_task, self._space, key)
+
+    async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
+        return await self.tasks.change(task, changes, by=self.manager.actor, **how)
+
+    async def _stopped(self, key: str, why: str) -> Task:
+        """The task, with nobody working on it any more."""
+        task = await self._load(key)
+        if task.state is TaskState.RUNNING:
+            await attempt.stop_agent(self.tasks, task, why)
+            task = await self._load(key)
+        return task
+
+    async def _submitted(self, task: Task) -> tuple[Workdir, Snapshot]:
+        workdir = workdir_of(task) or retire.retired_workdir(task)
+        if workdir is None:
+            raise TaskNotFoundError(f"{task.key} has no workdir yet")
+        if task.snapshot is not None and task.state is not TaskState.RUNNING:
+            return workdir, Snapshot.from_dict(task.snapshot)
+        return workdir, await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
