@@ -51,6 +51,8 @@ class Job:
     #: The epoch of the store that submits it; None for a query.
     epoch: int | None = None
     lazy: bool = False
+    #: Refused when the epoch is not that of the owner.
+    fenced: bool = True
     result: Any = None
     error: BaseException | None = None
 
@@ -89,7 +91,7 @@ class Committer:
         for job in jobs:
             if job.epoch is None:
                 _read(self._db, job)
-            elif job.epoch != tx.epoch:
+            elif job.fenced and job.epoch != tx.epoch:
                 job.error = StaleWriterError()
             else:
                 self._run_command(tx, job)

@@ -1,0 +1,213 @@
+"""Managed brains: instances of the lifecycle manager that decide for the agents of one run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import from_json
+
+from ostler.errors import AgentExecutionError, OstlerError, StaleWriterError, StoreError
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import RequestState
+from ostler.model.query import MAX_PAGE, GetInstancesFilter
+from ostler.model.spawn import TerminationOptions
+from ostler.model.states import AgentState
+from ostler.simulation.asking import Failed, run_all
+from ostler.simulation.brains import Managed
+from ostler.simulation.lifecycle import tell
+from ostler.simulation.schema import write_json
+from ostler.simulation.state import Member
+from ostler.simulation.view import AgentView
+
+TAG = "simulation"
+#: In the context of an instance: the run and the agent for which it decides.
+RUN, NUMBER = "simulation_run", "simulation_number"
+_IDLE = frozenset({AgentState.READY, AgentState.WAITING})
+#: Instances that are started at a time.
+_STARTS = 16
+_LONGEST_REQUEST = timedelta(days=7)
+
+
+class ManagedBrains:
+    """Knows the instance of each agent by the agent's number."""
+
+    def __init__(self, manager: AgentLifecycleManager, run_id: UUID, *, limit: timedelta, concurrency: int) -> None:
+        self._manager = manager
+        self._run_id = run_id
+        self._tag = f"run-{run_id.hex}"
+        self._limit = limit
+        self._slots = asyncio.Semaphore(concurrency)
+        self._starts = asyncio.Semaphore(_STARTS)
+        self._instances: dict[int, tuple[Managed, UUID]] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # --- before the agents are asked ---------------------------------------------------------------
+
+    async def prepare(self, members: Iterable[Member]) -> dict[int, Failed]:
+        """See that each of these agents has an idle instance; by number, why one has none.
+
+        Starting is not thinking, so it has its own limit (`initialization_timeout`). An instance of this run that
+        is not idle, or belongs to no agent, is ended: it may be what a killed program has left.
+        """
+        wanted = {member.number: member for member in members}
+        found: dict[int, UUID] = {}
+        async for record in self._living():
+            number = (record.context or {}).get(NUMBER)
+            member = wanted.get(number) if isinstance(number, int) else None
+            held = None if member is None else self._instances.get(member.number)
+            ours = member is not None and (
+                (held is None and member.number not in found) or held == (member.agent, record.instance_id)
+            )
+            if member is not None and ours and await self._is_idle(record):
+                found[member.number] = record.instance_id
+            elif record.state is not AgentState.TERMINATING and not self._is_paused(number, record):
+                self._end(record.instance_id, TerminationOptions(reason="it decides for no agent of this run"))
+        failures: dict[int, Failed] = {}
+
+        async def start(member: Member) -> None:
+            try:
+                async with self._starts:
+                    self._instances[member.number] = (member.agent, await self._start(member))
+            except OstlerError as error:
+                self._instances.pop(member.number, None)
+                failures[member.number] = Failed.of(error)
+
+        self._instances |= {number: (wanted[number].agent, instance_id) for number, instance_id in found.items()}
+        await run_all(start(member) for number, member in wanted.items() if number not in found)
+        if failures:
+            await self._require_owner()
+        return failures
+
+    def _is_paused(self, number: Any, record: AgentInstance) -> bool:
+        """Its agent takes part, and is not asked in this turn."""
+        held = self._instances.get(number)
+        return held is not None and held[1] == record.instance_id
+
+    async def _living(self) -> AsyncIterator[AgentInstance]:
+        wanted = GetInstancesFilter(tag=self._tag, limit=MAX_PAGE)
+        while page := await self._manager.get_active_instances(wanted):
+            for record in page:
+                yield record
+            wanted = wanted.evolve(before=page[-1].instance_id)
+
+    async def _is_idle(self, record: AgentInstance) -> bool:
+        if record.state not in _IDLE:
+            return False
+        return not await self._manager.get_requests(record.instance_id, state=RequestState.RUNNING)
+
+    async def _start(self, member: Member) -> UUID:
+        managed: Managed = member.agent
+        context = {**managed.context, RUN: str(self._run_id), NUMBER: member.number}
+        options = {"timeout": min(max(self._limit * 2, timedelta(minutes=5)), _LONGEST_REQUEST), **managed.options}
+        tags = (TAG, self._tag, *options.pop("tags", ()))
+        handle = await self._manager.start(
+            managed.definition, name=member.name, isolation=managed.isolation, context=context, tags=tags, **options
+        )
+        return UUID(str(handle.instance_id))
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    async def ask(self, member: Member, view: AgentView) -> Any:
+        """Its decision, or `Failed`. What it answered for this turn before a crash counts again."""
+        instance_id = self._instances[member.number][1]
+        try:
+            text = write_json(view.as_request())
+        except ValueError as error:
+            return Failed.of(error)
+        request_id = f"{view.turn}/{hashlib.sha256(text).hexdigest()[:16]}"
+        async with self._slots:
+            asking = self._manager.process(instance_id, from_json(text), request_id=request_id)
+            task = asyncio.ensure_future(asking)
+            try:
+                await asyncio.wait((task,), timeout=self._limit.total_seconds())
+            finally:
+                if not task.done():
+                    view.closed = True
+                    self._follow(task)
+                    task.cancel()
+        if not task.done():
+            self._replace(member.number)
+            return Failed.overdue(self._limit.total_seconds())
+        return await self._outcome(member, view, task)
+
+    async def _outcome(self, member: Member, view: AgentView, task: asyncio.Future[Any]) -> Any:
+        error = task.exception()
+        try:
+            if error is None:
+                # As it would come from another process, also where the agent runs in this one.
+                return view.take_answer(from_json(write_json(task.result())))
+        except (OstlerError, ValueError) as wrong:
+            return Failed.of(wrong)
+        if isinstance(error, TimeoutError):
+            self._replace(member.number)
+            return Failed(True, "TimeoutError", str(error))
+        if isinstance(error, AgentExecutionError):
+            kind = error.exception_type or type(error).__name__
+            return Failed(False, kind.rpartition(".")[2], str(error))
+        await self._require_owner()
+        self._replace(member.number)
+        return Failed.of(error)
+
+    async def _require_owner(self) -> None:
+        """Raise where the agents are not to blame: the manager is closed, or another one owns the store."""
+        try:
+            await self._manager.get_statistics()
+        except (StaleWriterError, StoreError):
+            raise
+        except OstlerError as error:
+            raise StaleWriterError(f"the manager of this run cannot ask its agents: {error}") from error
+
+    # --- leaving ---------------------------------------------------------------------------------
+
+    def _replace(self, number: int) -> None:
+        """An instance that was given up on: the next turn begins with a new one, as after a resume."""
+        held = self._instances.pop(number, None)
+        if held is not None:
+            self._end(held[1], TerminationOptions.immediate())
+
+    def retire(self, present: set[int]) -> None:
+        """End the instances of agents that have left."""
+        for number in [number for number in self._instances if number not in present]:
+            self._end(self._instances.pop(number)[1], TerminationOptions(reason="its agent has left the simulation"))
+
+    async def close(self) -> None:
+        """End all instances of the run, and wait until they have ended."""
+        for _, instance_id in self._instances.values():
+            self._end(instance_id, TerminationOptions(reason="the simulation was closed"))
+        self._instances.clear()
+        while self._background:
+            await asyncio.wait(set(self._background))
+
+    def _end(self, instance_id: UUID, options: TerminationOptions) -> None:
+        """In the background: a process that is hard to end does not hold up the turn."""
+        self._follow(asyncio.ensure_future(self._terminate(instance_id, options)))
+
+    async def _terminate(self, instance_id: UUID, options: TerminationOptions) -> None:
+        try:
+            result = await self._manager.terminate(instance_id, options)
+            reason = None if result.success else result.error_message
+        except OstlerError as error:
+            record = None
+            with contextlib.suppress(OstlerError):
+                record = await self._manager.get_instance(instance_id)
+            reason = None if record is None or not record.is_active else str(error)
+        if reason is not None:
+            tell(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
+
+    def _follow(self, task: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:
+        running = asyncio.ensure_future(task)
+        self._background.add(running)
+        running.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Future[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # no caller waits for it

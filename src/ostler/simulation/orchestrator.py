@@ -1,0 +1,523 @@
+"""`SimulationOrchestrator`: plays turns. What a kept run adds to it is in `runs.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID, uuid4
+
+from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.faults import Fault, fault, shown
+from ostler.model.simulation import OnIdle, SimulationSettings
+from ostler.simulation.asking import Asking, Failed, discard, run_all
+from ostler.simulation.brains import Brains, Call, Managed, call_of, is_async
+from ostler.simulation.lifecycle import AddResult, LifecycleManager, LifecycleValidator
+from ostler.simulation.managed import ManagedBrains
+from ostler.simulation.state import Member, SimulationState
+from ostler.simulation.turn import Operations, Performed, RunReport, Tally, TurnReport, carry_out, deal_with
+from ostler.simulation.view import AgentView, Decisions, LifecycleRequest, MergeEngine, Operation, World
+
+#: Why a run ends in which no agent is active, and none will resume by itself.
+NOBODY = "no agent is active"
+
+
+@dataclass(slots=True)
+class _Seat:
+    """How one member is asked; kept as long as it has the same brain."""
+
+    agent: Any
+    call: Call | None
+    is_async: bool
+    view: AgentView
+
+
+@dataclass(slots=True)
+class _Questions:
+    """The active members and how they are asked. Kept until an agent joins, leaves, pauses or resumes."""
+
+    version: int
+    paused: set[str]
+    members: list[Member]
+    #: Places among the members, by the way of asking.
+    plain: list[int] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
+    managed: list[int] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    views: list[AgentView] = field(default_factory=list)
+    #: Agents that cannot be asked, by place.
+    unasked: dict[int, Failed] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Decided:
+    decisions: Decisions
+    failed: list[tuple[Member, Failed]]
+    #: What the engine returned; None for an async one, which is still to be called.
+    answer: Any = None
+
+
+class SimulationOrchestrator:
+    """Use it with `async with`. Operations from outside are done between turns."""
+
+    def __init__(
+        self,
+        state: SimulationState | None = None,
+        *,
+        engine: Any = None,
+        settings: SimulationSettings | None = None,
+        lifecycle_manager: LifecycleManager | None = None,
+        brains: Brains | Mapping[str, Any] | None = None,
+        manager: AgentLifecycleManager | None = None,
+    ) -> None:
+        """`manager` keeps the instances of `Managed` brains."""
+        self._require_kinds(state, engine, settings, lifecycle_manager, manager)
+        self.state = SimulationState() if state is None else state
+        self.settings = (settings or SimulationSettings()).checked()
+        self.engine: Any = MergeEngine() if engine is None else engine
+        validator = LifecycleValidator(self.settings.max_agents)
+        self.lifecycle_manager = lifecycle_manager or LifecycleManager(validator)
+        self.brains = brains if isinstance(brains, Brains) else Brains(brains)
+        self.world = World(self.state, self.settings.seed, self.settings.parameters)
+        self._own_id = uuid4()
+        self._manager = manager
+        self._managed: ManagedBrains | None = None
+        limit = self.settings.decision_timeout.total_seconds()
+        self._asking = Asking(timeout=limit, concurrency=self.settings.concurrency)
+        self._operations = self._new_operations()
+        self._engine_is_async = inspect.iscoroutinefunction(self.engine.update)
+        self._questions: _Questions | None = None
+        self._seats: dict[int, _Seat] = {}
+        #: Views of agents that were given up on and whose brain was not replaced, by number.
+        self._late: dict[int, AgentView] = {}
+        #: Operations from outside since the last turn.
+        self._outside: list[Performed] = []
+        self._turn_lock = asyncio.Lock()
+        self._holder: asyncio.Task[Any] | None = None
+        self._playing = False
+        self._running = False
+        self._refusal: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def run_id(self) -> UUID:
+        """Tags the instances of managed brains."""
+        return self._own_id
+
+    # --- operations from outside -----------------------------------------------------------------
+
+    def add_agent(self, name: str, agent: Any, initial_state: Mapping[str, Any]) -> str:
+        """As `LifecycleManager.add_agent`."""
+        result = self.try_add_agent(name, agent, initial_state)
+        if result.faults:
+            raise ValidationError(result.faults)
+        return result.name
+
+    def try_add_agent(self, name: str, agent: Any, initial_state: Mapping[str, Any]) -> AddResult:
+        request = LifecycleRequest(operation=Operation.ADD, agent_name=name, agent=agent, initial_state=initial_state)
+        return self.add_by(request)
+
+    def add_by(self, request: LifecycleRequest) -> AddResult:
+        """The addition that a request describes, by its brain or by its kind."""
+        with self.state.lock:
+            self._require_between("add_agent")
+            performed, result = self._operations.add(request)
+            self._note_outside(performed)
+        return result
+
+    def remove_agent(self, name: str) -> bool:
+        return self._from_outside("remove_agent", partial(self._operations.remove, name))
+
+    def pause_agent(self, name: str, auto_resume_turns: int | None = None) -> bool:
+        return self._from_outside("pause_agent", partial(self._operations.pause, name, auto_resume_turns))
+
+    def resume_agent(self, name: str) -> bool:
+        return self._from_outside("resume_agent", partial(self._operations.resume, name))
+
+    def _from_outside(self, what: str, act: Callable[[], Performed]) -> bool:
+        with self.state.lock:
+            self._require_between(what)
+            performed = act()
+            self._note_outside(performed)
+        return performed.done
+
+    def _note_outside(self, performed: Performed) -> None:
+        self._outside.append(performed)
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    def _require_between(self, what: str) -> None:
+        self._require_usable()
+        if self._playing:
+            raise InvalidOperationError(
+                f"{what} cannot be done in the middle of a turn; agents ask through their view, others wait with "
+                "`async with orchestrator.between_turns()`"
+            )
+
+    @asynccontextmanager
+    async def between_turns(self) -> AsyncIterator[None]:
+        """Hold the next turn back."""
+        async with self._turn_lock:
+            self._holder = asyncio.current_task()
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    # --- playing ---------------------------------------------------------------------------------
+
+    async def play_turn(self) -> TurnReport:
+        self._require_free()
+        async with self._turn_lock:
+            return await self._play()
+
+    async def run(self, turns: int, *, on_turn: Callable[[TurnReport], None] | None = None) -> RunReport:
+        """Play so many turns, or fewer where the run ends before (`on_idle`)."""
+        if type(turns) is not int or turns < 0:
+            raise fault("turns", "must be a whole number from 0", turns)
+        if self._running:
+            raise InvalidOperationError("this population is being run already; wait for that to end")
+        self._require_free()
+        self._running = True
+        try:
+            return await self._run(turns, on_turn)
+        finally:
+            self._running = False
+
+    async def _run(self, turns: int, on_turn: Callable[[TurnReport], None] | None) -> RunReport:
+        self._loop = asyncio.get_running_loop()
+        tally, played, ended = Tally(), 0, None
+        while played < turns:
+            async with self._turn_lock:
+                self._changed.clear()
+                idle = self._is_idle()
+                if idle and self.settings.on_idle is not OnIdle.WAIT:
+                    ended = NOBODY
+                    await self._end(ended)
+                    break
+                if not idle:
+                    report = await self._play()
+            if idle:
+                await self._changed.wait()
+                self._require_usable()
+                continue
+            played += 1
+            if report.failures:
+                tally.count(report)
+            if on_turn is not None:
+                on_turn(report)
+        return tally.report(turn=self.state.turn, played=played, ended=ended)
+
+    def _is_idle(self) -> bool:
+        """Whether no agent is active, nor will be after the counters that this run lets run."""
+        state = self.state
+        if len(state.paused_agents) < len(state.members):
+            return False
+        if self.settings.on_idle is OnIdle.END:
+            return all(left > 1 for left in state.auto_resume.values())
+        return not state.auto_resume
+
+    async def _play(self) -> TurnReport:
+        state = self.state
+        with state.lock:
+            self._require_usable()
+            self._playing = True
+            outside, self._outside = self._outside, []
+            state.turn += 1
+        turn = state.turn
+        try:
+            return await self._turn(outside)
+        except BaseException as error:
+            state.turn = turn - 1
+            self._refusal = (
+                f"turn {turn} was not completed, and the run stands at turn {turn - 1}; resume it from there"
+            )
+            if isinstance(error, OstlerError) or not isinstance(error, Exception):
+                raise
+            raise SimulationError(f"turn {turn} was not completed: {Failed.of(error).message}") from error
+        finally:
+            self.world.listening = False
+            self._playing = False
+
+    async def _turn(self, outside: list[Performed]) -> TurnReport:
+        state, world = self.state, self.world
+        resumed = self.lifecycle_manager.process_auto_resume(state)
+        self._asking.require_room()
+        questions = self._who_is_asked()
+        if questions.managed:
+            await self._prepare_managed(questions)
+        world.begin_turn()
+        before = (state.turn, state.version, len(state.members), dict(state.auto_resume))
+        decided = await self._ask(questions)
+        if self._engine_is_async:
+            decided.answer = await self._update_async(decided.decisions)
+        after = (state.turn, state.version, len(state.members), state.auto_resume)
+        if before != after or state.paused_agents != questions.paused:
+            raise SimulationError(
+                f"the engine failed in turn {before[0]}: it has changed who takes part, who is paused, or the turn; "
+                "agents ask for that through their views"
+            )
+        if decided.answer is not None and decided.answer is not state:
+            self._take_refusals(decided)
+        failures, performed = deal_with(decided.failed, self.settings, self._operations) if decided.failed else ({}, [])
+        for member, why in decided.failed:
+            if why.timed_out:
+                self._give_up(member)
+        if world.requests:
+            performed += carry_out(world.requests, decided.decisions, self._operations)
+        report = TurnReport(
+            turn=state.turn,
+            resumed=resumed,
+            decisions=decided.decisions,
+            failures=failures,
+            operations=[*outside, *performed] if outside or performed else (),
+        )
+        await self._keep(report)
+        if self._managed is not None:
+            self._managed.retire({member.number for member in state.members.values()})
+        return report
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def _who_is_asked(self) -> _Questions:
+        state, known = self.state, self._questions
+        if known is not None and known.version == state.version and known.paused == state.paused_agents:
+            return known
+        found = _Questions(state.version, set(state.paused_agents), state.active_members())
+        if len(self._seats) > 2 * len(state.members):
+            numbers = {member.number for member in state.members.values()}
+            self._seats = {number: seat for number, seat in self._seats.items() if number in numbers}
+        for place, member in enumerate(found.members):
+            seat = self._seats.get(member.number)
+            if seat is None or seat.agent is not member.agent:
+                seat = self._seats[member.number] = self._new_seat(member)
+            if member.number in self._late and self._asking.still_runs(self._late[member.number]):
+                said = "not asked: it still works on what it was asked in an earlier turn"
+                found.unasked[place] = Failed(True, "TimeoutError", said)
+            elif seat.call is None:
+                found.managed.append(place)
+            elif seat.is_async:
+                found.tasks.append(place)
+            else:
+                found.plain.append(place)
+                found.calls.append(seat.call)
+                found.views.append(seat.view)
+        # An agent whose call still runs may be free in the next turn.
+        self._questions = None if found.unasked else found
+        return found
+
+    def _new_seat(self, member: Member) -> _Seat:
+        call = call_of(member.agent)
+        if call is None and not isinstance(member.agent, Managed):
+            raise InvalidOperationError(f"the agent of {member.name} is no brain; give it one with `decide`")
+        self._late.pop(member.number, None)
+        return _Seat(member.agent, call, call is not None and is_async(call), AgentView(member, self.world))
+
+    async def _ask(self, questions: _Questions) -> _Decided:
+        if len(questions.plain) == len(questions.members):
+            conclude = partial(self._conclude, questions.members)
+            decided: _Decided = await self._asking.ask_plain(questions.calls, questions.views, conclude)
+            return decided
+        members = questions.members
+        answers: list[Any] = [None] * len(members)
+        for place, why in questions.unasked.items():
+            answers[place] = why
+
+        def put(places: Sequence[int], found: Sequence[Any]) -> None:
+            for place, answer in zip(places, found, strict=True):
+                answers[place] = answer
+
+        async def ask_plain() -> None:
+            put(questions.plain, await self._asking.ask_plain(questions.calls, questions.views, list))
+
+        async def ask_tasks() -> None:
+            seats = [self._seats[members[place].number] for place in questions.tasks]
+            calls = [seat.call for seat in seats if seat.call is not None]
+            put(questions.tasks, await self._asking.ask_async(calls, [seat.view for seat in seats]))
+
+        async def ask_managed(place: int, managed: ManagedBrains) -> None:
+            member = members[place]
+            answers[place] = await managed.ask(member, self._seats[member.number].view)
+
+        work = [ask_plain()] if questions.plain else []
+        if questions.tasks:
+            work.append(ask_tasks())
+        if self._managed is not None:
+            asked = [place for place in questions.managed if place not in questions.unasked]
+            work += [ask_managed(place, self._managed) for place in asked]
+        await run_all(work)
+        concluded: _Decided = await self._asking.ask_plain((), (), lambda _: self._conclude(members, answers))
+        return concluded
+
+    async def _prepare_managed(self, questions: _Questions) -> None:
+        if self._manager is None:
+            name = questions.members[questions.managed[0]].name
+            raise InvalidOperationError(
+                f"the brain of {name} is managed, and this population has no lifecycle manager; pass it as manager="
+            )
+        if self._managed is None:
+            limit, concurrency = self.settings.decision_timeout, self.settings.concurrency
+            self._managed = ManagedBrains(self._manager, self.run_id, limit=limit, concurrency=concurrency)
+        members = [questions.members[place] for place in questions.managed]
+        failures = await self._managed.prepare(members)
+        questions.unasked = {
+            place: failures[member.number]
+            for place, member in zip(questions.managed, members, strict=True)
+            if member.number in failures
+        } | {place: why for place, why in questions.unasked.items() if place not in questions.managed}
+
+    # --- with all answers, in the thread of a worker ------------------------------------------------
+
+    def _conclude(self, members: list[Member], answers: list[Any]) -> _Decided:
+        """Sort failures out, note the decisions, run a plain engine."""
+        self.world.listening = False
+        failed: list[tuple[Member, Failed]] = []
+        if any(kind is Failed or hasattr(kind, "__await__") for kind in set(map(type, answers))):
+            members, answers = _without_failures(members, answers, failed)
+        if unkept := self._note(members, answers):
+            failed += [(members[place], Failed(False, "UnkeepableError", why)) for place, why in unkept.items()]
+            kept = [place for place in range(len(members)) if place not in unkept]
+            members, answers = [members[place] for place in kept], [answers[place] for place in kept]
+            failed.sort(key=lambda one: one[0].number)
+        decided = _Decided(Decisions(members, answers), failed)
+        if not self._engine_is_async:
+            try:
+                decided.answer = self.engine.update(self.state, decided.decisions, self.world)
+            except BaseException as error:
+                raise self._engine_error(error) from error
+        return decided
+
+    async def _update_async(self, decisions: Decisions) -> Any:
+        try:
+            return await self.engine.update(self.state, decisions, self.world)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self._engine_error(error) from error
+        except BaseException as error:
+            raise self._engine_error(error) from error
+
+    def _engine_error(self, error: BaseException) -> SimulationError:
+        return SimulationError(f"the engine failed in turn {self.state.turn}: {Failed.of(error).message}")
+
+    def _take_refusals(self, decided: _Decided) -> None:
+        """The engine says whose decision it could not use: these agents have failed."""
+        answer, decisions = decided.answer, decided.decisions
+        wrong = not isinstance(answer, Mapping) or any(
+            name not in decisions or not isinstance(why, str) for name, why in answer.items()
+        )
+        if wrong:
+            discard(answer)
+            raise SimulationError(
+                f"the engine failed in turn {self.state.turn}: it must return None, or a mapping from names of agents "
+                f"that decided to reasons, not {shown(answer)}"
+            )
+        pairs = [(member, value) for member, value in decisions.pairs() if member.name not in answer]
+        decided.failed += [
+            (member, Failed(False, "RefusedDecision", answer[member.name]))
+            for member in decisions.members
+            if member.name in answer
+        ]
+        decided.failed.sort(key=lambda one: one[0].number)
+        decided.decisions = Decisions([member for member, _ in pairs], [value for _, value in pairs])
+
+    def _give_up(self, member: Member) -> None:
+        """Its time was over: its old view is closed, and a new brain takes its place where one can be made."""
+        seat = self._seats.pop(member.number, None)
+        self._questions = None
+        if seat is None or self.state.members.get(member.name) is not member or isinstance(member.agent, Managed):
+            return
+        if not self._replace_brain(member):
+            self._late[member.number] = seat.view
+
+    # --- what a kept run does otherwise --------------------------------------------------------------
+
+    def _new_operations(self) -> Operations:
+        return Operations(self.lifecycle_manager, self.state, self.brains, kept=False)
+
+    def _note(self, members: Sequence[Member], values: Sequence[Any]) -> dict[int, str]:
+        """By place, why a decision cannot be kept. Called before the engine can change what was decided."""
+        del members, values
+        return {}
+
+    def _replace_brain(self, member: Member) -> bool:
+        """In memory, what a brain has saved is not known; so one with `save` is waited for."""
+        if member.kind is None or hasattr(member.agent, "save"):
+            return False
+        member.agent = self.brains.make(member.kind, member.params)
+        return True
+
+    async def _keep(self, report: TurnReport) -> None:
+        """Make the turn durable."""
+
+    async def _end(self, outcome: str) -> None:
+        """The run ends between two turns."""
+
+    # --- closing ---------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._refusal = self._refusal or "this population is closed; make another, or resume the run"
+        self._changed.set()
+        self._asking.close()
+        if self._managed is not None:
+            await self._managed.close()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _require_usable(self) -> None:
+        if self._refusal is not None:
+            raise InvalidOperationError(self._refusal)
+
+    def _require_free(self) -> None:
+        if self._holder is not None and self._holder is asyncio.current_task():
+            raise InvalidOperationError("this task holds the turns back with between_turns(); play after that block")
+
+    @staticmethod
+    def _require_kinds(state: Any, engine: Any, settings: Any, lifecycle_manager: Any, manager: Any) -> None:
+        faults = [
+            Fault(field=name, bound=f"must be a {kind.__name__}", value=shown(value))
+            for name, value, kind in (
+                ("state", state, SimulationState),
+                ("settings", settings, SimulationSettings),
+                ("lifecycle_manager", lifecycle_manager, LifecycleManager),
+                ("manager", manager, AgentLifecycleManager),
+            )
+            if value is not None and not isinstance(value, kind)
+        ]
+        if engine is not None and (isinstance(engine, type) or not callable(getattr(engine, "update", None))):
+            faults.append(Fault(field="engine", bound="must be an object with a method `update`", value=shown(engine)))
+        if faults:
+            raise ValidationError(faults)
+
+
+def _without_failures(
+    members: Sequence[Member], answers: Sequence[Any], failed: list[tuple[Member, Failed]]
+) -> tuple[list[Member], list[Any]]:
+    kept: list[Member] = []
+    values: list[Any] = []
+    for member, answer in zip(members, answers, strict=True):
+        if isinstance(answer, Failed):
+            failed.append((member, answer))
+        elif hasattr(type(answer), "__await__"):
+            discard(answer)
+            said = "a plain brain returned something to await; define its decide as `async def`"
+            failed.append((member, Failed(False, "TypeError", said)))
+        else:
+            kept.append(member)
+            values.append(answer)
+    return kept, values
