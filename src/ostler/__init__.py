@@ -57,7 +57,8 @@ _NAMES = {
     ),
     "ostler.policy.retention": "RetentionPolicy",
     "ostler.seams": "Clock IdSource Seams SystemClock Uuid7Source",
-    "ostler.store.store": "Store default_home",
+    "ostler.home": "default_home",
+    "ostler.store.store": "Store",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: `ostler.open` reads well; inside the package the name is the built-in's.

@@ -133,6 +133,9 @@ from ostler.errors import (
 from ostler.errors import (
     WorkspaceNotFoundError as WorkspaceNotFoundError,
 )
+from ostler.home import (
+    default_home as default_home,
+)
 from ostler.lifecycle.handle import (
     AgentHandle as AgentHandle,
 )
@@ -351,9 +354,6 @@ from ostler.seams import (
 )
 from ostler.store.store import (
     Store as Store,
-)
-from ostler.store.store import (
-    default_home as default_home,
 )
 from ostler.version import __version__ as __version__
 

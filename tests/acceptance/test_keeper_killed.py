@@ -10,13 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from promise_ground import Fleet, end_keeper, everyone, keeper_of, lives, opened, swept, until
+from machine_ground import end_keeper, everyone, keeper_of, lives, swept, until
+from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, AgentState, AttemptOutcome, RestartPolicy
 
 pytestmark = pytest.mark.anyio
 
-LOST = "the keeper of this home was killed, and with it all its agents; how this one ended nobody saw"
+LOST = "the keeper of this home was killed, and with it all its agents; how this one ended is not known"
 HOUR = timedelta(hours=1)
 
 

@@ -18,10 +18,10 @@ from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializati
 from ostler.isolation import Isolation, StartPlan, Verb
 from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.thread import ThreadIsolation
-from ostler.model import ResourceLimits
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
 from ostler.testing import ManualClock
-from ostler.testing.isolation_suite import Ear, IsolationContract, Start
+from ostler.testing.isolation_suite import IsolationContract, RecordingListener, Start
 from ostler.testing.isolation_suite.agents import PlainAgent
 from ostler.testing.isolation_suite.ground import do, inventory, passing, until
 
@@ -108,17 +108,17 @@ class TestThreadIsolation(IsolationContract):
         self,
         isolation: Isolation,
         clock: ManualClock,
-        ear: Ear,
+        listener: RecordingListener,
         walled: StartPlan,
         gate: threading.Lock,
         where: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         before = inventory()
-        cell = await isolation.start(walled, ear)
+        cell = await isolation.start(walled, listener)
         await cell.call(Verb.INITIALIZE)
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, where))
-        await ear.signal("began")
+        await listener.signal("began")
         began = clock.mono()
         report = await passing(clock, cell.stop(timedelta(seconds=2)), 10)
         assert 2 <= clock.mono() - began < 4
@@ -132,19 +132,19 @@ class TestThreadIsolation(IsolationContract):
         assert (await cell.usage()).thread_count >= 1
         gate.release()  # it comes back when nobody expects it any more
         await until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
-        assert ear.signals == ["began"]
-        assert not ear.exits
+        assert listener.signals == ["began"]
+        assert not listener.exits
 
     async def test_a_thread_that_only_computes_is_ended(
-        self, ear: Ear, plan_of: Callable[..., StartPlan], caplog: pytest.LogCaptureFixture
+        self, listener: RecordingListener, plan_of: Callable[..., StartPlan], caplog: pytest.LogCaptureFixture
     ) -> None:
         """By the real clock, for the thread needs real time to be interrupted."""
         for _ in range(5):
-            ear.messages.clear()
-            cell = await ThreadIsolation(SystemClock()).start(plan_of(), ear)
+            listener.messages.clear()
+            cell = await ThreadIsolation(SystemClock()).start(plan_of(), listener)
             await cell.call(Verb.INITIALIZE)
             call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("spin")))
-            await ear.signal("began")
+            await listener.signal("began")
             report = await cell.stop(timedelta(0))
             assert (report.graceful, report.left_behind) == (False, None)
             with pytest.raises(AgentGoneError):
@@ -153,7 +153,12 @@ class TestThreadIsolation(IsolationContract):
         assert not caplog.records
 
     async def test_a_start_that_hangs_can_be_called_off(
-        self, isolation: Isolation, clock: ManualClock, ear: Ear, walled: StartPlan, gate: threading.Lock
+        self,
+        isolation: Isolation,
+        clock: ManualClock,
+        listener: RecordingListener,
+        walled: StartPlan,
+        gate: threading.Lock,
     ) -> None:
         before = inventory()
 
@@ -161,17 +166,21 @@ class TestThreadIsolation(IsolationContract):
             with gate:
                 return Walled(gate)
 
-        starting = asyncio.ensure_future(isolation.start(replace(walled, maker=make), ear))
+        starting = asyncio.ensure_future(isolation.start(replace(walled, maker=make), listener))
         await asyncio.sleep(0.02)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await passing(clock, starting, 3)
         gate.release()
         await until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
-        assert not ear.exits
+        assert not listener.exits
 
     async def test_a_machine_without_more_threads_or_descriptors_says_so(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], monkeypatch: pytest.MonkeyPatch
+        self,
+        isolation: Isolation,
+        listener: RecordingListener,
+        plan_of: Callable[..., StartPlan],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise RuntimeError("can't start new thread")
@@ -180,7 +189,7 @@ class TestThreadIsolation(IsolationContract):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(AgentInitializationError, match="can't start new thread"):
-                await isolation.start(plan_of(), ear)
+                await isolation.start(plan_of(), listener)
 
         def exhausted(*_: object) -> None:
             raise OSError(24, "Too many open files")
@@ -189,30 +198,34 @@ class TestThreadIsolation(IsolationContract):
             patch.setattr(AgentLoop, "__init__", exhausted)
             patch.setattr(AgentLoop, "__del__", lambda _: None)  # it was never made
             with pytest.raises(AgentInitializationError, match="Too many open files"):
-                await isolation.start(plan_of(), ear)
+                await isolation.start(plan_of(), listener)
         assert inventory() == before
 
     async def test_an_agent_that_stops_its_own_loop_has_ended(
-        self, isolation: Isolation, ear: Ear, walled: StartPlan
+        self, isolation: Isolation, listener: RecordingListener, walled: StartPlan
     ) -> None:
-        cell = await isolation.start(walled, ear)
+        cell = await isolation.start(walled, listener)
         await cell.call(Verb.INITIALIZE)
         with pytest.raises(AgentGoneError):
             await cell.call(Verb.PROCESS, "stop")
-        await until(lambda: len(ear.exits) == 1)
-        assert "stopped the loop" in (ear.exits[0].detail or "")
+        await until(lambda: len(listener.exits) == 1)
+        assert "stopped the loop" in (listener.exits[0].detail or "")
         await cell.destroy()
 
-    async def test_work_in_threads_is_bounded(self, isolation: Isolation, ear: Ear, walled: StartPlan) -> None:
-        cell = await isolation.start(walled, ear)
+    async def test_work_in_threads_is_bounded(
+        self, isolation: Isolation, listener: RecordingListener, walled: StartPlan
+    ) -> None:
+        cell = await isolation.start(walled, listener)
         await cell.call(Verb.INITIALIZE)
         assert await cell.call(Verb.PROCESS, "crowd") == 2
         await cell.destroy()
 
-    async def test_its_time_is_counted(self, ear: Ear, start: Start, release: Callable[[], None]) -> None:
+    async def test_its_time_is_counted(
+        self, listener: RecordingListener, start: Start, release: Callable[[], None]
+    ) -> None:
         cell = await start()
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("spin")))
-        await ear.signal("began")
+        await listener.signal("began")
         end = time.monotonic() + 20
         while (await cell.usage()).cpu_seconds < 0.05:
             assert time.monotonic() < end
@@ -224,14 +237,18 @@ class TestThreadIsolation(IsolationContract):
         assert (await cell.usage()).thread_count == 0
 
     async def test_forced_ends_at_any_moment_leave_nothing(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], caplog: pytest.LogCaptureFixture
+        self,
+        isolation: Isolation,
+        listener: RecordingListener,
+        plan_of: Callable[..., StartPlan],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Ended in the middle of whatever it is doing: starting, answering, tidying up."""
         gc.collect()  # what crashed in an earlier test speaks up when it is collected, and must not do so below
         caplog.clear()
         before = inventory()
         for steps in range(60):
-            cell = await isolation.start(plan_of(), ear)
+            cell = await isolation.start(plan_of(), listener)
             calls = [
                 asyncio.ensure_future(cell.call(*one))
                 for one in ((Verb.INITIALIZE,), (Verb.PROCESS, do("hang")), (Verb.PROCESS, do("chat", count=20)))

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from defect_agents import Nuisance
-from promise_ground import keeper_of
+from machine_ground import keeper_of
 
 from ostler.agents import AgentKind, AgentManifest, CommandSpec
 from ostler.isolation import Site, StartPlan
-from ostler.model import ResourceLimits
+from ostler.model.spawn import ResourceLimits
 
 NUMBERS = count(1)
 

@@ -1,4 +1,4 @@
-"""What the tests of level process stand on below the manager: a home, the level on it, and an ear."""
+"""What the tests of level process stand on below the manager: a home, the level on it, and an listener."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear
+from ostler.testing.isolation_suite.ground import RecordingListener
 
 #: Starts and initialises an agent; without a plan the one that its file is about.
 Begin = Callable[..., Awaitable[Cell]]
@@ -31,15 +31,15 @@ async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
 
 
 @pytest.fixture
-async def ear() -> Ear:
-    return Ear()
+async def listener() -> RecordingListener:
+    return RecordingListener()
 
 
-def beginning(isolation: ProcessIsolation, ear: Ear, plan_for: Callable[[], StartPlan]) -> Begin:
+def beginning(isolation: ProcessIsolation, listener: RecordingListener, plan_for: Callable[[], StartPlan]) -> Begin:
     async def begin(plan: StartPlan | None = None) -> Cell:
         plan = plan or plan_for()
         await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
+        cell = await isolation.start(plan, listener)
         await cell.call(Verb.INITIALIZE)
         return cell
 

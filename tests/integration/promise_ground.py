@@ -1,89 +1,21 @@
-"""What the tests of the promises stand on: a real manager with process agents, and a look at the machine itself."""
+"""What the tests of the promises stand on: a real manager with process agents."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
-import pytest
+from machine_ground import PATIENCE, assert_nothing_left, everyone, lacking
 from promise_agents import Doer
 
 import ostler
 from ostler import AgentInstance, AgentLifecycleManager, AgentState, AttemptOutcome, Enforcement
-from ostler.keeper import cgroupfs, tree
-from ostler.keeper.probing import sweep
-
-PATIENCE = 20.0
-
-
-async def until(holds: Callable[[], Any], what: str = "it never came", seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.005)
-
-
-def lives(pid: int) -> bool:
-    return tree.living(pid) is not None
-
-
-def token_of(home: Path) -> str:
-    file = home / "keeper" / "token"
-    return file.read_text().strip() if file.exists() else "none"
-
-
-def everyone(home: Path, box: str = "") -> set[int]:
-    """All processes that live for a home, or for one box of it: by their group, and by the mark they carry."""
-    token = token_of(home)
-    found = set()
-    for pid in tree.all_pids():
-        try:
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-        except OSError:
-            continue
-        # Its group first: to read the mark of one that forks and forks takes long.
-        is_ours = f"/ostler-{token}/{box}" in groups or (tree.mark_of(pid) or "").startswith(f"{token}:{box}")
-        if is_ours and lives(pid):
-            found.add(pid)
-    return found
-
-
-def groups_of(home: Path) -> list[Path]:
-    """The control groups that are there for a home. Others come and go while one looks, which `os.walk` bears."""
-    name = f"ostler-{token_of(home)}"
-    return [Path(place, name) for place, inside, _ in os.walk("/sys/fs/cgroup") if name in inside]
-
-
-def keeper_of(home: Path) -> int:
-    """The pid of the one who holds the lock; by the kernel's own list. 0 when nobody does."""
-    inode = (home / "keeper" / "keeper.lock").stat().st_ino
-    for line in Path("/proc/locks").read_text().splitlines():
-        words = line.split()
-        if words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
-            return int(words[4])
-    return 0
-
-
-def group_number(pid: int, controller: str, *files: str) -> int | None:
-    """What stands in the first of these files in the group that Ostler made for a process; None where it made none."""
-    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read(f"/proc/{pid}/cgroup"))
-    groups = [own[one] for one in (controller, cgroupfs.UNIFIED) if "/ostler-" in own.get(one, "")]
-    found = (cgroupfs.number(f"{group}/{file}") for group in groups for file in files)
-    return next((number for number in found if number is not None), None)
-
-
-def lacking(because: str) -> NoReturn:
-    """This machine cannot show it. Where tests must all run that is a failure, unless its kernel has no such thing."""
-    if os.environ.get("CI") and " cgroup" in cgroupfs.read("/proc/self/mountinfo"):
-        pytest.fail(because)
-    pytest.skip(because)
+from ostler.keeper import cgroupfs
 
 
 def box(one: AgentInstance, attempt: int = 1) -> str:
@@ -157,32 +89,3 @@ async def opened(home: Path, *, seams: ostler.Seams | None = None, **settings: A
         yield Fleet(manager, home)
     if not chosen.outlive:
         assert_nothing_left(home)
-
-
-def end_keeper(home: Path) -> None:
-    """Told by a signal that nobody will come back, it ends in order with all that it has."""
-    keeper = keeper_of(home)
-    if keeper:
-        os.kill(keeper, signal.SIGTERM)
-        end = time.monotonic() + PATIENCE
-        while lives(keeper):
-            assert time.monotonic() < end, "the keeper does not end"
-            time.sleep(0.01)
-    assert_nothing_left(home)
-
-
-@contextmanager
-def swept(home: Path) -> Iterator[Path]:
-    """A home whose keepers are killed: whatever a test that fails half-way leaves of it goes."""
-    try:
-        yield home
-    finally:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if keeper := keeper_of(home):
-                os.kill(keeper, signal.SIGKILL)
-        sweep(token_of(home))
-
-
-def assert_nothing_left(home: Path) -> None:
-    assert everyone(home) == set()
-    assert groups_of(home) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from keeper_box_ground import ENFORCING, KINDS, LOOKING, Ground, cpu_of, eventually, groups_of, said, subreaper
-from promise_ground import lacking
+from machine_ground import lacking
 
 from ostler.keeper import probing, tree
 from ostler.keeper.boxes import APPROXIMATED, ENFORCED, Box, BoxLimits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -63,10 +64,8 @@ def test_a_freeze_in_the_midst_of_a_start_is_refused_or_waits(home: Home) -> Non
         time.sleep((number % 8) * 0.0005)
         freeze = manager.say("freeze", box=box)
         pid = manager.hear(start)[0]["pid"]
-        try:
+        with contextlib.suppress(Refused):
             manager.hear(freeze)
-        except Refused as refused:
-            assert refused.kind == "busy"
         assert manager.stop(box, leaf="run" if number % 2 else None, grace=(number % 3) * 1.0)["left"] == []
         assert not is_alive(pid)
         manager.ask("forget", box=box)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from promise_ground import PATIENCE, Fleet, end_keeper, lives, opened, swept, until
+from machine_ground import PATIENCE, end_keeper, lives, swept, until
+from promise_ground import Fleet, opened
 
 import ostler
 from ostler import (

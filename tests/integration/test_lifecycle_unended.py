@@ -16,17 +16,19 @@ import pytest
 from defect_ground import plan_for
 from lifecycle_aids import until
 from lifecycle_haven import HavenIsolation, Managers
+from machine_ground import everyone, keeper_of, lives, swept
 from promise_agents import Doer
-from promise_ground import everyone, keeper_of, lives, opened, swept
+from promise_ground import opened
 
 from ostler import TerminationOptions
 from ostler.errors import AgentGoneError, InvalidOperationError
 from ostler.isolation import Exit, Site
 from ostler.isolation.process import link
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model import AgentState, AttemptOutcome, IsolationLevel
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import AgentState, IsolationLevel
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear
+from ostler.testing.isolation_suite.ground import RecordingListener as Ear
 
 pytestmark = pytest.mark.anyio
 

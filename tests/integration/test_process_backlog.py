@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 from defect_ground import do, plan_for
-from process_ground import Begin, beginning, ear, isolation, site
+from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.isolation import Verb
 from ostler.isolation.process import channel
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
 ENOUGH = 100
 
 
-class Weary(Ear):
+class Weary(RecordingListener):
     """Has enough after a while, and never again has room until it is told to."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Weary(Ear):
         self.count = 0
         self.room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def heard(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override]  # the ground's own ear never has enough
+    def heard(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override]  # the ground's own listener never has enough
         super().heard(attempt, message)
         self.count += 1
         return self.room if self.count >= ENOUGH and not self.room.done() else None

@@ -1,50 +1,50 @@
-"""Commands at level process: each request is a process tree at the keeper, with the same answers as elsewhere."""
+"""Commands at level process: each request is a process tree at the keeper, kept until its answer is confirmed."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
+from command_ground import (
+    CALL,
+    PYTHON,
+    Begin,
+    began,
+    begin,
+    begun,
+    isolation,
+    listener,
+    lives,
+    names_in,
+    place,
+    plan_for,
+    site,
+    units,
+    waiting,
+)
 
-from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec, ExitMeaning, PromptBy
+from ostler.agents import ExitMeaning, PromptBy
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model import AttemptOutcome, ResourceLimits
+from ostler.model.ledger import AttemptOutcome
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
+
+__all__ = ["begin", "isolation", "listener", "place", "site"]
 
 pytestmark = pytest.mark.anyio
 
-PYTHON = sys.executable
-CALL = UUID("01890000-0000-7000-8000-0000000ca11d")
 GRACE = timedelta(seconds=10)
-Begin = Callable[..., Awaitable[Cell]]
-
-
-def plan_for(place: Path, *argv: str, prompt: str | None = None, **spec: Any) -> StartPlan:
-    command = CommandSpec(argv=argv, **spec)
-    manifest = AgentManifest(id=UUID(int=2), name="tool", kind=AgentKind.COMMAND, command=command, prompt=prompt)
-    return StartPlan(
-        instance_id=uuid4(),
-        attempt=1,
-        name="tool",
-        manifest=manifest,
-        maker=Agent,
-        limits=ResourceLimits(max_memory_mb=128),
-        context={},
-        workdir=place,
-    )
+#: Says how often it was run.
+COUNTS = "import os; open('runs', 'a').write('x'); print(os.path.getsize('runs'), 'run')"
 
 
 @pytest.fixture
@@ -52,74 +52,26 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(directory=tmp_path / "home", outlive=timedelta(seconds=20), epoch=1)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    made = tmp_path / "place"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture
-async def isolation(site: Site) -> AsyncIterator[ProcessIsolation]:
-    level = ProcessIsolation(SystemClock(), site)
-    yield level
-    site.outlive = timedelta(0)
-    await level.close()
-
-
-@pytest.fixture
-async def ear() -> Ear:
-    return Ear()
-
-
-@pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    async def begin(plan: StartPlan) -> Cell:
-        await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
-        await cell.call(Verb.INITIALIZE)
-        return cell
-
-    return begin
-
-
-def waiting(place: Path, code: str = "pass") -> tuple[str, ...]:
-    """Says that it began, waits for a file, says that it is done."""
-    text = f"""import time, os, sys; print('began', os.getpid(), flush=True)
-{code}
-open({str(place / "began")!r}, 'a').write(str(os.getpid()) + ' ')
-while not os.path.exists({str(place / "go")!r}): time.sleep(0.005)
-print('done')"""
-    return (PYTHON, "-c", text)
-
-
-async def began(place: Path, count: int = 1) -> list[int]:
-    def pids() -> list[int]:
-        file = place / "began"
-        return [int(one) for one in file.read_text().split()] if file.exists() else []
-
-    await until(lambda: len(pids()) == count)
-    return pids()
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def names_in(place: Path) -> list[str]:
-    return sorted(one.name for one in place.iterdir())
+def next_level(site: Site, epoch: int = 2) -> ProcessIsolation:
+    return ProcessIsolation(SystemClock(), replace(site, epoch=epoch))
+
+
+async def forgotten(isolation: ProcessIsolation) -> None:
+    """Until the keeper knows of no unit."""
+    end = time.monotonic() + 10
+    while await units(isolation):
+        assert time.monotonic() < end, "what was confirmed is not forgotten"
+        await asyncio.sleep(0.01)
+
+
+async def found_again(level: ProcessIsolation, plan: StartPlan) -> Cell:
+    found = await level.recover(None, plan, RecordingListener())
+    assert isinstance(found, Cell)
+    return found
 
 
 async def test_every_way_of_a_prompt(begin: Begin, place: Path) -> None:
@@ -158,21 +110,21 @@ async def test_exit_codes_mean_what_the_definition_says(begin: Begin, place: Pat
     await cell.destroy()
 
 
-async def test_a_run_that_is_killed_says_by_what(begin: Begin, place: Path, ear: Ear) -> None:
+async def test_a_run_that_is_killed_says_by_what(begin: Begin, place: Path, listener: RecordingListener) -> None:
     cell = await begin(plan_for(place, PYTHON, "-c", "import os; os.kill(os.getpid(), 11)"))
     with pytest.raises(AgentExecutionError, match="was killed by SIGSEGV"):
         await cell.call(Verb.PROCESS, "x")
-    assert not ear.exits, "a run has failed, not the agent"
+    assert not listener.exits, "a run has failed, not the agent"
     await cell.destroy()
 
 
 async def test_what_cannot_run_is_refused_as_at_other_levels(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener
 ) -> None:
     with pytest.raises(AgentExecutionError, match="must be a program on the agent's PATH") as caught:
         await begin(plan_for(place, "no-such-program-here"))
     assert caught.value.exception_type == "ostler.errors.ValidationError"
-    cell = await isolation.start(plan_for(place, "./no-such-program-here"), ear)
+    cell = await isolation.start(plan_for(place, "./no-such-program-here"), listener)
     with pytest.raises(AgentExecutionError, match="cannot be run"):
         await cell.call(Verb.PROCESS, "x")
     with pytest.raises(AgentExecutionError, match="must be a text"):
@@ -238,7 +190,7 @@ async def test_runs_overlap_and_are_frozen_and_stopped_together(begin: Begin, pl
 
 
 async def test_a_run_in_flight_is_found_by_the_next_manager(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -248,8 +200,8 @@ async def test_a_run_in_flight_is_found_by_the_next_manager(
     with pytest.raises(AgentGoneError):
         await call
     assert lives(pid)
-    heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
-    found = await heir.recover(cell.handle, plan, ear)
+    heir = next_level(site)
+    found = await heir.recover(cell.handle, plan, listener)
     assert isinstance(found, Cell)
     assert found.in_flight == {CALL: Verb.PROCESS}
     again = asyncio.ensure_future(found.rejoin(CALL))
@@ -263,7 +215,7 @@ async def test_a_run_in_flight_is_found_by_the_next_manager(
 
 
 async def test_a_run_that_ended_while_nobody_looked_is_answered(
-    begin: Begin, isolation: ProcessIsolation, place: Path, ear: Ear, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -274,23 +226,25 @@ async def test_a_run_that_ended_while_nobody_looked_is_answered(
         await call
     (place / "go").touch()
     await until(lambda: not lives(pid))
-    heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
-    found = await heir.recover(None, plan, ear)
+    heir = next_level(site)
+    found = await heir.recover(None, plan, listener)
     assert isinstance(found, Cell)
     assert (await found.rejoin(CALL))["output"].endswith("done\n")
     await found.destroy()
     await heir.close()
 
 
-async def test_a_killed_keeper_takes_the_run_along_but_not_an_idle_agent(begin: Begin, place: Path, ear: Ear) -> None:
+async def test_a_killed_keeper_takes_the_run_along_but_not_an_idle_agent(
+    begin: Begin, place: Path, listener: RecordingListener
+) -> None:
     busy, idle = await begin(plan_for(place, *waiting(place))), await begin(plan_for(place, PYTHON, "-c", "print(1)"))
     call = asyncio.ensure_future(busy.call(Verb.PROCESS, "x"))
     (pid,) = await began(place)
     os.kill(parent_of(pid), signal.SIGKILL)
     with pytest.raises(AgentGoneError):
         await call
-    await until(lambda: len(ear.exits) == 1)
-    assert ear.exits[0].outcome is AttemptOutcome.LOST
+    await until(lambda: len(listener.exits) == 1)
+    assert listener.exits[0].outcome is AttemptOutcome.LOST
     assert not lives(pid)
     assert (await idle.call(Verb.PROCESS, "x"))["output"] == "1\n"
     await busy.destroy()
@@ -309,3 +263,189 @@ async def test_many_runs_leave_few_logs_and_no_records(begin: Begin, place: Path
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
     await cell.destroy()
+
+
+# --- what is kept until it is confirmed --------------------------------------------------------------
+
+
+async def test_an_answer_that_was_not_confirmed_is_given_again_and_not_run_again(
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
+) -> None:
+    plan = plan_for(place, PYTHON, "-S", "-c", COUNTS)
+    cell = await begin(plan)
+    answer = await cell.call(Verb.PROCESS, "x", call_id=CALL)
+    assert answer["output"] == "1 run\n"
+    assert not cell.in_flight
+    assert await cell.call(Verb.PROCESS, "x", call_id=CALL) == answer, "asked once more it is joined"
+    await isolation.close()
+    second = next_level(site)
+    found = await found_again(second, plan)
+    assert found.in_flight == {CALL: Verb.PROCESS}
+    assert await found.rejoin(CALL) == answer
+    await second.close()
+    third = next_level(site, 3)
+    found = await found_again(third, plan)
+    assert found.in_flight == {CALL: Verb.PROCESS}
+    assert await found.call(Verb.PROCESS, "x", call_id=CALL) == answer
+    found.confirm(CALL)
+    assert not found.in_flight
+    await third.close()
+    fourth = next_level(site, 4)
+    found = await found_again(fourth, plan)
+    assert not found.in_flight
+    assert (place / "runs").read_text() == "x"
+    await found.destroy()
+    await fourth.close()
+
+
+async def test_a_failure_is_kept_too_and_says_its_exit(
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
+) -> None:
+    plan = plan_for(place, PYTHON, "-S", "-c", "import sys; sys.exit(7)")
+    cell, killed = await begin(plan), uuid4()
+    with pytest.raises(AgentExecutionError, match="failed with exit code 7") as first:
+        await cell.call(Verb.PROCESS, "x", call_id=CALL)
+    other = await begin(plan_for(place, PYTHON, "-S", "-c", "import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(AgentExecutionError, match="was killed by SIGKILL") as caught:
+        await other.call(Verb.PROCESS, "x", call_id=killed)
+    assert (caught.value.exit_code, caught.value.signal) == (None, "SIGKILL")
+    await isolation.close()
+    heir = next_level(site)
+    found = await found_again(heir, plan)
+    with pytest.raises(AgentExecutionError) as again:
+        await found.rejoin(CALL)
+    assert str(again.value) == str(first.value)
+    assert (again.value.exit_code, again.value.signal) == (7, None)
+    await found.destroy()
+    await heir.sweep(keep=())
+    await heir.close()
+
+
+async def test_what_is_answered_and_not_confirmed_is_no_running_work(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    cell = await begin(plan_for(place, PYTHON, "-S", "-c", COUNTS))
+    before = (await cell.usage()).cpu_seconds
+    await cell.call(Verb.PROCESS, "x", call_id=CALL)
+    assert cell.alive_now()
+    assert not cell.is_stuck
+    used = await cell.usage()
+    assert (used.memory_bytes, used.thread_count) == (0, 0)
+    assert used.cpu_seconds >= before
+    await cell.freeze()
+    await cell.thaw()
+    assert len(await units(isolation)) == 1
+    cell.confirm(CALL)
+    await forgotten(isolation)
+    assert (await cell.usage()).cpu_seconds >= used.cpu_seconds
+    assert (await cell.stop(GRACE)).graceful
+    await cell.destroy()
+
+
+async def test_the_same_call_begins_anew_once_it_is_confirmed(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    """An answer never holds the output of two runs."""
+    code = f"{COUNTS}; os.path.getsize('runs') == 1 and (print(end='', flush=True), os._exit(3))"
+    cell = await begin(plan_for(place, PYTHON, "-S", "-c", code))
+    with pytest.raises(AgentExecutionError, match="exit code 3; its last lines:\n1 run"):
+        await cell.call(Verb.PROCESS, "x", call_id=CALL)
+    cell.confirm(CALL)
+    answer = await cell.call(Verb.PROCESS, "x", call_id=CALL)
+    assert answer["output"] == "2 run\n"
+    cell.confirm(CALL)
+    for number in range(3, 13):
+        assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"] == f"{number} run\n"
+        cell.confirm(CALL)
+    await cell.destroy()
+    assert await units(isolation) == []
+
+
+async def test_a_cancelled_run_is_confirmed_by_the_cell(begin: Begin, isolation: ProcessIsolation, place: Path) -> None:
+    cell = await begin(plan_for(place, *waiting(place)))
+    call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
+    await began(place)
+    call.cancel()
+    await asyncio.wait((call,))
+    (place / "go").touch()
+    assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n"), "its name is free again"
+    cell.confirm(CALL)
+    await forgotten(isolation)
+    await cell.destroy()
+
+
+async def test_a_call_that_is_cancelled_at_any_moment_leaves_nothing(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    cell = await begin(plan_for(place, *waiting(place)))
+    for steps in range(24):
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
+        await asyncio.sleep(0 if steps < 4 else steps * 0.0004)
+        call.cancel()
+        await asyncio.wait((call,))
+        assert call.cancelled()
+        assert not cell.is_stuck
+    (place / "go").touch()
+    assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
+    cell.confirm(CALL)
+    await forgotten(isolation)
+    assert [name for name in names_in(place) if name.startswith(".ostler")] == []
+    await cell.destroy()
+
+
+async def test_a_run_that_lives_on_keeps_its_prompt_and_the_next_manager_removes_it(
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
+) -> None:
+    code = "\nprint(open(os.environ['OSTLER_PROMPT_FILE']).read())"
+    words = waiting(place)
+    plan = plan_for(place, *words[:2], words[2] + code)
+    cell = await begin(plan)
+    call = asyncio.ensure_future(cell.call(Verb.PROCESS, "remember me", call_id=CALL))
+    await began(place)
+    await isolation.close()
+    await asyncio.wait((call,))
+    assert isinstance(call.exception(), AgentGoneError)
+    heir = next_level(site)
+    found = await found_again(heir, plan)
+    (place / "go").touch()
+    assert (await found.rejoin(CALL))["output"].endswith("remember me\n")
+    assert names_in(place) == ["began", "go"]
+    await found.destroy()
+    await heir.close()
+
+
+async def test_a_run_that_its_manager_stopped_is_not_found_by_the_next(
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
+) -> None:
+    plan = plan_for(place, *waiting(place))
+    cell = await begin(plan)
+    call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
+    await began(place)
+    await cell.call(Verb.SHUTDOWN)
+    with pytest.raises(AgentExecutionError, match="was killed by SIGTERM"):
+        await call
+    await isolation.close()
+    heir = next_level(site)
+    found = await found_again(heir, plan)
+    assert not found.in_flight
+    (place / "go").touch()
+    assert (await found.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
+    await found.destroy()
+    await heir.close()
+
+
+async def test_a_leftover_of_the_same_call_is_ended_before_it_begins(begin: Begin, place: Path) -> None:
+    """A manager that was killed while it began a call may leave a run that the next one does not know."""
+    plan = plan_for(place, *waiting(place))
+    first, second = await begin(plan), await begin(plan)
+    lost = asyncio.ensure_future(first.call(Verb.PROCESS, "x", call_id=CALL))
+    (pid,) = await began(place)
+    call = asyncio.ensure_future(second.call(Verb.PROCESS, "x", call_id=CALL))
+    await began(place, 2)
+    assert not lives(pid)
+    (place / "go").touch()
+    assert (await call)["output"] == f"began {begun(place)[1]}\ndone\n"
+    await second.destroy()
+    lost.cancel()
+    await asyncio.wait((lost,))
+    await first.destroy()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -15,11 +17,13 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import Agent, AgentKind, AgentManifest
+from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model import AttemptOutcome, ResourceLimits
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 pytestmark = pytest.mark.anyio
 
@@ -123,8 +127,8 @@ async def test_all_that_lived_is_found_and_every_call_is_answered_once(
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
     level = ProcessIsolation(SystemClock(), Site(directory=tmp_path / "home", outlive=timedelta(seconds=30), epoch=2))
-    ear = Ear()
-    found = await asyncio.gather(*(level.recover(None, plan_of(number), ear) for number in range(COUNT)))
+    listener = RecordingListener()
+    found = await asyncio.gather(*(level.recover(None, plan_of(number), listener) for number in range(COUNT)))
     cells = [cell for cell in found if isinstance(cell, Cell)]
     assert len(cells) == COUNT
     for number, cell in enumerate(cells):
@@ -134,8 +138,8 @@ async def test_all_that_lived_is_found_and_every_call_is_answered_once(
     answers = await asyncio.gather(*calls, return_exceptions=True)
     pids = [cell.handle["pid"] for cell in cells]
     assert answers[1:] == [[number, 1, pid] for number, pid in enumerate(pids)][1:]
-    await until(lambda: bool(ear.exits))
-    assert [(how.outcome, how.code) for how in ear.exits] == [(AttemptOutcome.EXIT_CODE, 9)]
+    await until(lambda: bool(listener.exits))
+    assert [(how.outcome, how.code) for how in listener.exits] == [(AttemptOutcome.EXIT_CODE, 9)]
     assert await level.sweep({(plan_of(number).instance_id, 1) for number in range(COUNT)}) == 0
     for cell in cells:
         await cell.destroy()
@@ -164,3 +168,59 @@ def _marked(environ: Path, token: Path) -> bool:
         return f"OSTLER_MARK={token.read_text()}:".encode() in environ.read_bytes()
     except OSError:
         return False
+
+
+SAYING = """
+import os, time
+from ostler.agents import Agent
+
+class Talker(Agent):
+    def initialize(self, context):
+        self.context = context
+    async def process(self, request):
+        for number in range(request["before"]):
+            self.context.signal("before")
+        while not os.path.exists(request["go"]):
+            time.sleep(0.005)
+        for number in range(request["after"]):
+            self.context.signal("after")
+        open(request["go"] + ".said", "w").close()
+        time.sleep(60)
+"""
+
+
+async def test_what_an_agent_said_is_heard_though_it_dies_before_it_can_say_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blocks its loop: it says something while there is no manager, and never answers the next one's hello."""
+    (tmp_path / "saying_agent.py").write_text(SAYING)
+    monkeypatch.syspath_prepend(tmp_path)
+    maker = importlib.import_module("saying_agent").Talker
+    first, second = (
+        ProcessIsolation(SystemClock(), Site(directory=tmp_path / "home", outlive=timedelta(seconds=30), epoch=epoch))
+        for epoch in (1, 2)
+    )
+    plan = replace(plan_of(0), maker=maker)
+    early, late = RecordingListener(), RecordingListener()
+    await first.prepare(plan)
+    cell = await first.start(plan, early)
+    await cell.call(Verb.INITIALIZE)
+    request = {"before": 3, "after": 4, "go": str(tmp_path / "go")}
+    call = asyncio.ensure_future(cell.call(Verb.PROCESS, request, call_id=UUID(int=7)))
+    await until(lambda: len(early.signals) == 3)
+    cell.confirm_heard(3)
+    await first.close()
+    await asyncio.wait((call,))
+    assert isinstance(call.exception(), AgentGoneError)
+    (tmp_path / "go").touch()
+    await until((tmp_path / "go.said").exists)
+    found = await second.recover(None, plan, late)
+    assert isinstance(found, Cell)
+    assert late.numbers == [], "it may yet say them again, in order with others"
+    os.kill(found.handle["pid"], signal.SIGKILL)
+    await until(lambda: bool(late.exits))
+    assert late.numbers == [4, 5, 6, 7]
+    assert late.exits[0].signal == signal.SIGKILL
+    await found.destroy()
+    await second.close()
+    monkeypatch.delitem(sys.modules, "saying_agent")

@@ -13,26 +13,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
-from process_ground import Begin, beginning, ear, isolation, site
-from promise_ground import lives, opened
+from machine_ground import lives
+from process_ground import Begin, beginning, isolation, listener, site
 
-from ostler import AgentState
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Site, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.model import AttemptOutcome, TerminationOptions
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.model.ledger import AttemptOutcome
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
@@ -40,8 +38,8 @@ HUGE = "1" + "0" * 400
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    return beginning(isolation, ear, plan_for)
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
+    return beginning(isolation, listener, plan_for)
 
 
 # --- nonsense ----------------------------------------------------------------------------------------
@@ -60,19 +58,19 @@ def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
         '{"t":"made","error":7}',
     ],
 )
-async def test_no_nonsense_hides_a_death(begin: Begin, ear: Ear, text: str) -> None:
+async def test_no_nonsense_hides_a_death(begin: Begin, listener: RecordingListener, text: str) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, code=3)), 10)
-    await until(lambda: bool(ear.exits))
-    assert len(ear.exits) == 1
-    assert ear.exits[0].outcome in {AttemptOutcome.ERROR, AttemptOutcome.EXIT_CODE}
+    await until(lambda: bool(listener.exits))
+    assert len(listener.exits) == 1
+    assert listener.exits[0].outcome in {AttemptOutcome.ERROR, AttemptOutcome.EXIT_CODE}
     assert not lives(cell.handle["pid"])
     await cell.destroy()
 
 
 async def test_what_nobody_foresaw_ends_its_agent_and_no_other(
-    begin: Begin, ear: Ear, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, listener: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell, other = await begin(), await begin()
 
@@ -82,13 +80,13 @@ async def test_what_nobody_foresaw_ends_its_agent_and_no_other(
     monkeypatch.setattr(cell, "_ponged", fail)
     with pytest.raises(AgentGoneError):
         await asyncio.wait_for(cell.ping(), 10)
-    await until(lambda: bool(ear.exits))
-    assert "ZeroDivisionError: not foreseen" in (ear.exits[0].detail or "")
+    await until(lambda: bool(listener.exits))
+    assert "ZeroDivisionError: not foreseen" in (listener.exits[0].detail or "")
     assert await other.call(Verb.PROCESS, do("echo", value=1)) == 1
 
 
 async def test_one_who_cannot_bear_an_end_keeps_nobody_from_theirs(
-    begin: Begin, ear: Ear, site: Site, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, listener: RecordingListener, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frail, others = await begin(), [await begin() for _ in range(3)]
 
@@ -99,11 +97,11 @@ async def test_one_who_cannot_bear_an_end_keeps_nobody_from_theirs(
     monkeypatch.setattr(frail, "was_lost", fail)
     os.kill(frail.handle["pid"], signal.SIGKILL)
     os.kill(others[0].handle["pid"], signal.SIGKILL)
-    await until(lambda: len(ear.exits) == 1)
+    await until(lambda: len(listener.exits) == 1)
     assert await others[1].call(Verb.PROCESS, do("echo", value=1)) == 1
     os.kill(keeper(site), signal.SIGKILL)
-    await until(lambda: len(ear.exits) == 3)
-    assert {one.outcome for one in ear.exits[1:]} == {AttemptOutcome.LOST}
+    await until(lambda: len(listener.exits) == 3)
+    assert {one.outcome for one in listener.exits[1:]} == {AttemptOutcome.LOST}
 
 
 # --- chatter -----------------------------------------------------------------------------------------
@@ -117,40 +115,40 @@ _FLOODS = {
 
 
 @pytest.mark.parametrize("kind", _FLOODS)
-async def test_a_talkative_agent_holds_up_no_neighbour(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path) as fleet:
-        definition = fleet.manager.registry.register(Nuisance, name="nuisance").id
-        loud, calm = await fleet.spawn(definition), await fleet.spawn(definition)
-        await fleet.do(loud, "flood", message=_FLOODS[kind])
-        took, end = [], time.monotonic() + 3
-        while time.monotonic() < end:
-            began = time.perf_counter()
-            assert await fleet.do(calm, "echo", value=1) == 1
-            took.append(time.perf_counter() - began)
-        assert (await fleet.record(loud)).state is AgentState.WAITING
-        assert len(took) > 10
-        await fleet.manager.terminate(loud.instance_id, TerminationOptions.immediate())
-        # A tenth of a second on a quiet machine; once it was seconds.
-        assert statistics.quantiles(took, n=20)[-1] < 0.3
+async def test_a_talkative_agent_holds_up_no_neighbour(begin: Begin, listener: RecordingListener, kind: str) -> None:
+    loud, calm = await begin(), await begin()
+    await loud.call(Verb.PROCESS, do("flood", message=_FLOODS[kind]))
+    took, end = [], time.monotonic() + 3
+    while time.monotonic() < end:
+        began = time.perf_counter()
+        assert await calm.call(Verb.PROCESS, do("echo", value=1)) == 1
+        took.append(time.perf_counter() - began)
+        listener.messages.clear()
+    assert not listener.exits
+    assert len(took) > 10
+    await loud.destroy()
+    # A tenth of a second on a quiet machine; once it was seconds.
+    assert statistics.quantiles(took, n=20)[-1] < 0.3
+    await calm.destroy()
 
 
-async def test_what_is_too_long_is_refused_where_it_is_said(begin: Begin, ear: Ear) -> None:
+async def test_what_is_too_long_is_refused_where_it_is_said(begin: Begin, listener: RecordingListener) -> None:
     cell = await begin()
     told = await cell.call(Verb.PROCESS, do("tell", how="signal", length=70_000))
     assert "must be at most 60,000 bytes to leave its process" in told
     for how, length in (("signal", 50_000), ("progress", 70_000), ("progress", 50_000)):
         assert await cell.call(Verb.PROCESS, do("tell", how=how, length=length)) == "said"
-    await until(lambda: len(ear.messages) == 2)
-    assert not ear.exits
+    await until(lambda: len(listener.messages) == 2)
+    assert not listener.exits
 
 
 @pytest.mark.parametrize("text", ['{"t":"say","kind":"signal","name":"', '{"kind":"x","t":"answer","ok":"'])
-async def test_what_is_said_unasked_is_short(begin: Begin, ear: Ear, text: str) -> None:
+async def test_what_is_said_unasked_is_short(begin: Begin, listener: RecordingListener, text: str) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, flags=1, times=1)), 10)
-    await until(lambda: bool(ear.exits))
-    assert "more in one message than may be said unasked" in (ear.exits[0].detail or "")
+    await until(lambda: bool(listener.exits))
+    assert "more in one message than may be said unasked" in (listener.exits[0].detail or "")
 
 
 # --- want --------------------------------------------------------------------------------------------
@@ -172,7 +170,9 @@ def few_descriptors() -> Iterator[list[int]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
 
 
-async def test_a_program_without_descriptors_loses_no_keeper(begin: Begin, site: Site, ear: Ear) -> None:
+async def test_a_program_without_descriptors_loses_no_keeper(
+    begin: Begin, site: Site, listener: RecordingListener
+) -> None:
     site.outlive = timedelta(0)  # then whoever loses its keeper loses its agents
     cell = await begin()
     before = keeper(site)
@@ -183,7 +183,7 @@ async def test_a_program_without_descriptors_loses_no_keeper(begin: Begin, site:
             assert await cell.call(Verb.PROCESS, do("echo", value=1)) == 1
             os.close(held.pop())
     assert await (await begin()).call(Verb.PROCESS, do("echo", value=2)) == 2
-    assert (keeper(site), ear.exits) == (before, [])
+    assert (keeper(site), listener.exits) == (before, [])
 
 
 async def test_a_keeper_that_is_just_leaving_is_not_the_last_word(begin: Begin, site: Site) -> None:
@@ -210,7 +210,7 @@ async def test_a_keeper_that_is_just_leaving_is_not_the_last_word(begin: Begin, 
 
 
 async def test_whoever_waits_is_told_whatever_becomes_of_the_burial(
-    begin: Begin, ear: Ear, site: Site, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, listener: RecordingListener, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = [await begin() for _ in range(2)]
 
@@ -223,7 +223,7 @@ async def test_whoever_waits_is_told_whatever_becomes_of_the_burial(
     monkeypatch.setattr(launch, "start", fail)
     monkeypatch.setattr(launch, "connect", refuse)
     os.kill(keeper(site), signal.SIGKILL)
-    await until(lambda: len(ear.exits) == 2)
+    await until(lambda: len(listener.exits) == 2)
     assert not any(lives(cell.handle["pid"]) for cell in cells)
 
 
@@ -231,7 +231,7 @@ async def test_whoever_waits_is_told_whatever_becomes_of_the_burial(
 
 
 async def test_one_that_dies_while_nobody_could_listen_is_not_taken_for_alive(
-    isolation: ProcessIsolation, ear: Ear, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    isolation: ProcessIsolation, listener: RecordingListener, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await (await begin(replace(plan_for(), maker=Nuisance))).destroy()  # the keeper is up
     beginning = ProcessCell._begin  # noqa: SLF001 - the moment after which the loop is held up
@@ -244,4 +244,4 @@ async def test_one_that_dies_while_nobody_could_listen_is_not_taken_for_alive(
     await isolation.prepare(plan)
     monkeypatch.setattr(ProcessCell, "_begin", held_up)
     with pytest.raises((AgentInitializationError, AgentGoneError), match="exit code 3"):
-        await (await isolation.start(plan, ear)).call(Verb.INITIALIZE)
+        await (await isolation.start(plan, listener)).call(Verb.INITIALIZE)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from promise_ground import Fleet, lives, opened, until
+from machine_ground import lives, until
+from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, TerminationOptions
 from ostler.isolation.process.home import KeeperHome

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from process_agents import Handy, make_handy
-from process_ground import Begin, beginning, ear, isolation, site
+from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError, ValidationError
@@ -24,11 +24,13 @@ from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.isolation.wire import MAX_MESSAGE
-from ostler.model import AgentPriority, AttemptOutcome, Enforcement, ResourceLimits
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.spawn import ResourceLimits
+from ostler.model.states import AgentPriority, Enforcement
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
@@ -50,8 +52,8 @@ def plan_for(maker: AgentMaker = Handy, **more: Any) -> StartPlan:
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    return beginning(isolation, ear, plan_for)
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
+    return beginning(isolation, listener, plan_for)
 
 
 def do(what: str, **more: Any) -> dict[str, Any]:
@@ -104,7 +106,9 @@ async def test_it_cannot_look_into_its_manager_or_its_keeper(begin: Begin, site:
     await cell.destroy()
 
 
-async def test_its_limits_are_held_and_recorded(begin: Begin, isolation: ProcessIsolation, ear: Ear) -> None:
+async def test_its_limits_are_held_and_recorded(
+    begin: Begin, isolation: ProcessIsolation, listener: RecordingListener
+) -> None:
     assert isolation.capabilities.holds("max_memory_mb") is Enforcement.ENFORCED
     cell = await begin(plan_for(limits=ResourceLimits(max_memory_mb=64)))
     neighbour = await begin()
@@ -113,8 +117,8 @@ async def test_its_limits_are_held_and_recorded(begin: Begin, isolation: Process
     assert set(cell.enforcement) == {*ResourceLimits.__dataclass_fields__, "processes"}
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, do("eat", mb=512))
-    await until(lambda: bool(ear.exits))
-    assert [(how.outcome, how.detail, how.signal) for how in ear.exits] == [
+    await until(lambda: bool(listener.exits))
+    assert [(how.outcome, how.detail, how.signal) for how in listener.exits] == [
         (AttemptOutcome.OOM, "it used more memory than its limit of 64 MB", signal.SIGKILL)
     ]
     assert await neighbour.call(Verb.PROCESS, do("echo", value=1)) == 1
@@ -187,36 +191,40 @@ async def test_many_calls_wait_for_an_agent_that_does_not_read(begin: Begin) -> 
         (do("die", signal=signal.SIGKILL), Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by SIGKILL", signal=9)),
     ],
 )
-async def test_a_death_is_told_for_what_it_was(begin: Begin, ear: Ear, request_: Any, how: Exit) -> None:
+async def test_a_death_is_told_for_what_it_was(
+    begin: Begin, listener: RecordingListener, request_: Any, how: Exit
+) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, request_)
-    await until(lambda: [replace(one, ended_at=None) for one in ear.exits] == [how])
-    assert ear.exits[0].ended_at is not None
-    assert abs(datetime.now(UTC) - ear.exits[0].ended_at) < timedelta(seconds=30)
-    assert cell.ended == ear.exits[0]
+    await until(lambda: [replace(one, ended_at=None) for one in listener.exits] == [how])
+    assert listener.exits[0].ended_at is not None
+    assert abs(datetime.now(UTC) - listener.exits[0].ended_at) < timedelta(seconds=30)
+    assert cell.ended == listener.exits[0]
     assert (await cell.stop(GRACE)).graceful
     await cell.destroy()
-    assert ear.exits == [how]
+    assert len(listener.exits) == 1
 
 
 @pytest.mark.parametrize("hex_", ["00", "ff" * 40, "0103000000010000000000000001" + b"[]".hex()])
-async def test_one_that_sends_garbage_is_ended_and_not_believed(begin: Begin, ear: Ear, hex_: str) -> None:
+async def test_one_that_sends_garbage_is_ended_and_not_believed(
+    begin: Begin, listener: RecordingListener, hex_: str
+) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, do("babble", hex=hex_))
-    await until(lambda: bool(ear.exits))
-    assert ear.exits[0].outcome is AttemptOutcome.ERROR
-    assert "it sent what is no message" in (ear.exits[0].detail or "")
+    await until(lambda: bool(listener.exits))
+    assert listener.exits[0].outcome is AttemptOutcome.ERROR
+    assert "it sent what is no message" in (listener.exits[0].detail or "")
     await until(lambda: not lives(cell.handle["pid"]))
     await cell.destroy()
 
 
-async def test_one_that_hangs_up_and_lives_on_is_ended(begin: Begin, ear: Ear) -> None:
+async def test_one_that_hangs_up_and_lives_on_is_ended(begin: Begin, listener: RecordingListener) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, do("hang_up"))
-    await until(lambda: bool(ear.exits))
+    await until(lambda: bool(listener.exits))
     assert not lives(cell.handle["pid"])
     await cell.destroy()
 
@@ -235,7 +243,7 @@ async def test_what_it_started_ends_with_it(begin: Begin) -> None:
 
 
 async def test_a_module_that_cannot_be_imported_is_said(
-    isolation: ProcessIsolation, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolation: ProcessIsolation, listener: RecordingListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "frail_agent.py").write_text(
         "import os\nfrom ostler.agents import Agent\nclass Frail(Agent): pass\n"
@@ -244,13 +252,13 @@ async def test_a_module_that_cannot_be_imported_is_said(
     monkeypatch.syspath_prepend(tmp_path)
     plan = plan_for(importlib.import_module("frail_agent").Frail)
     with pytest.raises(AgentInitializationError, match="not in here"):
-        await isolation.start(plan, ear)
-    assert not ear.exits
+        await isolation.start(plan, listener)
+    assert not listener.exits
     monkeypatch.delitem(sys.modules, "frail_agent")
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(
-    isolation: ProcessIsolation, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolation: ProcessIsolation, listener: RecordingListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_agent.py").write_text(
         "import os, time\nfrom ostler.agents import Agent\nclass Slow(Agent): pass\n"
@@ -259,23 +267,25 @@ async def test_a_start_that_is_given_up_leaves_nothing(
     monkeypatch.syspath_prepend(tmp_path)
     plan = plan_for(importlib.import_module("slow_agent").Slow)
     await isolation.prepare(plan)
-    start = asyncio.ensure_future(isolation.start(plan, ear))
+    start = asyncio.ensure_future(isolation.start(plan, listener))
     await asyncio.wait((start,), timeout=0.3)
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
         await start
     again = plan_for()
-    cell = await isolation.start(again, ear)
+    cell = await isolation.start(again, listener)
     await cell.destroy()
-    assert not ear.exits
+    assert not listener.exits
     monkeypatch.delitem(sys.modules, "slow_agent")
 
 
-async def test_the_same_attempt_lives_only_once(isolation: ProcessIsolation, ear: Ear, begin: Begin) -> None:
+async def test_the_same_attempt_lives_only_once(
+    isolation: ProcessIsolation, listener: RecordingListener, begin: Begin
+) -> None:
     plan = plan_for()
     cell = await begin(plan)
     with pytest.raises(AgentInitializationError, match="lives already"):
-        await isolation.start(plan, ear)
+        await isolation.start(plan, listener)
     assert await cell.call(Verb.PROCESS, do("echo", value=1)) == 1
     await cell.destroy()
 
@@ -283,17 +293,17 @@ async def test_the_same_attempt_lives_only_once(isolation: ProcessIsolation, ear
 # --- the keeper --------------------------------------------------------------------------------------
 
 
-async def test_nobody_survives_a_keeper_that_is_killed(begin: Begin, ear: Ear, site: Site) -> None:
+async def test_nobody_survives_a_keeper_that_is_killed(begin: Begin, listener: RecordingListener, site: Site) -> None:
     cells = [await begin() for _ in range(3)]
     child = await cells[0].call(Verb.PROCESS, do("raise_child"))
     calls = [asyncio.ensure_future(cell.call(Verb.PROCESS, do("hang"))) for cell in cells]
-    await until(lambda: ear.signals.count("began") == 3)
+    await until(lambda: listener.signals.count("began") == 3)
     os.kill(keeper_of(site), signal.SIGKILL)
     for call in calls:
         with pytest.raises(AgentGoneError):
             await call
-    await until(lambda: len(ear.exits) == 3)
-    assert {how.outcome for how in ear.exits} == {AttemptOutcome.LOST}
+    await until(lambda: len(listener.exits) == 3)
+    assert {how.outcome for how in listener.exits} == {AttemptOutcome.LOST}
     assert not any(lives(pid) for pid in (child, *(cell.handle["pid"] for cell in cells)))
     for cell in cells:
         assert (await cell.stop(GRACE)).left_behind is None
@@ -303,7 +313,7 @@ async def test_nobody_survives_a_keeper_that_is_killed(begin: Begin, ear: Ear, s
     await again.destroy()
 
 
-async def test_a_stop_under_way_survives_the_keeper(begin: Begin, ear: Ear, site: Site) -> None:
+async def test_a_stop_under_way_survives_the_keeper(begin: Begin, listener: RecordingListener, site: Site) -> None:
     cell = await begin()
     await cell.freeze()
     keeper = keeper_of(site)
@@ -314,14 +324,14 @@ async def test_a_stop_under_way_survives_the_keeper(begin: Begin, ear: Ear, site
     assert (await stopping).left_behind is None
     assert not lives(cell.handle["pid"])
     await cell.destroy()
-    assert not ear.exits
+    assert not listener.exits
 
 
 async def test_a_newer_manager_takes_over_and_nothing_is_killed(begin: Begin, site: Site) -> None:
     plan = plan_for()
     cell = await begin(plan)
     heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
-    found = await heir.recover(cell.handle, plan, Ear())
+    found = await heir.recover(cell.handle, plan, RecordingListener())
     assert isinstance(found, Cell)
     with pytest.raises(AgentGoneError):
         await cell.ping()
@@ -342,7 +352,7 @@ async def test_a_keeper_takes_on_new_code_and_keeps_its_agents(
     keeper = keeper_of(site)
     monkeypatch.setattr(launch, "edition", lambda: "another")
     heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
-    found = await heir.recover(cell.handle, plan, Ear())
+    found = await heir.recover(cell.handle, plan, RecordingListener())
     assert isinstance(found, Cell)
     assert keeper_of(site) == keeper, "the same process, with other code"
     assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1
@@ -366,7 +376,7 @@ async def test_a_keeper_that_cannot_take_on_new_code_goes_on(
     monkeypatch.setattr(launch, "edition", lambda: "another")
     monkeypatch.setattr(launch, "keeper_argv", lambda _: [sys.executable, "-c", "raise SystemExit('never')"])
     heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
-    found = await heir.recover(cell.handle, plan, Ear())
+    found = await heir.recover(cell.handle, plan, RecordingListener())
     assert isinstance(found, Cell)
     assert "goes on with its older code" in caplog.text
     assert "never" in caplog.text
@@ -382,13 +392,13 @@ async def test_no_keeper_is_started_to_sweep_nothing(site: Site) -> None:
     await level.close()
 
 
-async def test_without_a_home_nothing_outlives_the_manager(ear: Ear) -> None:
+async def test_without_a_home_nothing_outlives_the_manager(listener: RecordingListener) -> None:
     level = ProcessIsolation(SystemClock())
     assert not level.capabilities.outlives_manager
     plan = plan_for()
-    cell = await level.start(plan, ear)
+    cell = await level.start(plan, listener)
     pid = cell.handle["pid"]
     await level.close()
     assert not lives(pid)
-    assert not ear.exits
+    assert not listener.exits
     assert uuid4() not in cell.in_flight

@@ -17,9 +17,14 @@ ODD = "caf\udce9"
 PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
-import ostler
+from uuid import UUID
+from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec
+from ostler.isolation import Site, StartPlan, Verb
+from ostler.isolation.process.level import ProcessIsolation
+from ostler.model import ResourceLimits
+from ostler.seams import SystemClock
 
-class Settler(ostler.Agent):
+class Settler(Agent):
     def initialize(self, context):
         self.context = context
 
@@ -27,17 +32,28 @@ class Settler(ostler.Agent):
         (self.context.workdir / "note").write_text(request)
         return [ascii(Path(__file__).parent.name), ascii(Path.cwd().name)]
 
+class Mute:
+    def heard(self, attempt, message): pass
+    async def asked(self, attempt, wait): raise NotImplementedError
+    def exited(self, attempt, how): pass
+
 async def main(home, room):
-    async with ostler.open(home, workroom=Path(room)) as manager:
-        options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
-        found = []
-        for kind in (Settler, ostler.CommandSpec(argv=("sh", "-c", "echo done > $0", "note"))):
-            known = manager.registry.register(kind, name=f"one-{len(found)}")
-            one = await manager.spawn(ostler.SpawnRequest(agent_definition_id=known.id, options=options))
-            answer = await manager.process(one.instance_id, "was here")
-            note = Path(room, str(one.instance_id), "note").read_text()
-            found.append([answer if kind is Settler else None, note.strip()])
-        print(json.dumps(found))
+    level, found = ProcessIsolation(SystemClock(), Site(directory=Path(home))), []
+    for spec in (None, CommandSpec(argv=("sh", "-c", "echo done > $0", "note"))):
+        kind = AgentKind.PYTHON if spec is None else AgentKind.COMMAND
+        plan = StartPlan(
+            instance_id=UUID(int=len(found) + 1), attempt=1, name="one", maker=Settler, limits=ResourceLimits(),
+            manifest=AgentManifest(id=UUID(int=1), name="one", kind=kind, command=spec), context={},
+            workdir=Path(room, str(len(found))),
+        )
+        await level.prepare(plan)
+        cell = await level.start(plan, Mute())
+        await cell.call(Verb.INITIALIZE)
+        answer = await cell.call(Verb.PROCESS, "was here")
+        found.append([answer if spec is None else None, (plan.workdir / "note").read_text().strip()])
+        await cell.destroy()
+    await level.close()
+    print(json.dumps(found))
 
 if __name__ == "__main__":
     asyncio.run(main(*sys.argv[1:]))

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine_ground import end_keeper, everyone, group_number, keeper_of, lives, until
 from promise_agents import Plodder
-from promise_ground import Fleet, end_keeper, everyone, group_number, keeper_of, lives, opened, until
+from promise_ground import Fleet, opened
 
 from ostler import (
     AgentGoneError,

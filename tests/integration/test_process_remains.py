@@ -18,7 +18,8 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from promise_ground import Fleet, end_keeper, keeper_of, lacking, lives, opened, swept, until
+from machine_ground import end_keeper, keeper_of, lacking, lives, swept, until
+from promise_ground import Fleet, opened
 
 import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, RestartPolicy, TerminationOptions

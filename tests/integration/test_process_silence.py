@@ -9,17 +9,15 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
-from defect_agents import Nuisance
 from defect_ground import do, keeper, plan_for
-from process_ground import Begin, beginning, ear, isolation, site
-from promise_ground import end_keeper, lives, opened
+from machine_ground import lives
+from process_ground import Begin, beginning, isolation, listener, site
 
-from ostler import AgentState
 from ostler.agents import CommandSpec
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Cell, Site, Verb
@@ -27,16 +25,16 @@ from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.seams import SystemClock
-from ostler.testing.isolation_suite.ground import Ear, until
+from ostler.testing.isolation_suite.ground import RecordingListener, until
 
-__all__ = ["ear", "isolation", "site"]
+__all__ = ["isolation", "listener", "site"]
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def begin(isolation: ProcessIsolation, ear: Ear) -> Begin:
-    return beginning(isolation, ear, plan_for)
+def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
+    return beginning(isolation, listener, plan_for)
 
 
 # --- silence -----------------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, si
     await until(note.exists)
     heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
     began, told = time.monotonic(), []
-    found = await heir.recover(None, plan, Ear())
+    found = await heir.recover(None, plan, RecordingListener())
     assert isinstance(found, Cell)
     found.on_reported(lambda: told.append(dict(found.in_flight)))
     await found.thaw()
@@ -116,31 +114,39 @@ async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, si
     await heir.close()
 
 
-async def test_a_request_of_one_that_blocks_is_joined_before_and_after_it_tells(tmp_path: Path) -> None:
-    names, note = [uuid4(), uuid4()], tmp_path / "note"
+async def test_a_call_of_one_that_blocks_is_joined_before_and_after_it_tells(
+    begin: Begin, isolation: ProcessIsolation, site: Site, tmp_path: Path
+) -> None:
+    plans, ids, note = [plan_for(), plan_for()], [uuid4(), uuid4()], tmp_path / "note"
     request = do("block", seconds=3, value="once", note=str(note))
-    settings: dict[str, Any] = {"outlive": timedelta(seconds=60)}
-    async with opened(tmp_path, **settings) as fleet:
-        definition = fleet.manager.registry.register(Nuisance, name="nuisance").id
-        ones = [await fleet.spawn(definition) for _ in names]
-        asking = [
-            asyncio.ensure_future(fleet.manager.process(one.instance_id, request, request_id=name))
-            for one, name in zip(ones, names, strict=True)
-        ]
-        await until(lambda: note.exists() and note.read_text() == "done\n" * 2)
-    await asyncio.wait(asking)
-    assert all(isinstance(one.exception(), AgentGoneError) for one in asking)
-    async with opened(tmp_path, **settings) as fleet:
-        fleet.manager.registry.register(Nuisance, name="nuisance", replace=True)
-        before, after = ones
-        assert await fleet.manager.process(before.instance_id, request, request_id=names[0]) == "once"
-        await fleet.comes_to(before, AgentState.WAITING)
-        assert await fleet.manager.process(after.instance_id, request, request_id=names[1]) == "once"
-        await fleet.comes_to(after, AgentState.WAITING)
-        for one in ones:
-            await fleet.manager.terminate(one.instance_id)
-    assert note.read_text() == "done\n" * 2
-    end_keeper(tmp_path)
+    cells = [await begin(plan) for plan in plans]
+    calls = [
+        asyncio.ensure_future(cell.call(Verb.PROCESS, request, call_id=one))
+        for cell, one in zip(cells, ids, strict=True)
+    ]
+    await until(lambda: note.exists() and note.read_text() == "done\n" * 2)
+    await isolation.close()
+    await asyncio.wait(calls)
+    assert all(isinstance(one.exception(), AgentGoneError) for one in calls)
+    heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
+    before, after = [await heir.recover(None, plan, RecordingListener()) for plan in plans]
+    assert isinstance(before, Cell)
+    assert isinstance(after, Cell)
+    told: list[str] = []
+    for name, cell in (("before", before), ("after", after)):
+        cell.on_reported(partial(told.append, name))
+    assert not told
+    early = asyncio.ensure_future(before.call(Verb.PROCESS, request, call_id=ids[0]))
+    await until(lambda: len(told) == 2)
+    assert not before.in_flight, "it was joined before it was known"
+    assert await early == "once"
+    assert after.in_flight == {ids[1]: Verb.PROCESS}
+    assert await after.call(Verb.PROCESS, request, call_id=ids[1]) == "once"
+    assert note.read_text() == "done\n" * 2, "nothing was done twice"
+    assert sorted(told) == ["after", "before"]
+    for cell in (before, after):
+        await cell.destroy()
+    await heir.close()
 
 
 # --- much of it --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from statistics import quantiles
 from typing import Any
 
 import pytest
-from promise_ground import Fleet, group_number, lacking, opened, until
+from machine_ground import group_number, lacking, until
+from promise_ground import Fleet, opened
 
 from ostler import (
     AgentInstance,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import ordinary
 import pytest
-from promise_ground import Fleet, box, end_keeper, keeper_of, lacking, opened, swept
+from machine_ground import end_keeper, keeper_of, lacking, swept
+from promise_ground import Fleet, box, opened
 
 from ostler import AgentState, AttemptOutcome
 from ostler.keeper import tree

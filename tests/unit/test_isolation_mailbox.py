@@ -9,13 +9,13 @@ from ostler.errors import AgentBusyError, AgentGoneError
 from ostler.isolation import Exit
 from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY, Backlog
 from ostler.isolation.mailbox import Mailbox
-from ostler.model import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome
 
 pytestmark = pytest.mark.anyio
 QUESTION = WaitAsked(kind="human")
 
 
-class Ear:
+class RecordingListener:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.exits: list[Exit] = []
@@ -40,13 +40,13 @@ class Ear:
 
 
 @pytest.fixture
-async def ear() -> Ear:
-    return Ear()
+async def listener() -> RecordingListener:
+    return RecordingListener()
 
 
 @pytest.fixture
-async def mailbox(ear: Ear) -> Mailbox:
-    return Mailbox(asyncio.get_running_loop(), ear, 7)
+async def mailbox(listener: RecordingListener) -> Mailbox:
+    return Mailbox(asyncio.get_running_loop(), listener, 7)
 
 
 def test_the_oldest_news_make_room() -> None:
@@ -73,7 +73,7 @@ def test_what_counts_never_makes_room_but_is_refused_in_the_end() -> None:
     assert [one.name for one in backlog.take(3) if isinstance(one, Signal)] == ["0", "1", "2"]
 
 
-async def test_many_threads_may_speak_and_each_is_heard_in_order(mailbox: Mailbox, ear: Ear) -> None:
+async def test_many_threads_may_speak_and_each_is_heard_in_order(mailbox: Mailbox, listener: RecordingListener) -> None:
     def speak(name: str) -> None:
         for number in range(300):
             mailbox.say(Signal(name=name, payload={"number": number}))
@@ -81,58 +81,58 @@ async def test_many_threads_may_speak_and_each_is_heard_in_order(mailbox: Mailbo
     await asyncio.gather(*(asyncio.to_thread(speak, name) for name in "abc"))
     mailbox.flush()
     for name in "abc":
-        mine = [one.payload for one in ear.messages if isinstance(one, Signal) and one.name == name]
+        mine = [one.payload for one in listener.messages if isinstance(one, Signal) and one.name == name]
         assert mine == [{"number": number} for number in range(300)]
     assert mailbox.dropped == 0
 
 
-async def test_a_chatterbox_is_heard_in_several_turns(mailbox: Mailbox, ear: Ear) -> None:
+async def test_a_chatterbox_is_heard_in_several_turns(mailbox: Mailbox, listener: RecordingListener) -> None:
     for number in range(900):
         mailbox.say(Signal(name=str(number)))
     heard = []
-    while len(ear.messages) < 900:
+    while len(listener.messages) < 900:
         await asyncio.sleep(0)
-        heard.append(len(ear.messages))
+        heard.append(len(listener.messages))
     assert len(heard) > 3
-    assert [one.name for one in ear.messages if isinstance(one, Signal)] == [str(number) for number in range(900)]
+    assert [one.name for one in listener.messages if isinstance(one, Signal)] == [str(number) for number in range(900)]
 
 
 async def test_what_was_dropped_is_counted_and_said(
-    mailbox: Mailbox, ear: Ear, caplog: pytest.LogCaptureFixture
+    mailbox: Mailbox, listener: RecordingListener, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(MAX_WAITING * 3):
         mailbox.say(Progress(fraction=number / 10_000))
     mailbox.flush()
     assert mailbox.dropped == MAX_WAITING * 2
-    assert len(ear.messages) == MAX_WAITING
+    assert len(listener.messages) == MAX_WAITING
     assert "2000 messages were dropped" in caplog.text
 
 
-async def test_after_the_end_there_is_silence(mailbox: Mailbox, ear: Ear) -> None:
+async def test_after_the_end_there_is_silence(mailbox: Mailbox, listener: RecordingListener) -> None:
     mailbox.say(Signal(name="before"))
     mailbox.tell_exit(Exit(outcome=AttemptOutcome.ERROR))
     mailbox.say(Signal(name="after"))
     await asyncio.sleep(0)
     mailbox.flush()
-    assert ear.messages == [Signal(name="before")]
-    assert len(ear.exits) == 1
+    assert listener.messages == [Signal(name="before")]
+    assert len(listener.exits) == 1
     with pytest.raises(AgentGoneError):
         await mailbox.ask(QUESTION)
 
 
-async def test_a_question_comes_after_what_was_said_before(mailbox: Mailbox, ear: Ear) -> None:
+async def test_a_question_comes_after_what_was_said_before(mailbox: Mailbox, listener: RecordingListener) -> None:
     async def speak() -> str:
         mailbox.say(Signal(name="before"))
         return (await mailbox.ask(WaitAsked(kind="quick"))).outcome
 
     assert await speak() == "answered"
     assert await asyncio.to_thread(asyncio.run, speak()) == "answered"
-    assert ear.asked_at == [1, 2]
+    assert listener.asked_at == [1, 2]
 
 
-async def test_who_still_waits_when_the_manager_lets_go_is_told(mailbox: Mailbox, ear: Ear) -> None:
+async def test_who_still_waits_when_the_manager_lets_go_is_told(mailbox: Mailbox, listener: RecordingListener) -> None:
     waiting = asyncio.ensure_future(asyncio.to_thread(asyncio.run, mailbox.ask(QUESTION)))
-    await ear.was_asked.wait()
+    await listener.was_asked.wait()
     mailbox.close()
     with pytest.raises(AgentGoneError):
         await waiting
@@ -140,7 +140,7 @@ async def test_who_still_waits_when_the_manager_lets_go_is_told(mailbox: Mailbox
 
 def test_a_manager_that_is_gone_is_no_fault_of_the_agent() -> None:
     home = asyncio.new_event_loop()
-    mailbox = Mailbox(home, Ear(), 7)
+    mailbox = Mailbox(home, RecordingListener(), 7)
     home.close()
     mailbox.say(Signal(name="anybody?"))
     with pytest.raises(AgentGoneError):

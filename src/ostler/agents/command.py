@@ -131,7 +131,7 @@ def answer_of(
 
 
 def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | None = None) -> dict[str, str]:
-    """All that the program gets to see of our environment, and who it is. The spawn's own variables win."""
+    """All that the program gets to see of our environment, and its identity. The spawn's own variables win."""
     given = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
     ours = {
         "OSTLER_INSTANCE_ID": str(context.instance_id),
@@ -154,7 +154,7 @@ def environment(spec: CommandSpec, context: AgentContext, prompt_file: Path | No
 def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) -> Place:
     """The directory of one run and, if the program reads one, its prompt file, which `key` tells from others.
 
-    Whoever asked for it removes it when the run is over. Raises `OSError` when it cannot be made.
+    The caller removes it when the run is over. Raises `OSError` when it cannot be made.
     """
     workdir = context.workdir
     made = None

@@ -26,7 +26,7 @@ MIB = 1024 * KIB
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXIT_CODE = re.compile(r"0|[1-9][0-9]{0,2}")
-#: Variables that say who the agent is; only Ostler says that.
+#: Variables by which Ostler names the agent; only Ostler sets them.
 _OURS = "OSTLER_"
 
 
@@ -44,7 +44,7 @@ class ExitMeaning(StrEnum):
     DONE = "done"
     FAILED = "failed"
     RETRY = "retry"  #: come again with the same request
-    BLOCKED = "blocked"  #: cannot go on without somebody's help
+    BLOCKED = "blocked"  #: cannot go on without help
 
 
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})

@@ -119,7 +119,7 @@ class AgentContext:
         )
 
     def signal(self, name: str, payload: Mapping[str, Any] | None = None) -> None:
-        """Send a named message to whoever supervises this agent. From any thread; returns at once."""
+        """Send a named message to the supervisor of this agent. From any thread; returns at once."""
         _require(_name_faults("name", name), _mapping_faults("payload", payload))
         self.voice.say(Signal(name=name, payload=_own(payload)))
 
@@ -140,7 +140,7 @@ class AgentContext:
         timeout: timedelta | None = None,  # noqa: ASYNC109 - kept by the manager, so that it outlives this process
         detail: Mapping[str, Any] | None = None,
     ) -> WaitAnswer:
-        """Stop here until somebody outside says how it goes on, or the time is over.
+        """Stop here until the answer comes from outside, or the time is over.
 
         Only from async code, for the wait is awaited on the agent's own loop.
         """
@@ -189,7 +189,7 @@ class AgentContext:
 
 
 class AgentLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds who speaks to what an agent logs, and leaves what the agent adds itself."""
+    """Adds instance and attempt to what an agent logs, and leaves what the agent adds itself."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}

@@ -38,7 +38,7 @@ def error_text(error: BaseException) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """The file and the line of the user's own code that led to it, short; empty when nobody knows."""
+    """The file and the line of the user's own code that led to it, short; empty when it is not known."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = PurePath(frame.f_code.co_filename)

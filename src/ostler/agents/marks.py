@@ -35,7 +35,7 @@ class AgentMark:
 
 
 def agent(*, lifecycle: Mapping[str, Any] | None = None, **about: Unpack[About]) -> Callable[[type[A]], type[A]]:
-    """Say on a class what it is. It is registered by nobody yet: `registry.register(cls)` reads what stands here."""
+    """Say on a class what it is. It is not registered yet: `registry.register(cls)` reads what stands here."""
     require_known(about)
 
     def mark(cls: type[A]) -> type[A]:

@@ -73,7 +73,7 @@ class WaitAnswer:
 
 
 class Voice(Protocol):
-    """The way from an agent to its manager. What an isolation level hands to the context; it says who speaks."""
+    """The way from an agent to its manager. An isolation level gives it to the context."""
 
     def say(self, message: Message) -> None:
         """Returns at once, from any thread; the manager hears it in order."""

@@ -118,7 +118,7 @@ class AgentRunner:
         except asyncio.CancelledError as error:
             if token.cancelled:
                 raise
-            # Nobody cancelled this call, so it is the agent that says so, and its caller must not believe it.
+            # This call was not cancelled: the agent itself says so, and its caller must not believe it.
             if self._context.stopping and verb not in _ENDING:
                 raise AgentGoneError("the agent was stopped while it worked on this") from error
             raise execution_error(error, ours=__file__) from error
@@ -131,7 +131,7 @@ class AgentRunner:
             raise execution_error(error, ours=__file__) from error
         finally:
             token.given_up = token.cancelled
-            # One that is dropped instead of awaited is closed by whoever drops it, in a context of theirs.
+            # One that is dropped instead of awaited is closed by its owner, in another context.
             with suppress(ValueError):
                 CURRENT_CALL.reset(before)
 
@@ -153,7 +153,7 @@ class AgentRunner:
             raise _NoWorkersError from None
 
         def tell(_job: object) -> None:
-            # A loop that is closed has nobody left to tell.
+            # A loop that is closed cannot be told.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(finished.set)
 
@@ -244,14 +244,14 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 async def _through(event: asyncio.Event) -> None:
-    """Wait however often somebody cancels: a thread that still runs must not be reported as stopped."""
+    """Wait however often the caller is cancelled: a thread that still runs must not be reported as stopped."""
     while not event.is_set():
         with suppress(asyncio.CancelledError):
             await event.wait()
 
 
 def _drop(answer: Any) -> None:
-    """A plain method may have returned a coroutine that nobody will await any more."""
+    """A plain method may have returned a coroutine that will not be awaited any more."""
     if inspect.iscoroutine(answer):
         answer.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,21 +11,58 @@ from typing import NoReturn
 
 import click
 
-from ostler.cli.output import ExitCode, complain, exit_code, note
-from ostler.errors import OstlerError
+from ostler.cli.common import Options
+from ostler.cli.output import note
+from ostler.client.blocking import DaemonError
+from ostler.problems import ExitCode, exit_code_of
 from ostler.version import __version__
 
 #: Set it to see where an unexpected error came from.
 TRACEBACK = "OSTLER_TRACEBACK"
-#: Command to its module and its line in the list.
-_COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+#: Groups of commands for the list: command to its module and its line.
+_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "ps": ("ostler.cli.look", "List agents, newest first."),
-        "stats": ("ostler.cli.look", "Totals of a workspace."),
-        "events": ("ostler.cli.look", "Show the numbered log."),
-        "audit": ("ostler.cli.look", "Verify the chain of acts."),
-        "version": ("ostler.cli.look", "Say which Ostler this is."),
+        "Agents": {
+            "run": ("run", "Run an agent or a command, and show what it says."),
+            "ps": ("agents", "List agents."),
+            "inspect": ("agents", "Show everything about an agent."),
+            "logs": ("run", "Show what an agent wrote."),
+            "ask": ("agents", "Ask an agent something."),
+            "why": ("agents", "Say why an agent is as it is."),
+            "pause": ("agents", "Pause agents: freeze, hold or park them."),
+            "resume": ("agents", "Let paused agents go on."),
+            "stop": ("agents", "Stop agents in order."),
+            "kill": ("agents", "End agents at once."),
+            "restart": ("agents", "Start agents again."),
+            "rm": ("agents", "Remove the records of ended agents."),
+            "prune": ("agents", "Remove all ended agents; says what first."),
+            "wait": ("agents", "Wait until an agent is in a state."),
+        },
+        "Looking": {
+            "events": ("look", "Show the numbered log."),
+            "waits": ("look", "List what agents wait for."),
+            "answer": ("look", "Answer a waiting agent."),
+            "stats": ("look", "Totals."),
+            "audit": ("look", "Show or verify the chain of acts."),
+        },
+        "Setting up": {
+            "init": ("setup", "Prepare a project."),
+            "agents": ("setup", "List, show or validate definitions."),
+            "doctor": ("doctor", "Find out what this machine can do."),
+            "token": ("setup", "Tokens for the TCP listener."),
+            "up": ("daemon", "Start the daemon."),
+            "down": ("daemon", "Stop the agents and the daemon."),
+            "status": ("daemon", "Say how the daemon is."),
+            "restart-daemon": ("daemon", "Restart the daemon; agents go on."),
+            "completion": ("setup", "Print the completion script of a shell."),
+            "version": ("setup", "Say which Ostler this is."),
+        },
     }
+)
+_COMMANDS = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
+_EXIT_CODES = (
+    "Exit codes: 0 ok, 1 failed, 2 usage, 3 not in that state, 4 no such thing, 5 not authorised, "
+    "6 daemon unreachable, 7 conflict, 8 still pending, 124 timed out, 130 interrupted."
 )
 
 
@@ -41,7 +77,8 @@ class _Commands(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(_COMMANDS[cmd_name][0]), cmd_name)
+        module = import_module(f"ostler.cli.{_COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def resolve_command(
@@ -50,6 +87,8 @@ class _Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            import difflib  # noqa: PLC0415 - only a mistake needs it
+
             close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             if not close:
                 raise
@@ -57,23 +96,29 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in group.items()])
 
 
-root = _Commands(
-    name="ostler",
-    help="Ostler keeps AI agents alive. The home is --home, $OSTLER_HOME, .ostler here or above, else ~/.ostler.",
-    epilog=(
-        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not in that state, 4 no such thing, 5 not allowed, "
-        "7 conflict, 124 timed out, 130 interrupted."
-    ),
+@click.group(
+    cls=_Commands,
+    epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s")(root)
+@click.option("--home", metavar="DIR", help="The home; else $OSTLER_HOME, .ostler here or above, ~/.ostler.")
+@click.option("--no-start", is_flag=True, help="Do not start the daemon where none runs.")
+@click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s")
+@click.pass_context
+def root(ctx: click.Context, home: str | None, no_start: bool) -> None:
+    """Ostler keeps AI agents alive."""
+    ctx.obj = Options(home=home, no_start=no_start)
 
 
 def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(_run())
 
 
@@ -81,14 +126,18 @@ def _run() -> int:
     try:
         code = root.main(standalone_mode=False)
         sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return ExitCode.USAGE
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
-    except OstlerError as error:
-        complain(error)
-        return exit_code(error)
+    except DaemonError as error:
+        for sentence in error.faults or (str(error),):
+            note(sentence)
+        return exit_code_of(error.code)
     except OSError as error:
         # The interpreter would complain again when it flushes a closed pipe at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,6 +147,19 @@ def _run() -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
+        return _failed(error)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _failed(error: Exception) -> int:
+    """Errors of the library, where a command uses it without the daemon; anything else is a bug."""
+    from ostler.errors import OstlerError, ValidationError  # noqa: PLC0415 - only a failure needs them
+    from ostler.problems import problem_of  # noqa: PLC0415 - likewise
+
+    if not isinstance(error, OstlerError):
         note(f"internal error: {type(error).__name__}: {error}; set {TRACEBACK}=1 to see where")
         return ExitCode.FAILED
-    return code if isinstance(code, int) else ExitCode.OK
+    faults = error.faults if isinstance(error, ValidationError) else ()
+    for sentence in [fault.message for fault in faults] or [str(error)]:
+        note(sentence)
+    return problem_of(error).exit_code

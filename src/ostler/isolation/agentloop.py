@@ -43,7 +43,7 @@ class AgentLoop(asyncio.SelectorEventLoop):
     def leave(self) -> None:
         """It may have been cut off so hard that it still thinks it runs."""
         self._thread_id = None
-        asyncio._set_running_loop(None)  # noqa: SLF001 - meant for those who make loops
+        asyncio._set_running_loop(None)  # noqa: SLF001 - meant for authors of loops
 
 
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -181,7 +181,7 @@ class Cell(ABC):
         """Ask the agent something and wait for the answer; calls may overlap.
 
         With a `call_id` the answer is kept until `confirm`, and a call of `in_flight` is joined, not begun. Without one
-        the call is confirmed as soon as it is answered.
+        the call is confirmed as soon as it is answered, and so is the initialisation.
 
         Cancelling the caller cancels the work, and returns only when it has stopped or the level gives it up; such a
         call is confirmed by the cell. A call that meets a frozen cell waits for the thaw.
@@ -307,7 +307,7 @@ class Isolation(ABC):
     async def prepare(self, plan: StartPlan) -> None:  # noqa: B027 - most levels have nothing to prepare
         """Whatever can fail before anything lives: an image, a template, a directory. Undone by `discard`.
 
-        Takes at most 45 s, where no keeper answers; a cancelled one returns at once.
+        Takes at most 60 s, where no keeper answers; a cancelled one returns at once.
         """
 
     async def discard(self, plan: StartPlan) -> None:  # noqa: B027 - nor to undo
@@ -325,8 +325,8 @@ class Isolation(ABC):
         """Find again what an earlier manager started: the living cell, or how it ended.
 
         Without a handle only the intent to start was written down; it is found by instance and attempt. The plan's
-        maker is not needed here. Takes 2 s where the agent blocks its loop; at most 80 s, where a keeper has to be
-        started first or does not answer, and raises `InvalidOperationError` then. Safe to call again.
+        maker is not needed here. Takes 2 s where the agent blocks its loop, and at most 100 s where a keeper has to be
+        started first or does not answer; then it raises `InvalidOperationError`, and may be called again.
         """
         del handle, plan, listener  # inside a program nothing outlives it
         return Exit(outcome=AttemptOutcome.LOST, detail="it lived inside a program that has ended")
@@ -334,7 +334,7 @@ class Isolation(ABC):
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
         """After recovery: end all that the level still holds and that is not in `keep` (instance, attempt).
 
-        Answers how many there were. Takes at most 120 s, where a keeper does not answer.
+        Answers how many there were. Takes at most 130 s, where a keeper does not answer, and raises as `recover`.
         """
         del keep
         return 0

@@ -22,7 +22,7 @@ _HELD: weakref.WeakSet[Held] = weakref.WeakSet()
 
 
 def keep_from_children(held: Held) -> None:
-    """Until `held` is nobody's any more."""
+    """Until `held` is garbage."""
     _HELD.add(held)
 
 

@@ -60,9 +60,9 @@ class LoopCell(Cell):
             env=plan.env,
         )
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
-        #: Every call whose work has not stopped, also those that nobody waits for any more.
+        #: Every call whose work has not stopped, also those whose caller was cancelled.
         self._running: set[Call] = set()
-        #: It was told to end, or has ended: no new calls, and what happens now surprises nobody.
+        #: It was told to end, or has ended: no new calls, and its end is not told.
         self._closing = False
         self._how: Exit | None = None
         self._stopping: asyncio.Task[StopReport] | None = None
@@ -216,7 +216,7 @@ class LoopCell(Cell):
         )
 
     async def _withdraw(self, call: Call) -> None:
-        """Stop the work of a caller who has gone, and wait for that. More cancelling does not shorten the wait."""
+        """Stop the work of a cancelled caller, and wait for that. More cancelling does not shorten the wait."""
         call.withdrawn = True
         if call not in self._running or call.outcome is not None:
             return
@@ -234,17 +234,17 @@ class LoopCell(Cell):
     # --- the end -------------------------------------------------------------------------------------
 
     def _crashed(self, how: Exit) -> None:
-        """It ended, and nobody had asked for it."""
+        """It ended, and that was not asked for."""
         if self._closing:
             return
         self._closing, self._how = True, how
         self._context.mark_stopping()
         self._mailbox.tell_exit(how)
-        self._let_go(Outcome(crash=how))
+        self._release_callers(Outcome(crash=how))
         self._wind_up()
 
-    def _let_go(self, outcome: Outcome) -> None:
-        """Nobody waits for it any longer."""
+    def _release_callers(self, outcome: Outcome) -> None:
+        """No caller waits for it any longer."""
         for call in self._running:
             call.release(outcome)
 
@@ -260,7 +260,7 @@ class LoopCell(Cell):
             timer.cancel()
         self._mailbox.flush()
         self._mailbox.close()
-        self._let_go(CANCELLED)
+        self._release_callers(CANCELLED)
         return StopReport(graceful=graceful, left_behind=None if gone else self.LEFT_BEHIND)
 
     async def _force(self) -> bool:

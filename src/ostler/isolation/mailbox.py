@@ -16,16 +16,16 @@ from ostler.errors import AgentGoneError
 from ostler.isolation.backlog import Backlog
 from ostler.isolation.base import Exit, Listener
 
-#: So many are delivered in one turn, so that a chatterbox does not keep the manager's loop from others; of a
-#: larger crowd a quarter, so that it shrinks.
+#: So many are delivered in one turn, so that one talkative agent does not keep the manager's loop from others; of
+#: a longer backlog a quarter, so that it shrinks.
 _PER_TURN = 250
-_CLOSED = "the manager has let go of this agent and hears nothing more from it"
+_CLOSED = "the manager has detached from this agent and hears nothing more from it"
 
 _log = logging.getLogger("ostler.isolation")
 
 
 class Mailbox:
-    """A `Voice` for one start. It knows who speaks; once closed it delivers nothing any more."""
+    """A `Voice` for one start. It belongs to one attempt; once closed it delivers nothing any more."""
 
     __slots__ = (
         "_asking",
@@ -64,7 +64,7 @@ class Mailbox:
                 self._waiting = Backlog()
             self.dropped += self._waiting.add(message)
         if idle:
-            # The manager's loop may have closed: then nobody listens, and that is no fault of the agent.
+            # The manager's loop may have closed: then there is no listener, and that is no fault of the agent.
             with contextlib.suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._turn)
 
@@ -99,7 +99,7 @@ class Mailbox:
         self._deliver(len(self._waiting or ()), last=True)
 
     def close(self) -> None:
-        """On the manager's loop: from here on silence. Who waits for an answer is told."""
+        """On the manager's loop: from here on nothing is delivered. An agent that waits for an answer is told."""
         with self._lock:
             self._closed = True
             self._waiting = None

@@ -56,7 +56,7 @@ class InlineCell(LoopCell):
         self._check_made(self._make())
 
     async def ping(self) -> None:
-        # Who can ask has a loop that turns, and that is all there is to know.
+        # A caller has a loop that turns, and that is all there is to know.
         if self._closing:
             raise AgentGoneError
 

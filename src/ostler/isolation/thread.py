@@ -132,22 +132,22 @@ class ThreadCell(LoopCell):
         self._census.interrupt()
         self._post(_nothing)  # a thread that waits for events must wake up to be interrupted
 
-    def _let_go(self, outcome: Outcome) -> None:
-        super()._let_go(outcome)
+    def _release_callers(self, outcome: Outcome) -> None:
+        super()._release_callers(outcome)
         if self._pong is not None:
             wake(self._pong)
 
     def _ended(self) -> None:
         self._over = True
         self._crashed(Exit(outcome=AttemptOutcome.ERROR, detail="the thread of the agent ended"))
-        self._let_go(CANCELLED)
+        self._release_callers(CANCELLED)
         self._running.clear()
         self._look()
 
     # --- in its own thread ---------------------------------------------------------------------------
 
     def _tell(self, action: Callable[..., object], *args: Any) -> None:
-        # The manager's loop may have closed long ago: then nobody wants to know.
+        # The manager's loop may have closed long ago: then there is no manager to tell.
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(action, *args)
 
@@ -163,7 +163,7 @@ class ThreadCell(LoopCell):
     def _live(self) -> None:
         asyncio.set_event_loop(self._place)
         _, death = self._census.exposed(self._place.run_forever)
-        # Unless somebody asked for it, that was the end: a task of the agent's own wanted to end the program.
+        # Unless it was asked for, that was the end: a task of the agent's own wanted to end the program.
         why = "the agent stopped the loop on which it lives"
         self._tell(self._crashed, exit_by(death) if death else Exit(outcome=AttemptOutcome.ERROR, detail=why))
         del death

@@ -30,7 +30,7 @@ PIECE = 60_000
 #: A longer message is refused where it is made, and is a fault where it arrives.
 MAX_MESSAGE = 16 * 1024 * 1024
 #: More deeply nested data may be written by one side and not be readable for the other: Python bounds the recursion,
-#: and whoever has raised that bound is alone with it.
+#: and only one side may have raised that bound.
 MAX_DEPTH = 500
 _NESTS = (dict, list, tuple)
 #: The kinds that an agent may send in more than one packet; whatever else it says is short, and so cheap to hear.

@@ -1,4 +1,4 @@
-"""The threads of one cell: who they are, what they spent, and the few that run its plain methods."""
+"""The threads of one cell: which they are, what they spent, and the few that run its plain methods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _log = logging.getLogger("ostler.isolation")
 
 
 class Cutoff(BaseException):
-    """Raised by force inside the code of an agent that does not end. Not an error of Ostler: nobody should catch it."""
+    """Raised by force inside the code of an agent that does not end. Not an error of Ostler: do not catch it."""
 
 
 class Census:
     """The living threads of one cell, and the only way to interrupt them.
 
     A thread's number is used again after its end, and asking for the time of an ended one may crash the program.
-    So each enters and leaves by itself, and whoever uses the numbers holds the lock meanwhile. A cut-off may be
+    So each enters and leaves by itself, and a user of the numbers holds the lock meanwhile. A cut-off may be
     raised between any two steps of a thread; so only foreign code is exposed to it, never our own book-keeping.
     """
 
@@ -70,7 +70,7 @@ class Census:
             try:
                 self._expose(own)
                 answer = action()
-            except BaseException as raised:  # noqa: BLE001 - told to whoever asked for it
+            except BaseException as raised:  # noqa: BLE001 - told to the caller
                 error = raised
             self._cover(own)
         except Cutoff as cut:
@@ -179,7 +179,7 @@ class Workers(Executor):
             future, action = work
             if future.set_running_or_notify_cancel():
                 answer, error = self._census.exposed(action)
-                # Free before the answer is out, so that whoever asks next because of it finds this one.
+                # Free before the answer is out, so that the next call finds this one.
                 self._mark_free()
                 if error is None:
                     future.set_result(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
 from typing import Any
 
@@ -12,6 +13,9 @@ from ostler.keeper.loop import Loop
 #: What one agent may write on and on, and how much of it at once.
 RATE, BURST = 2 * 1024 * 1024, 8 * 1024 * 1024
 _READ_AT_ONCE = 256 * 1024
+#: A position and the microseconds since 1970 at which it was written; not more often than every so many seconds.
+_PAIR = struct.Struct(">QQ")
+_TIME_GRAIN = 0.01
 #: What can be left in a pipe when its writers are gone is far less.
 _DRAIN = 4 * 1024 * 1024
 
@@ -24,6 +28,10 @@ class Log:
         self.limit = max(4096, limit)
         self._file = -1
         self._size = 0
+        #: Where the file begins in all that was ever written, and when each piece of it was; see `lifecycle/logs.py`.
+        self._begins = 0
+        self._times = -1
+        self._timed = 0.0
         self.ends_line = True
         if path is not None:
             self._open()
@@ -37,6 +45,21 @@ class Log:
             os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120 - no pathlib here
             self._file = os.open(self.path, flags, 0o600)
         self._size = os.fstat(self._file).st_size
+        self._open_times(flags)
+
+    def _open_times(self, flags: int) -> None:
+        """Never raises: output without times is better than none."""
+        with contextlib.suppress(OSError):
+            self._times = os.open(f"{self.path}.times", flags, 0o600)
+            if self._begins and not os.fstat(self._times).st_size:
+                os.write(self._times, _PAIR.pack(self._begins, 0))
+
+    def _note_time(self) -> None:
+        now = time.time()
+        if self._times >= 0 and now - self._timed >= _TIME_GRAIN:
+            self._timed = now
+            with contextlib.suppress(OSError):
+                os.write(self._times, _PAIR.pack(self._begins + self._size, int(now * 1_000_000)))
 
     def write(self, data: bytes) -> int:
         """How much of it was taken; a full disk takes nothing. Never raises."""
@@ -49,6 +72,7 @@ class Log:
             while left:
                 if self._size >= self.limit:
                     self._turn_over()
+                self._note_time()
                 done = os.write(self._file, left[: self.limit - self._size])
                 self._size += done
                 left = left[done:]
@@ -59,15 +83,20 @@ class Log:
 
     def _turn_over(self) -> None:
         os.rename(str(self.path), f"{self.path}.1")  # noqa: PTH104 - no pathlib here
+        with contextlib.suppress(OSError):
+            os.rename(f"{self.path}.times", f"{self.path}.times.1")  # noqa: PTH104 - no pathlib here
+        self._begins += self._size
         self.close()
         self._open()
 
     def close(self) -> None:
         """Never raises. The number is forgotten first: it is somebody else's as soon as it is closed."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            with contextlib.suppress(OSError):  # what a full disk says at last
-                os.close(file)
+        files = (self._file, self._times)
+        self._file = self._times = -1
+        for file in files:
+            if file >= 0:
+                with contextlib.suppress(OSError):  # what a full disk says at last
+                    os.close(file)
 
 
 class Output:

@@ -113,4 +113,5 @@ def new_record(runtime: Runtime, admission: Admission, principal: Principal) -> 
         agent_id=request.agent_id,
         generation=request.generation,
         context=request.context,
+        job=request.job,
     )

@@ -26,6 +26,7 @@ class Definitions:
         self._clock = clock
         #: Manifests that the store has as they are.
         self._kept: dict[UUID, AgentManifest] = {}
+        self._names: dict[UUID, str] = {}
 
     async def manifest(self, definition_id: UUID) -> AgentManifest:
         """Raises `AgentNotFoundError` where neither the registry nor the store knows it."""
@@ -36,6 +37,16 @@ class Definitions:
             if kept is None:
                 raise
             return AgentManifest.from_dict(kept.manifest)
+
+    async def name(self, definition_id: UUID) -> str:
+        """For people; the id where neither the registry nor the store knows it."""
+        known = self._names.get(definition_id)
+        if known is None:
+            try:
+                known = self._names[definition_id] = (await self.manifest(definition_id)).name
+            except AgentNotFoundError:
+                return str(definition_id)
+        return known
 
     async def find(self, wanted: UUID | str) -> AgentManifest:
         """By id, or by the name of a registered definition."""

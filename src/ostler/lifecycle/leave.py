@@ -105,6 +105,7 @@ async def terminate(instance: Instance, message: Terminate) -> None:
             force=options.force_if_timeout,
             keep_final_state=options.persist_final_state,
             reason=options.reason,
+            exit=message.exit,
             terminations=[message],
             by=message.by,
         ),

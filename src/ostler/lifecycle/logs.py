@@ -1,87 +1,213 @@
-"""What an agent wrote to its standard output and error, read from the files that the keeper fills."""
+"""What an agent wrote, line by line with times and cursors, from the files that the keeper fills.
+
+Beside a log file lies a file of times: pairs of (position, microseconds), one for each piece that the keeper wrote. A
+position counts from the beginning of the output, also when the file was turned over since; a pair with the time 0 says
+at which position the file begins.
+"""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import re
-from collections.abc import AsyncIterator
+import shutil
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from uuid import UUID
 
 from ostler.isolation.process.logs import LOGS
 from ostler.lifecycle.instance import Runtime
+from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.record import Record, record
 from ostler.model.states import INACTIVE_STATES
 from ostler.model.text import clean_text
+from ostler.model.types import Moment, from_micros
 from ostler.store import moves
 
 #: How often a followed file is looked at.
-_LOOK_SECONDS = 0.2
-_CHUNK = 256 * 1024
+LOOK_SECONDS = 0.2
+#: A line without an end is given in pieces of this size.
+_MAX_LINE = 64 * 1024
+_LAST_BYTES = 400
 _NAME = re.compile(r"(\d+)(?:-([0-9a-f]{32}))?\.log")
+_CURSOR = re.compile(r"(\d+)-([0-9a-f]{32})?:(\d+)")
+_PAIR = struct.Struct(">QQ")
+_TIMES = ".times"
 
 
 @record
 class LogLine(Record):
-    """One line of output."""
+    """One line of output. `cursor` is the place behind it: reading after it goes on with the next line."""
 
     attempt: int
     text: str
+    cursor: str
+    time: Moment | None = None
 
 
-async def read_log(
-    runtime: Runtime, instance: AgentInstance, *, attempt: int | None = None, follow: bool = False
-) -> AsyncIterator[LogLine]:
-    """Attempt by attempt, oldest first. With `follow` it goes on until the instance has ended."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The output of one attempt, or of one run of a command."""
+
+    attempt: int
+    run: str
+    path: Path
+
+    def key(self) -> str:
+        return f"{self.attempt}-{self.run}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogWindow:
+    """Which lines are wanted."""
+
+    #: The cursor of the last line that was read.
+    after: str | None = None
+    attempt: int | None = None
+    #: Only the last so many of those that are there.
+    tail: int | None = None
+    since: datetime | None = None
+    #: Go on until the instance has ended.
+    follow: bool = False
+
+
+async def read_log(runtime: Runtime, instance: AgentInstance, wanted: LogWindow) -> AsyncIterator[LogLine]:
+    """Attempt by attempt, oldest first."""
     if runtime.home is None:
         return
     folder = runtime.home / LOGS / str(instance.instance_id)
-    places: dict[Path, tuple[int, bytes]] = {}
+    reader = _LogReader(folder, wanted.attempt, wanted.after)
+    first = True
     while True:
         current = await runtime.store.read(moves.get_instance, instance.instance_id)
-        over = not follow or current is None or current.state in INACTIVE_STATES
-        for number, path in _files(folder, attempt):
-            lines, places[path] = _lines(path, places.get(path, (0, b"")), last=over)
-            for line in lines:
-                yield LogLine(attempt=number, text=line)
+        over = not wanted.follow or current is None or current.state in INACTIVE_STATES
+        lines: Iterator[LogLine] | deque[LogLine] = reader.read(last=over)
+        if wanted.since is not None:
+            since = wanted.since
+            lines = (line for line in lines if line.time is None or line.time >= since)
+        if first and wanted.tail is not None:
+            lines = deque(lines, maxlen=wanted.tail)
+        first = False
+        for line in lines:
+            yield line
         if over:
             return
-        await runtime.clock.sleep(_LOOK_SECONDS)
+        await runtime.clock.sleep(LOOK_SECONDS)
 
 
-def _files(folder: Path, attempt: int | None) -> list[tuple[int, Path]]:
-    """Files of an attempt, or of one run of a command, in the order of their making."""
-    found: list[tuple[int, float, Path]] = []
+class _LogReader:
+    """Remembers how far each file was read."""
+
+    def __init__(self, folder: Path, attempt: int | None, after: str | None) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._places: dict[str, int] = {}
+        self._skip_until: str | None = None
+        if after is not None:
+            match = _CURSOR.fullmatch(after)
+            if match is None:
+                raise fault("after", "must be the cursor of a line", after)
+            self._skip_until = f"{match[1]}-{match[2] or ''}"
+            self._places[self._skip_until] = int(match[3])
+
+    def read(self, *, last: bool) -> Iterator[LogLine]:
+        """Whole lines that are new. `last`: nothing more will come, so a line without an end is one too."""
+        for file in self.files():
+            if self._skip_until is not None:
+                if file.key() != self._skip_until:
+                    continue  # before the cursor
+                self._skip_until = None
+            yield from self._lines(file, last=last)
+
+    def files(self) -> list[_File]:
+        found: list[tuple[int, int, _File]] = []
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                match = _NAME.fullmatch(path.name)
+                if match is not None and self._attempt in {None, int(match[1])}:
+                    file = _File(int(match[1]), match[2] or "", path)
+                    found.append((file.attempt, _begun(path), file))
+        return [file for _, _, file in sorted(found, key=lambda one: one[:2])]
+
+    def _lines(self, file: _File, *, last: bool) -> Iterator[LogLine]:
+        place = self._places.get(file.key(), 0)
+        for path in (file.path.with_name(f"{file.path.name}.1"), file.path):
+            times = _read_times(path)
+            begins = times[0][0] if times and times[0][1] == 0 else 0
+            try:
+                with path.open("rb") as opened:
+                    opened.seek(max(place - begins, 0))
+                    place = max(place, begins)
+                    while piece := opened.readline(_MAX_LINE):
+                        whole = piece.endswith(b"\n") or len(piece) == _MAX_LINE
+                        if not whole and not (last and path == file.path):
+                            break
+                        place += len(piece)
+                        yield LogLine(
+                            attempt=file.attempt,
+                            text=_text(piece),
+                            cursor=f"{file.key()}:{place}",
+                            time=_time_at(times, place - 1),
+                        )
+            except FileNotFoundError:
+                continue
+        self._places[file.key()] = place
+
+
+def _begun(path: Path) -> int:
+    times = _read_times(path.with_name(f"{path.name}.1")) or _read_times(path)
+    first = next((micros for _, micros in times if micros), None)
+    if first is not None:
+        return first
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns // 1000
+    return 0
+
+
+def _read_times(path: Path) -> list[tuple[int, int]]:
+    """The pairs of a file; of `X.log.1` they are in `X.log.times.1`."""
+    name = path.name.removesuffix(".1")
+    suffix = ".1" if path.name.endswith(".1") else ""
     try:
-        entries = list(folder.iterdir())
+        raw = path.with_name(f"{name}{_TIMES}{suffix}").read_bytes()
     except OSError:
         return []
-    for path in entries:
-        match = _NAME.fullmatch(path.name)
-        if match is not None and attempt in {None, int(match[1])}:
-            found.append((int(match[1]), path.stat().st_ctime if match[2] else 0.0, path))
-    return [(number, path) for number, _, path in sorted(found)]
+    return [(place, micros) for place, micros in _PAIR.iter_unpack(raw[: len(raw) // _PAIR.size * _PAIR.size])]
 
 
-def _lines(path: Path, place: tuple[int, bytes], *, last: bool) -> tuple[list[str], tuple[int, bytes]]:
-    """Whole lines from a place on, and the place after them; the rest of a line waits for its end."""
-    lines: list[str] = []
-    offset, rest = place
-    try:
-        with path.open("rb") as file:
-            if offset > path.stat().st_size:  # it was turned over
-                offset, rest = 0, b""
-            file.seek(offset)
-            while chunk := file.read(_CHUNK):
-                offset += len(chunk)
-                *whole, rest = (rest + chunk).split(b"\n")
-                lines += [_text(line) for line in whole]
-    except OSError:
-        return lines, (offset, rest)
-    if last and rest:
-        lines.append(_text(rest))
-        rest = b""
-    return lines, (offset, rest)
+def _time_at(times: list[tuple[int, int]], place: int) -> datetime | None:
+    """When the byte at that position was written."""
+    index = bisect.bisect_right(times, (place, 2**63)) - 1
+    return from_micros(times[index][1]) if index >= 0 and times[index][1] else None
 
 
 def _text(line: bytes) -> str:
-    return clean_text(line.decode("utf-8", "replace")).rstrip("\r")
+    return clean_text(line.decode("utf-8", "replace")).rstrip("\r\n")
+
+
+def last_line(home: Path, instance: AgentInstance) -> str | None:
+    """The last line that the present attempt wrote."""
+    files = _LogReader(home / LOGS / str(instance.instance_id), instance.attempt, None).files()
+    if not files:
+        return None
+    with contextlib.suppress(OSError), files[-1].path.open("rb") as opened:
+        opened.seek(0, 2)
+        opened.seek(max(opened.tell() - _LAST_BYTES, 0))
+        lines = opened.read().splitlines()
+        return _text(lines[-1]) if lines else None
+    return None
+
+
+def remove_logs(home: Path, instance_id: UUID) -> int:
+    """Remove the output of an instance; how many bytes that freed."""
+    folder = home / LOGS / str(instance_id)
+    freed = 0
+    with contextlib.suppress(OSError):
+        freed = sum(path.stat().st_size for path in folder.iterdir())
+        shutil.rmtree(folder)
+    return freed

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
+from ostler.errors import InvalidOperationError
 from ostler.lifecycle.handle import AgentHandle, Start
+from ostler.lifecycle.logs import last_line, remove_logs
+from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.verbs import InstanceId, Verbs, require_kind
-from ostler.model.people import Principal
+from ostler.lifecycle.why import doing
+from ostler.model.events import Event
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import Attempt
+from ostler.model.people import Permission, Principal
+from ostler.model.states import Tier
+from ostler.store import attempts, retention
+from ostler.store import events as log
 
 
 class AgentLifecycleManager(Verbs):
@@ -61,3 +72,75 @@ class AgentLifecycleManager(Verbs):
 
     def handle(self, instance_id: InstanceId) -> AgentHandle:
         return AgentHandle(self, instance_id)
+
+    # --- for lists and for the daemon ------------------------------------------------------------
+
+    def now(self) -> datetime:
+        return self._runtime.clock.wall()
+
+    def tier_of(self, workspace_id: UUID) -> Tier:
+        found = self._runtime.workspaces.get(workspace_id)
+        return Tier.CORE if found is None else found.tier
+
+    def unrecovered(self) -> dict[str, str]:
+        """What recovery could not do, by instance."""
+        return {str(instance_id): why for instance_id, why in self._runtime.unrecovered.items()}
+
+    async def require_instance(self, instance_id: InstanceId) -> AgentInstance:
+        """Raises `AgentNotFoundError` where there is none."""
+        await self._enter(Permission.AGENTS_READ)
+        return await self._reach(instance_id, Permission.AGENTS_READ)
+
+    async def get_attempts(self, instance_id: UUID) -> list[Attempt]:
+        await self.require_instance(instance_id)
+        return await self._runtime.store.read(attempts.list_attempts, instance_id)
+
+    async def list_events(
+        self, instance_id: InstanceId | None = None, *, after: int | None = None, limit: int = 100
+    ) -> list[Event]:
+        """The newest events, oldest first; with `after` those that follow that number."""
+        await self._enter(Permission.AGENTS_READ)
+        found = None if instance_id is None else (await self.require_instance(instance_id)).instance_id
+        space, count = self._principal.workspace_id, max(1, min(limit, log.PAGE))
+        store = self._runtime.store
+        if after is None:
+            return await store.read(log.last_events, count, workspace_id=space, instance_id=found)
+        page = await store.read(log.read_events, after, workspace_id=space, instance_id=found, limit=count)
+        return list(page.events)
+
+    async def details(self, instance: AgentInstance) -> dict[str, Any]:
+        """What a list shows beside the record: the name of the definition, what it does now, what it uses now."""
+        runtime = self._runtime
+        live = runtime.instances.get(instance.instance_id)
+        shown: dict[str, Any] = {
+            "definition": await runtime.definitions.name(instance.definition_id),
+            "doing": None,
+            "metrics_now": None,
+            "exit_code": None,
+        }
+        if live is not None:
+            metrics = live.metrics_now()
+            said = None if live.waits or runtime.home is None else last_line(runtime.home, instance)
+            shown["doing"] = doing(live, said)
+            shown["metrics_now"] = None if metrics is None else metrics.to_dict()
+        elif not instance.is_active:
+            last = await runtime.store.read(attempts.get_attempt, instance.instance_id, instance.attempt)
+            if last is not None:
+                shown["exit_code"] = last.exit_code if last.exit_signal is None else 128 + last.exit_signal
+        return shown
+
+    async def remove(self, instance_id: InstanceId) -> dict[str, Any]:
+        """Remove the record and the output of an instance that has ended. Events and audit stay."""
+        await self._enter(Permission.AGENTS_TERMINATE)
+        record = await self._reach(instance_id, Permission.AGENTS_TERMINATE)
+        if record.is_active:
+            raise InvalidOperationError(
+                f"{record.name} is {record.state} and cannot be removed; stop it first", current=record.state
+            )
+        home = self._runtime.home
+        workdir = None if home is None else home / WORKDIRS / str(record.instance_id)
+        if workdir is not None and workdir.is_dir() and any(workdir.iterdir()):
+            raise InvalidOperationError(f"the workdir of {record.name} holds files ({workdir}); move them away first")
+        await self._runtime.store.run(retention.remove_instance, record, by=self._by)
+        freed = 0 if home is None else remove_logs(home, record.instance_id)
+        return {"instance_id": str(record.instance_id), "name": record.name, "freed_bytes": freed}

@@ -100,6 +100,8 @@ class Restart(Verb):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Terminate(Verb):
     options: TerminationOptions
+    #: How its job ended, where that is why it is terminated.
+    exit: Exit | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -25,6 +25,7 @@ from ostler.errors import (
     StoreError,
     StoreFullError,
 )
+from ostler.home import LOCK_FILE, SOCKET_FILE, default_home
 from ostler.isolation.finding import IsolationLevels
 from ostler.isolation.forks import keep_from_children
 from ostler.isolation.walls import harden, is_kept
@@ -44,11 +45,10 @@ from ostler.lifecycle.table import TABLE
 from ostler.model.faults import fault
 from ostler.seams import Seams
 from ostler.store import leases, workspaces
-from ostler.store.store import Store, default_home, home_path, is_address
+from ostler.store.store import Store, home_path, is_address
 from ostler.telemetry.log import LifecycleLog
 from ostler.telemetry.metrics import LifecycleMetrics
 
-LOCK_FILE = "manager.lock"
 #: Processes that are started at a time, so that the cores are busy and an urgent start does not wait long.
 _STARTS_AT_ONCE = 8
 #: Beyond twice the grace, for what has none of its own: commits, forced ends.
@@ -272,6 +272,11 @@ class HomeLock:
             holder = os.read(descriptor, 100).decode(errors="replace").strip()
             os.close(descriptor)
             who = f"process {holder}" if holder.isdigit() else "another process"
+            if (self._path.parent / SOCKET_FILE).exists():
+                raise LeaseHeldError(
+                    f"a daemon ({who}) manages the home {self._path.parent}; use `ostler.Client()` or the command "
+                    "line to work with it, or stop it with `ostler down`"
+                ) from None
             raise LeaseHeldError(
                 f"{who} manages the home {self._path.parent}; close it first, or use another home"
             ) from None

@@ -9,7 +9,7 @@ from ostler.errors import DeadlineError, InvalidOperationError, OstlerError, Sto
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, OperationDone, Resume, Suspend, Unasked
+from ostler.lifecycle.messages import Asked, Due, Operation, OperationDone, Resume, Suspend, Unasked
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.work import follow, start_clock, stop_clock
@@ -66,11 +66,6 @@ def pause_if_quiet(instance: Instance) -> None:
         return
     phase.operation = Operation("quiet")
     instance.post(OperationDone(operation=phase.operation))
-
-
-def call_ended_pausing(instance: Instance, message: CallEnded) -> None:
-    calls.call_ended(instance, message)
-    pause_if_quiet(instance)
 
 
 async def asked_pausing(instance: Instance, message: Asked) -> None:

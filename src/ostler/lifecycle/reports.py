@@ -56,6 +56,8 @@ class Listener:
             case MetricReported():
                 instance.tally.keep_metric(message)
             case Progress():
+                share = "" if message.fraction is None else f"{message.fraction:.0%}"
+                instance.signs.doing = message.message or share or instance.signs.doing
                 said.progress = message
                 self._write_progress()
         if len(said.signals) >= _MAX_PENDING and said.room is None:

@@ -91,6 +91,7 @@ class Signs:
         "_usage",
         "cpu_change",
         "cpu_percent",
+        "doing",
         "health",
         "heartbeat",
         "measured",
@@ -117,6 +118,8 @@ class Signs:
         # Spread over the interval, so that agents that start together are not probed together.
         self.next_probe = now + check.interval.total_seconds() * chance.random()
         self.health = AgentHealthStatus()
+        #: Its last progress, in words.
+        self.doing: str | None = None
         #: A probe is under way.
         self.probing = False
         self.stalled = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from ostler.lifecycle import adopt, calls, health, leave, pause, start, waits
+from ostler.lifecycle import adopt, calls, health, job, leave, pause, start, waits
 from ostler.lifecycle.instance import Handler, Instance, Table, refuse_with
 from ostler.lifecycle.messages import (
     Answer,
@@ -174,14 +174,14 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         None: ignore,
     },
     OperationDone: {
-        Starting: start.started,
+        Starting: job.started,
         Adopting: pause.thawed,
         Serving: pause.thawed,
         Pausing: pause.paused,
         Leaving: leave.left,
         None: ignore,
     },
-    CallEnded: {Pausing: pause.call_ended_pausing, Ended: ignore, Detached: ignore, None: calls.call_ended},
+    CallEnded: {Ended: ignore, Detached: ignore, None: job.call_ended},
     CallDue: {Leaving: ignore, Ended: ignore, Detached: ignore, Suspended: ignore, None: calls.call_due},
     NextCalls: {Serving: calls.next_calls, None: ignore},
     Due: {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -24,7 +24,7 @@ from ostler.errors import (
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
-from ostler.lifecycle.logs import LogLine, read_log
+from ostler.lifecycle.logs import LogLine, LogWindow, read_log
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
@@ -227,12 +227,20 @@ class Verbs:
         return await why(self._runtime, await self._reach(instance_id, Permission.AGENTS_READ))
 
     async def log(
-        self, instance_id: InstanceId, *, attempt: int | None = None, follow: bool = False
-    ) -> AsyncIterator[LogLine]:
-        """What the agent wrote, line by line. It ends with the instance; with `follow` it goes on until then."""
+        self,
+        instance_id: InstanceId,
+        *,
+        after: str | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: datetime | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[LogLine, None]:
+        """What the agent wrote, line by line; with `follow` it goes on until the instance has ended."""
         await self._enter(Permission.AGENTS_READ)
         record = await self._reach(instance_id, Permission.AGENTS_READ)
-        async for line in read_log(self._runtime, record, attempt=attempt, follow=follow):
+        wanted = LogWindow(after=after, attempt=attempt, tail=tail, since=since, follow=follow)
+        async for line in read_log(self._runtime, record, wanted):
             yield line
 
     def metrics(self) -> str:

@@ -8,6 +8,7 @@ from ostler.lifecycle.phases import Backoff, Leaving, Suspended
 from ostler.model.instance import AgentInstance, Why
 from ostler.model.ledger import Attempt, AttemptOutcome, Wait, WaitKind
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.policy.phrases import span
 from ostler.policy.restart import RestartFacts, decide_restart
 from ostler.policy.why import WhyFacts, explain
 from ostler.store import attempts, waits
@@ -69,6 +70,27 @@ def _facts(
 def _depth(record: AgentInstance) -> SuspendDepth | None:
     """Without a task nothing of it lives, so a suspended one is parked."""
     return SuspendDepth.PARK if record.state is AgentState.SUSPENDED else None
+
+
+def doing(instance: Instance, said: str | None = None) -> str | None:
+    """What a list says of it in a few words; `said` is its last line of output."""
+    phase, runtime = instance.phase, instance.runtime
+    since = span(runtime.clock.wall() - (instance.signs.moment(instance.moved_at) or runtime.clock.wall()))
+    if isinstance(phase, Suspended):
+        words = {SuspendDepth.FREEZE: "frozen", SuspendDepth.HOLD: "held", SuspendDepth.PARK: "parked"}[phase.depth]
+        return f"{words} {since} ago"
+    if isinstance(phase, Leaving):
+        return phase.left_behind or "ending"
+    if isinstance(phase, Backoff):
+        return phase.held_because or "restarts soon"
+    waiting = next((one.wait for one in instance.waits.values()), None)
+    if waiting is not None:
+        who = "you" if waiting.kind is WaitKind.HUMAN else "an answer"
+        return f"waits for {who}: {waiting.reason}"
+    if instance.signs.doing is not None:
+        return instance.signs.doing
+    running = sum(not call.ended for call in instance.calls.values())
+    return None if not running else said or f"{running} request{'s' if running > 1 else ''}"
 
 
 class _NoChance:

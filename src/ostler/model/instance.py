@@ -79,6 +79,8 @@ class AgentInstance(Record):
     #: Time that it has spent failed, which is no uptime.
     downtime: timedelta = _NO_TIME
     context: Mapping[str, Any] | None = None
+    #: The request that it works on when it is ready; its answer ends the instance.
+    job: Mapping[str, Any] | None = None
     #: How well each of its limits is held; written when it first becomes ready.
     enforcement: Mapping[str, Enforcement] | None = None
     #: What it gave when it was terminated with `persist_final_state`.

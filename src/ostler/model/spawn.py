@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.context import ContextData, context_faults
+from ostler.model.context import ContextData, context_faults, json_faults
 from ostler.model.faults import Fault, shown
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
@@ -19,6 +19,7 @@ from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Parsed
 
 NIL = UUID(int=0)
 MAX_TARGET = 2000
+MAX_JOB_BYTES = 1024 * 1024
 _SECOND = timedelta(seconds=1)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -178,6 +179,9 @@ class SpawnRequest(Record):
     #: The id of a crew member, stable over its generations.
     agent_id: str | None = None
     generation: Annotated[int, Interval(ge=0, le=MAX_COUNT)] = 0
+    #: A request that the instance works on as soon as it is ready, and again after a restart. When it is answered the
+    #: instance is terminated; when it fails the instance fails, and its restart policy decides.
+    job: Mapping[str, Any] | None = None
 
     @property
     def context_data(self) -> ContextData:
@@ -191,6 +195,7 @@ class SpawnRequest(Record):
         if not self.is_valid():
             yield Fault(field="agent_definition_id", bound="must name a definition")
         yield from context_faults("context", self.context)
+        yield from json_faults("job", self.job, MAX_JOB_BYTES)
         yield from name_faults("crew", self.crew)
         yield from name_faults("agent_id", self.agent_id)
 

@@ -12,20 +12,11 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
-from ostler.model.events import (
-    AgentErrorEvent,
-    AgentRestartingEvent,
-    AgentSpawnedEvent,
-    AgentTerminatedEvent,
-)
+from ostler.model.events import AgentErrorEvent, AgentRestartingEvent, AgentSpawnedEvent, AgentTerminatedEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
 from ostler.model.ledger import Wait, WaitKind
 from ostler.model.people import SYSTEM, Actor
-from ostler.model.states import (
-    AgentState,
-    Enforcement,
-    SuspendDepth,
-)
+from ostler.model.states import AgentState, Enforcement, SuspendDepth
 from ostler.model.text import clipped
 from ostler.model.types import MAX_COUNT
 from ostler.policy.quota import plan, slot_error

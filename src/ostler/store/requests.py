@@ -42,13 +42,14 @@ def list_requests(reader: Reader, instance_id: UUID, state: RequestState | None 
 
 
 def begin_request(tx: Transaction, request: Request) -> None:
-    _put(tx, request.evolve(begun_at=tx.now))
+    _put(tx, request.evolve(begun_at=tx.now), keeps=frozenset())
 
 
 def end_request(tx: Transaction, end: RequestEnd) -> None:
     answer = end.answer if end.answer is not None and len(end.answer) <= MAX_ANSWER_BYTES else None
     error = None if end.error is None else clipped(end.error, _MAX_ERROR)
-    _put(tx, end.request.evolve(state=end.state, answer=answer, error=error, ended_at=tx.now))
+    ended = end.request.evolve(state=end.state, answer=answer, error=error, ended_at=tx.now)
+    _put(tx, ended, keeps=frozenset({"begun_at"}))
     tx.execute(
         """DELETE FROM requests WHERE instance_id = :id AND ended_at < (
              SELECT ended_at FROM requests WHERE instance_id = :id AND ended_at IS NOT NULL
@@ -69,9 +70,11 @@ def lose_requests(tx: Transaction, instance_id: UUID, why: str) -> None:
     )
 
 
-def _put(tx: Transaction, request: Request) -> None:
+def _put(tx: Transaction, request: Request, *, keeps: frozenset[str]) -> None:
+    """Insert it, or change the row that is there; columns in `keeps` stay as they are then."""
     values = REQUESTS.encode(request)
-    changes = ", ".join(f"{name} = excluded.{name}" for name in values if name not in {"instance_id", "id"})
+    changed = values.keys() - {"instance_id", "id"} - keeps
+    changes = ", ".join(f"{name} = excluded.{name}" for name in sorted(changed))
     tx.execute(
         f"""INSERT INTO requests ({", ".join(values)}) VALUES ({", ".join(f":{name}" for name in values)})
             ON CONFLICT (instance_id, id) DO UPDATE SET {changes}""",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.errors import InvalidOperationError
+from ostler.model.instance import AgentInstance
+from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.policy.retention import RetentionPolicy
 from ostler.store.audit import PRUNED, get_chain, list_chains
 from ostler.store.transaction import Transaction
+from ostler.store.waits import end_waits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,29 @@ def _sweep_instances(tx: Transaction, before: datetime, limit: int) -> int:
     )
     removed: dict[UUID, int] = {}
     for key, space in rows:
-        for table in ("attempts", "requests"):
-            tx.execute(f"DELETE FROM {table} WHERE instance_id = :id", id=key)
-        tx.execute("DELETE FROM agent_instance_tags WHERE instance_id = :id", id=key)
-        tx.execute("DELETE FROM agent_instances WHERE id = :id", id=key)
+        _delete_instance(tx, key)
         workspace_id = space if isinstance(space, UUID) else UUID(bytes=space)
         removed[workspace_id] = removed.get(workspace_id, 0) + 1
     for workspace_id, count in removed.items():
         tx.audit(workspace_id, SYSTEM, "retention.instances", "records", detail=f"removed {count}")
     return len(rows)
+
+
+def remove_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> None:
+    """One ended instance, by hand. Its events and its audit stay."""
+    tx.audit_refusal(old.workspace_id, by, "remove", f"instance:{old.instance_id}")
+    row = tx.fetch_one("SELECT active FROM agent_instances WHERE id = :id", id=old.instance_id)
+    if row is None or row[0]:
+        raise InvalidOperationError(f"{old.name} is active or gone; it was not removed")
+    end_waits_of(tx, old.instance_id, "removed")
+    _delete_instance(tx, old.instance_id)
+    tx.audit(old.workspace_id, by, "remove", f"instance:{old.instance_id}", detail=old.name)
+
+
+def _delete_instance(tx: Transaction, key: Any) -> None:
+    for table in ("attempts", "requests", "agent_instance_tags"):
+        tx.execute(f"DELETE FROM {table} WHERE instance_id = :id", id=key)
+    tx.execute("DELETE FROM agent_instances WHERE id = :id", id=key)
 
 
 def _sweep_waits(tx: Transaction, before: datetime, limit: int) -> int:

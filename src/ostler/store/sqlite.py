@@ -17,7 +17,6 @@ from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFul
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.connection import Connection, Head, Values, headless, migrations, require_known, run_migration
 
-DATABASE_FILE = "ostler.db"
 #: "OSTL": tells our file from another program's.
 APPLICATION_ID = 0x4F53544C
 #: SQLite opens no file whose path has more bytes.

@@ -16,12 +16,13 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, StoreClosedError, StoreError
+from ostler.home import DATABASE_FILE
 from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
 from ostler.store.connection import Connection
-from ostler.store.sqlite import DATABASE_FILE, SqliteConnection
+from ostler.store.sqlite import SqliteConnection
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.writer import Committer, Job, Listener, Writer
 
@@ -29,8 +30,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MEMORY = ":memory:"
-HOME_VARIABLE = "OSTLER_HOME"
-HOME_NAME = ".ostler"
 _POSTGRES = ("postgresql://", "postgres://")
 _READERS = 2
 #: No owner has this epoch, so what is written with it is refused.
@@ -341,17 +340,6 @@ def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
         yield Reader(connection)
     finally:
         connection.close()
-
-
-def default_home() -> Path:
-    """`$OSTLER_HOME`, else `.ostler` in this directory or one above it, else `~/.ostler`."""
-    if named := os.environ.get(HOME_VARIABLE):
-        return home_path(named)
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / HOME_NAME).is_dir():
-            return folder / HOME_NAME
-    return home_path(f"~/{HOME_NAME}")
 
 
 def database_at(where: str | os.PathLike[str]) -> Database:

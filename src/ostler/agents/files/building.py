@@ -123,7 +123,7 @@ def _restart(values: Mapping[str, Any]) -> RestartPolicy:
     base = _POLICIES[values.get("policy", "on-failure")]
     fields = _fields(RESTART, values)
     fields.pop("type", None)
-    # Who writes one of the two delays means it; the other, unwritten, follows.
+    # Of the two delays the one that is written counts; the other, unwritten, follows.
     if "initial_delay" in fields:
         fields.setdefault("max_delay", max(base.max_delay, fields["initial_delay"]))
     elif "max_delay" in fields:

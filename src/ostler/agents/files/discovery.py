@@ -16,7 +16,7 @@ FOLDERS = ((".ostler/agents", (".md",)), (".claude/agents", (".md",)), (".codex/
 USER_SUFFIXES = (".md", ".toml")
 #: A folder with more files than that is no folder of definitions.
 MAX_FILES = 1000
-#: It explains the folder to people; nobody means it as an agent.
+#: It explains the folder to people; it is not an agent.
 _README = "readme.md"
 
 

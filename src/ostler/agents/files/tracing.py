@@ -20,7 +20,7 @@ def blame_record(page: Page, faults: Iterable[Fault], table: Key, trail: Trail) 
     for key, inner in leaves(table):
         places.setdefault(key.field, []).append((key, (*trail, *inner)))
     words = {field.rpartition(".")[2]: rows[-1][0].name for field, rows in places.items()}
-    # What nobody wrote was made to follow what somebody did; the latter is to blame, where anything is.
+    # A value that was not written follows from one that was; the latter is to blame, where anything is.
     for fault in sorted(faults, key=lambda fault: _unwritten(page, places, fault)):
         rows, rest = _rows(places, fault.field.split("."))
         if not rows:

@@ -1,6 +1,6 @@
 """Before the first fork: code that every agent runs is brought together.
 
-Running a function writes to its code object (it counts who uses it), and in a forked child that copies the page. Code
+Running a function writes to its code object (it counts its users), and in a forked child that copies the page. Code
 objects lie where their modules were loaded, each hot one among many that are never run; so each would cost a page.
 Copies made one after the other lie side by side.
 """

@@ -27,11 +27,11 @@ from ostler.isolation.inside.telling import complain, exit_code, rendered
 from ostler.isolation.workers import Census, Workers
 from ostler.model.text import clean_text
 
-#: Nobody is left to whom it could matter: neither the manager nor the keeper.
+#: Neither the manager nor the keeper is left.
 ORPHANED = 70
-#: How long clean-up and shutdown may take after a TERM; whoever sent it has a KILL ready.
+#: How long clean-up and shutdown may take after a TERM; its sender has a KILL ready.
 _LEAVE_SECONDS = 5.0
-#: How long the last words wait for somebody to read them.
+#: How long the last messages wait to be read.
 _DRAIN_SECONDS = 2.0
 _PACKETS_PER_TURN = 64
 _PLAIN = "answer plain JSON data"
@@ -64,7 +64,7 @@ class Host:
         self._runner: AgentRunner | None = None
         self._attempt = self._epoch = 0
         self._running: dict[CallId, _Call] = {}
-        #: Somebody asked for the end.
+        #: Its end was asked for.
         self._ending = False
         self._crash: BaseException | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -93,7 +93,7 @@ class Host:
         return self._code
 
     def hang_up(self) -> None:
-        """All is said. Whoever listens knows from now on that the end has begun, however long that takes."""
+        """All is said. The manager knows from now on that the end has begun, however long that takes."""
         self._channel.close()
 
     def part_children(self) -> None:
@@ -125,7 +125,7 @@ class Host:
             except (BlockingIOError, InterruptedError):
                 return
             if packet is None:
-                # Not even the keeper is there any more, so nobody will ever look after this process.
+                # Not even the keeper is there any more, so nothing will ever look after this process.
                 os._exit(ORPHANED)
             try:
                 self._take(wire.read(packet))
@@ -134,7 +134,7 @@ class Host:
 
     def _take(self, packet: wire.Packet) -> None:
         if packet.epoch < self._epoch:
-            return  # the last words of a manager that is gone
+            return  # from a manager that is gone
         message = self._joiner.take(packet)
         if message is None:
             return
@@ -174,7 +174,7 @@ class Host:
             case "stop":
                 self._stop()
             case _:
-                raise wire.WireError(f"nobody here knows {kind!r:.50}")
+                raise wire.WireError(f"an unknown kind of message: {kind!r:.50}")
 
     # --- the beginning -------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Host:
         self._loop.stop()
 
     def _leave(self) -> None:
-        """TERM: whoever sent it has no words for it, so hooks and shutdown are run here, if they were not before."""
+        """TERM: its sender cannot call, so hooks and shutdown are run here, if they were not before."""
         if self._ending or self._leaving is not None:
             return
         if self._runner is None:
@@ -322,7 +322,7 @@ class _Workers(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self._made is None:
-            # Nobody waits for the last of them: they are daemons, and the process ends without them.
+            # The process does not wait for the last of them: they are daemons.
             self._made = Workers(self.most, "ostler-agent", Census(lambda: None))
         return self._made.submit(fn, *args, **kwargs)
 

@@ -1,8 +1,8 @@
 """What a process does when it ends in order: what it has registered for its end is run, what it has written is kept.
 
 Python would do so by taking itself apart, object by object. In a process that shares its memory with its siblings
-that copies all of it, so it is left out. And it has only so long: a child that is waited for, or a pipe that nobody
-reads, must not keep from its end what was told to end.
+that copies all of it, so it is left out. And it has only so long: a child that is waited for, or a pipe that is not
+read, must not keep from its end what was told to end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def files_being_written() -> list[_Written]:
 
 def flush(files: Iterable[_Written]) -> None:
     for one in files:
-        # Closed, or only read from, or nobody takes it any more.
+        # Closed, or only read from, or its reader is gone.
         with contextlib.suppress(Exception):
             one.flush()
 

@@ -190,7 +190,7 @@ class Speaker:
             self._pump()
 
     def drain(self, seconds: float) -> None:
-        """Before the end: wait until all is said, or nobody reads it."""
+        """Before the end: wait until all is said, or is not read in time."""
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT)
         end = time.monotonic() + seconds

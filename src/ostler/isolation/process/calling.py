@@ -202,7 +202,7 @@ class Calls:
             self.confirm(call.call_id)
 
     def _lose_patience(self, stopped: asyncio.Future[None], before: int) -> None:
-        """While it is we who do not listen, or are not through with its backlog, it may well have answered."""
+        """While this manager does not listen, or is not through with the backlog, the agent may well have answered."""
         held, now = self.held(), self.heard_beyond()
         if held is not None:
             held.add_done_callback(lambda _: wake(stopped))

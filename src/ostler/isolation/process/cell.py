@@ -160,15 +160,16 @@ class ProcessCell(KeptCell):
             if self._closing:  # it may have answered and ended before it was called for
                 raise AgentGoneError
             return answer
-        if self._closing or self._channel is None:
+        channel = self._channel
+        if self._closing or channel is None:
             raise AgentGoneError
         if verb not in ENDING:
-            return await self._ask_it(verb, payload, call_id, self._channel)
+            return await self._ask_it(verb, payload, call_id, channel)
         if self._frozen:
             with contextlib.suppress(InvalidOperationError):
                 await self.thaw()  # or its whole grace would pass before it hears of its end
         with self._heard_out():  # its answer comes after all that it has said before
-            return await self._ask_it(verb, payload, call_id, self._channel)
+            return await self._ask_it(verb, payload, call_id, channel)
 
     async def _ask_it(self, verb: Verb, payload: Any, given: UUID | None, channel: Channel) -> Any:
         await channel.has_room()

@@ -13,12 +13,12 @@ from typing import Any
 from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY
 from ostler.isolation.wire import LONG_KINDS, Joiner, Packet, Sender, WireError, decoded, encode, read, receive
 
-#: So much is read in one turn of the loop, and for so long, so that a chatterbox does not keep it from others.
+#: So much is read in one turn of the loop, and for so long, so that one talkative agent does not keep it from others.
 _BYTES_PER_TURN = 64 * 1024
 _SECONDS_PER_TURN = 0.001
-#: More cannot lie in a socket; what still comes is said by somebody who should be dead.
+#: More cannot lie in a socket; what still comes is said by a process that should be dead.
 _MOST_LEFT = 4096
-#: So many packets may wait for an agent that does not read, before those who call it have to wait too.
+#: So many packets may wait for an agent that does not read, before its callers have to wait too.
 _FULL = 256
 #: More than this an agent cannot have said and not got rid of: what waits with it, and what lies in the socket.
 _BACKLOG = MAX_WEIGHTY + MAX_WAITING + _MOST_LEFT
@@ -53,9 +53,9 @@ class Channel:
         self._rest: asyncio.Handle | None = None
         #: Nothing is read until then, so that the agent's own side fills up.
         self._held: asyncio.Future[None] | None = None
-        #: So many wait for a word that lies behind all others, and so much is heard for their sake.
+        #: So many callers wait for an answer that lies behind all that was said, and so much is heard for them.
         self._urgent = self._allowance = 0
-        #: What was heard in spite of a hearer who had enough.
+        #: What was delivered although the listener had enough.
         self.heard_beyond = 0
         self._loop.add_reader(sock, self._read)
 
@@ -95,23 +95,23 @@ class Channel:
         return self._held
 
     def hold(self, until: asyncio.Future[None]) -> None:
-        """Whoever hears it has enough for now. Read no more until then, or until `release`."""
+        """The listener has enough for now. Read no more until then, or until `release`."""
         if self._urgent and self._allowance > 0:
             self._allowance -= 1
             self.heard_beyond += 1
         elif self._open and self._held is None:
             self._held = until
             self._loop.remove_reader(self._sock)
-            until.add_done_callback(self._let_go)
+            until.add_done_callback(self._go_on_reading)
 
     def release(self) -> None:
         """It is about to end: all that it still says is heard."""
         if self._held is not None:
-            self._let_go(self._held)
+            self._go_on_reading(self._held)
 
     @contextlib.contextmanager
     def heard_out(self) -> Iterator[None]:
-        """Somebody waits for a word that may lie behind all that was said before, so that is heard first.
+        """A caller waits for an answer that may lie behind all that was said before, so that is heard first.
 
         No more of it than an agent can have on its own side: one that goes on and on has to wait again.
         """
@@ -123,7 +123,7 @@ class Channel:
         finally:
             self._urgent -= 1
 
-    def _let_go(self, held: asyncio.Future[None]) -> None:
+    def _go_on_reading(self, held: asyncio.Future[None]) -> None:
         if self._held is held:
             self._held = None
             if self._open and self._rest is None:
@@ -205,7 +205,7 @@ class Channel:
         try:
             message = self._joined(piece)
         except WireError:
-            return None  # the rest of something that somebody else began to read
+            return None  # the rest of a message that an earlier manager began to read
         if message is None or message["t"] != "state":
             return None
         self._greeting = False
@@ -213,7 +213,7 @@ class Channel:
         return message
 
     def _unheard(self, piece: Packet) -> dict[str, Any] | None:
-        """Meant for an earlier manager, who did not read it.
+        """Meant for an earlier manager, which did not read it.
 
         What is held by the agent it says again to us, in order with what the earlier manager read and did not commit.
         So numbered messages count only if the agent ends before it does. News are said only once.

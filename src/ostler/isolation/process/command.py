@@ -20,7 +20,7 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.ending import KeptCell, enforcement_of, require_workdir
-from ostler.isolation.process.exits import LOST
+from ostler.isolation.process.exits import LOST, was_ended_by_us
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import Answer, KeeperError
 from ostler.isolation.process.logs import log_of, prune_runs, remove_log
@@ -72,6 +72,7 @@ class CommandCell(KeptCell):
             call_id = UUID(hex=str(status["unit"]).rpartition(".")[2])
             run = self._found[call_id] = self._add(call_id, old_place(self._plan, call_id))
             run.is_asked = True
+            run.has_started()
             self._frozen = self._box_frozen = self._frozen or bool(status.get("frozen"))
             before = self._home.move_in(run.unit, run)
             if isinstance(before, Run):
@@ -79,6 +80,8 @@ class CommandCell(KeptCell):
                 self._home.move_in(run.unit, run)
             if status.get("exit"):
                 run.has_ended(status["exit"])
+                if was_ended_by_us(status["exit"]):  # no manager waits for the answer of a run that it has stopped
+                    self.confirm(call_id)
 
     def _add(self, call_id: UUID, place: Place) -> Run:
         run = self._runs[call_id] = Run(self, call_id, place, log_of(self._home.directory, self._plan, call_id))
@@ -261,7 +264,7 @@ class CommandCell(KeptCell):
             raise AgentGoneError
         return run.answer(self._spec, run.record)
 
-    async def _begin(self, run: Run, start: Start) -> None:
+    async def _begin(self, run: Run, start: Start, *, again: bool = False) -> None:
         while self._frozen or not self._home.is_linked:
             await self._home.open()
             await self._until_thawed()
@@ -276,20 +279,32 @@ class CommandCell(KeptCell):
                 asked = run.asked(self._plan, self._spec, start)
                 answer = self._home.ask("start", fds=fds, stdin=bool(fds), **asked)
             self._starts.add(answer)
-            answer.add_done_callback(self._start_answered)
+            answer.add_done_callback(partial(self._start_answered, run))
             said, _ = await asyncio.shield(answer)
         except KeeperError as error:
             if error.kind == "lost" or self._closing:
                 raise AgentGoneError from error
             if error.kind == "late":  # should it begin yet, it is to end
                 self._home.run(self._force(leaf=run.leaf))
-            raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
-        self._enforcement = enforcement_of(said.get("enforcement") or {})
+            if error.kind != "taken" or again:
+                raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
+            await self._clear(run)
+            await self._begin(run, start, again=True)
+        else:
+            self._enforcement = enforcement_of(said.get("enforcement") or {})
 
-    def _start_answered(self, answer: asyncio.Future[Answer]) -> None:
+    async def _clear(self, run: Run) -> None:
+        """An earlier manager was killed while it began the same call, and something is left of that."""
+        self._home.move_out(run.unit, run)
+        run.early = None
+        with contextlib.suppress(KeeperError):
+            await self._home.strike(self.box, run.leaf)
+            await self._home.request("forget", unit=run.unit)
+
+    def _start_answered(self, run: Run, answer: asyncio.Future[Answer]) -> None:
         self._starts.discard(answer)
-        if not answer.cancelled():
-            answer.exception()  # the caller may have been cancelled
+        if not answer.cancelled() and answer.exception() is None:
+            run.has_started()
 
     async def _end(self, run: Run) -> None:
         """The caller was cancelled. More cancelling does not shorten the wait, which the keeper bounds."""
@@ -319,7 +334,7 @@ class CommandCell(KeptCell):
         self._home.move_out(run.unit, run)
         run.finish()
         if run.is_asked and not self._closing:
-            task = self._forgetting[run.call_id] = self._home.run(self._tidy(run))
+            task = self._forgetting[run.call_id] = self._home.run(self._tidy(run), before_close=True)
             task.add_done_callback(partial(self._forgotten, run.call_id))
 
     def _forgotten(self, call_id: UUID, _: object) -> None:

@@ -110,7 +110,7 @@ class KeptCell(Cell):
         return self._gone.done()
 
     async def freeze(self) -> None:
-        # First the word, then the deed: whoever gives up waiting leaves it frozen, and it must be thawed.
+        # Set before it is asked for: a cancelled caller leaves it frozen, and then it must be thawed.
         before, self._frozen = self._frozen, True
         try:
             await self._ask("freeze", box=self.box)

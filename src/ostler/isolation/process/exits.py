@@ -67,6 +67,10 @@ def _exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None) -> E
     return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {code}")
 
 
+def was_ended_by_us(record: Mapping[str, Any]) -> bool:
+    return str(record.get("by")) in _OURS
+
+
 def was_lost(record: Mapping[str, Any]) -> bool:
     """Whether a later keeper wrote it, which found only what outlived it."""
     return record.get("by") == "lost"

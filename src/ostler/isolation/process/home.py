@@ -1,6 +1,6 @@
-"""The keeper of one home, as a level sees it: found or started when first needed, and buried when it dies.
+"""The keeper of one home, as a level sees it: found or started when first needed, and replaced when it dies.
 
-Whoever has a unit there registers for it *before* it is started, so that no end is told to nobody.
+A tenant registers for its unit *before* that is started, so that no end is missed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Site
 from ostler.isolation.process import launch
 from ostler.isolation.process.link import Answer, KeeperError, Link
 from ostler.isolation.process.remains import Remains
+from ostler.isolation.process.tenants import Tenant, tell
 from ostler.keeper.protocol import REFUSED, VERSION
 from ostler.seams import Clock
 
 _log = logging.getLogger("ostler.isolation")
 #: How long a keeper may take to end all that it has; it bounds every step of that by itself.
-_FAREWELL_SECONDS = 30.0
+_END_SECONDS = 30.0
 #: How long a keeper that is just leaving is asked again, or one that hangs, and how long that is waited in between.
 _CONNECT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.025
@@ -33,24 +35,10 @@ _REFUSED_SECONDS = 1.0
 _DYING_LOOKS = 80
 #: How long a keeper may work on what it was asked before it is asked whether it lives; that takes 2 s more.
 _UNANSWERED_SECONDS = 2.0
+#: How long a close waits for what was confirmed to be forgotten.
+_LAST_SECONDS = 2.0
 #: It hung up, or is about to, or says nothing.
 _GOING = frozenset({"lost", "ending", "late"})
-
-
-class Tenant(Protocol):
-    """Whoever has a unit at the keeper."""
-
-    def has_ended(self, record: Mapping[str, Any]) -> None:
-        """It and all that it started is gone."""
-        raise NotImplementedError
-
-    def was_lost(self) -> None:
-        """The keeper was killed and with it all of this; it is proven gone, and how it ended nobody saw."""
-        raise NotImplementedError
-
-    def was_taken(self) -> None:
-        """Another manager has taken over; it lives on, and is none of ours any more."""
-        raise NotImplementedError
 
 
 class KeeperHome:
@@ -59,11 +47,14 @@ class KeeperHome:
         self._site = site
         self._link: Link | None = None
         self._opening = asyncio.Lock()
-        self._burial: asyncio.Task[None] | None = None
+        #: To connect, by whether a keeper is started where there is none.
+        self._attempts: dict[bool, asyncio.Task[None]] = {}
+        self._replacing: asyncio.Task[None] | None = None
         self._own: Path | None = None
         self._tenants: dict[str, Tenant] = {}
         self._work: set[asyncio.Task[Any]] = set()
-        #: By unit, what the keeper held when we came: for those who look for what an earlier manager started.
+        self._last_work: set[asyncio.Task[Any]] = set()
+        #: By unit, what the keeper held when we came; recovery looks here for what an earlier manager started.
         self.found: dict[str, dict[str, Any]] = {}
         self._by_box: dict[str, set[str]] | None = None
         self.remains = Remains()
@@ -93,12 +84,26 @@ class KeeperHome:
     async def open(self, *, start: bool = True) -> bool:
         """Connect to the living keeper, or start one. Whether there is one now."""
         await self.settled()
-        if self.is_linked:
-            return True
+        if not self.is_linked:
+            attempt = self._attempts.get(start)
+            if attempt is None:  # one for all that wait for it: a keeper that hangs is not waited for by turns
+                attempt = self._attempts[start] = self.run(self._attempt(start=start))
+                attempt.add_done_callback(partial(self._attempted, start))
+            await asyncio.wait((attempt,))
+            if attempt.cancelled():
+                raise InvalidOperationError(f"the manager of {self.directory} is closing")
+            attempt.result()
+        return self.is_linked
+
+    async def _attempt(self, *, start: bool) -> None:
         async with self._opening:
             if not self.is_linked:
                 await self._connect(start=start)
-        return self.is_linked
+
+    def _attempted(self, start: bool, attempt: asyncio.Task[None]) -> None:
+        del self._attempts[start]
+        if not attempt.cancelled():
+            attempt.exception()  # its callers may have been cancelled
 
     async def request(self, op: str, /, **fields: Any) -> dict[str, Any]:
         """Ask the present keeper. Raises `KeeperError`."""
@@ -112,7 +117,7 @@ class KeeperHome:
         return self._link.ask(op, fds, **fields)
 
     def move_in(self, unit: str, tenant: Tenant) -> Tenant | None:
-        """From now on this one is told. Whoever was before is answered."""
+        """From now on this one is told of the unit. Answers the tenant before it."""
         before = self._tenants.get(unit)
         self._tenants[unit] = tenant
         return before
@@ -125,11 +130,12 @@ class KeeperHome:
             del self._tenants[unit]
         self.found.pop(unit, None)
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Something that nobody waits for, held until it is done."""
+    def run(self, work: Coroutine[Any, Any, Any], *, before_close: bool = False) -> asyncio.Task[Any]:
+        """In a task of its own, held until it is done. With `before_close` it has a moment when the home closes."""
         task = asyncio.get_running_loop().create_task(work, name="ostler-keeper-errand")
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        held = self._last_work if before_close else self._work
+        held.add(task)
+        task.add_done_callback(held.discard)
         return task
 
     def units_in(self, box: str) -> set[str]:
@@ -240,34 +246,28 @@ class KeeperHome:
     async def read_last_will(self) -> Mapping[str, Mapping[str, Any]]:
         """Of a keeper that is gone: how its units ended, by unit, as far as it wrote that down. What it left is ended.
 
-        Raises `InvalidOperationError` when one holds the place that says nothing.
+        Raises `InvalidOperationError` when a keeper holds the place and does not answer.
         """
-        if self._site.directory is None:
-            return {}
-        directory = self._site.directory / launch.KEEPER
-        for _ in range(_DYING_LOOKS):
-            with launch.vacant(directory) as is_vacant:
-                if is_vacant:
-                    await launch.sweep(launch.token_of_dead(directory))
-                    return self._read_exits(directory)
-            await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
-        raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
+        return {} if self._site.directory is None else await self._read_when_vacant(self._site.directory, sweep=True)
 
     def was_killed(self) -> bool:
-        """Whether the last keeper did not end in order, and nobody has followed it."""
+        """Whether the last keeper did not end in order, and no other has followed it."""
         directory = self._site.directory
         return directory is not None and not self.is_linked and bool(launch.token_of_dead(directory / launch.KEEPER))
 
     async def read_remains(self) -> None:
         """Of a keeper that is gone; one that lives says them when it is greeted. Raises as `read_last_will`."""
-        if self._site.directory is None or self._has_read or self.is_linked:
-            return
-        directory = self._site.directory / launch.KEEPER
+        if self._site.directory is not None and not self._has_read and not self.is_linked:
+            await self._read_when_vacant(self._site.directory, sweep=False)
+
+    async def _read_when_vacant(self, home: Path, *, sweep: bool) -> Mapping[str, Mapping[str, Any]]:
+        directory = home / launch.KEEPER
         for _ in range(_DYING_LOOKS):
             with launch.vacant(directory) as is_vacant:
                 if is_vacant:
-                    self._read_exits(directory)
-                    return
+                    if sweep:
+                        await launch.sweep(launch.token_of_dead(directory))
+                    return self._read_exits(directory)
             await asyncio.sleep(_PAUSE_SECONDS)  # it is on its way out; no clock of ours knows when
         raise InvalidOperationError(f"the keeper of {directory} neither answers nor ends; kill it, and open again")
 
@@ -279,24 +279,29 @@ class KeeperHome:
         return exits
 
     async def settled(self) -> None:
-        """Until a keeper that was lost is buried, if one was."""
-        while self._burial is not None and self._burial is not asyncio.current_task():
-            await asyncio.wait((self._burial,))
+        """Until a keeper that was lost is replaced, if one was."""
+        while self._replacing is not None and self._replacing is not asyncio.current_task():
+            await asyncio.wait((self._replacing,))
 
     async def close(self) -> None:
-        """Take leave: of agents that go on without us, or of a keeper that ends with what it has."""
-        if self._burial is not None:
-            _, pending = await asyncio.wait((self._burial,), timeout=_FAREWELL_SECONDS)
-            for burial in pending:
-                burial.cancel()
-                await asyncio.wait((burial,))
+        """Leave the agents that go on without this manager, or end the keeper with all that it has."""
+        if self._replacing is not None:
+            _, pending = await asyncio.wait((self._replacing,), timeout=_END_SECONDS)
+            for replacing in pending:
+                replacing.cancel()
+                await asyncio.wait((replacing,))
+        for attempt in tuple(self._attempts.values()):
+            attempt.cancel()
+            await asyncio.wait((attempt,))
+        if self._last_work:
+            await asyncio.wait(self._last_work, timeout=_LAST_SECONDS)
         link, self._link = self._link, None
         if link is not None and link.is_open:
             link.depart()
             try:
                 await link.request("bye", leave=self.outlives)
                 if not self.outlives:
-                    await asyncio.wait((link.over,), timeout=_FAREWELL_SECONDS)
+                    await asyncio.wait((link.over,), timeout=_END_SECONDS)
             except KeeperError as error:
                 if error.kind != "lost":  # else it is gone already, and with it all that it had
                     _log.warning("%s; it ends what it has when it can", error)
@@ -316,7 +321,7 @@ class KeeperHome:
         self.remains.read({"box": record.get("box"), "exit": record})
         tenant = self._tenants.get(unit)
         if tenant is not None:
-            _tell(tenant, {"exit": record})
+            tell(tenant, {"exit": record})
 
     def _lost(self) -> None:
         """Between one message and the next: the keeper was killed, or has crashed."""
@@ -324,9 +329,9 @@ class KeeperHome:
             return  # it never became ours
         self._link = None
         _log.error("the keeper of %s is gone; if it was killed, its agents die with it", self.directory)
-        self._burial = asyncio.get_running_loop().create_task(self._bury(), name="ostler-burial")
+        self._replacing = asyncio.get_running_loop().create_task(self._replace(), name="ostler-keeper-replacing")
 
-    async def _bury(self) -> None:
+    async def _replace(self) -> None:
         """A new keeper sweeps before it does anything else, and knows what the old one wrote down last."""
         tenants, token = dict(self._tenants), str(self.about.get("token", ""))
         self.found, taken = {}, True
@@ -336,13 +341,13 @@ class KeeperHome:
             taken = False
         except StaleWriterError:
             _log.warning("the agents of %s are left to the keeper or manager that has them now", self.directory)
-        finally:  # whatever happened, those who wait for a word get one
+        finally:  # whatever happened, every tenant is told
             for unit, tenant in tenants.items():
-                _tell(tenant, self.found.get(unit), taken=taken)
-            self._burial = None
+                tell(tenant, self.found.get(unit), taken=taken)
+            self._replacing = None
 
     async def _again(self, token: str) -> None:
-        """Never sweeps while a keeper lives: then it is not we who look after this home."""
+        """Never sweeps while a keeper lives: then another manager looks after this home."""
         try:
             async with self._opening:
                 await self._patiently()
@@ -372,25 +377,11 @@ class KeeperHome:
 
 
 def _require_going(error: KeeperError, directory: Path) -> None:
-    """Raises for one that stays and does not want us; of any other it is asked again who is there."""
+    """Raises for a keeper that stays and refuses us; any other is asked again."""
     if error.kind == "stale":
         raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
     if error.kind not in _GOING:
         raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
-
-
-def _tell(tenant: Tenant, status: Mapping[str, Any] | None, *, taken: bool = False) -> None:
-    """One who cannot bear it must not keep the others from being told."""
-    try:
-        if taken:
-            tenant.was_taken()
-        elif status is None:
-            tenant.was_lost()
-        elif status.get("exit"):
-            tenant.has_ended(status["exit"])
-        # Else it lives: the keeper had only hung up on us.
-    except Exception:  # noqa: BLE001 - logged
-        _log.exception("the manager failed to take note of the end of a unit")
 
 
 def _boxes(units: Mapping[str, Any]) -> set[str]:

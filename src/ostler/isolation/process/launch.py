@@ -47,6 +47,9 @@ _NEEDED = str(Path(annotated_types.__file__).resolve().parent.parent)
 #: A keeper needs nothing of the manager's environment, and so can give nothing of it away.
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 _CHUNK = 64 * 1024
+#: A keeper waits 15 s at most for its place, and ends for 5 s at most what was left there before it listens.
+_START_SECONDS = 40.0
+_SWEEP_SECONDS = 20.0
 
 
 def _python(*options: str) -> list[str]:
@@ -64,11 +67,15 @@ def template_argv() -> list[str]:
 
 
 def connect(directory: Path) -> socket.socket | None:
-    """To the living keeper of a directory; None when there is none."""
+    """To the living keeper of a directory; None when there is none. Never waits."""
     try:
-        return protocol.connect(str(directory))
+        return protocol.connect(str(directory), timeout=0.0)
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
         return None
+    except BlockingIOError as error:
+        raise InvalidOperationError(
+            f"the keeper of {directory} lets no more managers in, so it hangs; kill it, and open again"
+        ) from error
     except OSError as error:
         raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
 
@@ -77,7 +84,7 @@ async def start(directory: Path) -> bool:
     """Start one and wait until it listens. False when another holds the place; raises when it cannot live there."""
     _make(directory)
     try:
-        code, said = await _run(keeper_argv(directory))
+        code, said = await _run(keeper_argv(directory), _START_SECONDS)
     except OSError as error:
         raise InvalidOperationError(f"no keeper could be started in {directory}: {error}") from error
     if code == 0:
@@ -108,7 +115,7 @@ def vacant(directory: Path) -> Iterator[bool]:
         yield True
         return
     except OSError:
-        yield False  # nobody can tell
+        yield False  # that cannot be told
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +133,7 @@ def vacant(directory: Path) -> Iterator[bool]:
 async def sweep(token: str) -> None:
     """End what a dead keeper left, proven to be its own. In a program of its own: it forks, and ours has threads."""
     if token:
-        code, said = await _run([*_python("-S"), "-c", _SWEEP, SOURCE, token])
+        code, said = await _run([*_python("-S"), "-c", _SWEEP, SOURCE, token], _SWEEP_SECONDS)
         if code:
             _log.error("what the keeper left could not be swept: %s", said)
 
@@ -164,8 +171,11 @@ async def renew(link: Link, about: Mapping[str, Any], directory: Path) -> bool:
     return True
 
 
-async def _run(argv: list[str]) -> tuple[int, str]:
-    """Run it to its end without holding up the loop; its exit code, and the end of what it said."""
+async def _run(argv: list[str], seconds: float) -> tuple[int, str]:
+    """Run it to its end without holding up the loop; its exit code, and the end of what it said.
+
+    What takes longer than `seconds` is killed.
+    """
     process = _begun(argv)
     with contextlib.ExitStack() as held:
         assert process.stderr is not None  # noqa: S101 - it was asked for
@@ -174,7 +184,11 @@ async def _run(argv: list[str]) -> tuple[int, str]:
         os.set_blocking(process.stderr.fileno(), False)
         watched = os.pidfd_open(process.pid)
         held.callback(os.close, watched)
-        await _readable(watched)
+        try:
+            async with asyncio.timeout(seconds):
+                await _readable(watched)
+        except TimeoutError:
+            return -1, f"it took longer than {seconds:g} s"
         code = process.wait()
         with contextlib.suppress(BlockingIOError):
             return code, (os.read(process.stderr.fileno(), _CHUNK) or b"").decode("utf-8", "replace").strip()
@@ -204,7 +218,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _put_down(process: subprocess.Popen[bytes]) -> None:
-    """Only when whoever waited has gone before it ended."""
+    """Only when it was not waited for to its end."""
     if process.poll() is None:
         process.kill()
         process.wait()

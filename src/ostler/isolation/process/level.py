@@ -173,6 +173,8 @@ class ProcessIsolation(Isolation):
             status, fds = await self._home.ask("attach", unit=box)
         except KeeperError as error:
             if error.kind == "unknown":
+                with contextlib.suppress(KeeperError):  # a start whose manager is gone may just be on its way out
+                    await self._home.strike(box)
                 return _UNKNOWN
             raise InvalidOperationError(f"the keeper of this home does not say what became of it: {error}") from error
         if status.get("exit"):
@@ -205,7 +207,11 @@ class ProcessIsolation(Isolation):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep} | self._home.boxes_in_use()
         boxes: dict[str, bool] = {}
-        for one in (await self._home.request("list")).get("units", ()):
+        try:
+            units = (await self._home.request("list")).get("units", ())
+        except KeeperError as error:
+            raise InvalidOperationError(f"the keeper of this home does not say what it has: {error}") from error
+        for one in units:
             if one["box"] not in kept:
                 boxes[one["box"]] = boxes.get(one["box"], False) or one.get("exit") is None
         places = asyncio.Semaphore(_AT_ONCE)
@@ -222,7 +228,7 @@ class ProcessIsolation(Isolation):
     async def kill_survivors(self, instance_id: UUID) -> str | None:
         left: list[str] = []
         try:
-            if not await self._open(start=self._home.was_killed()):  # who follows it finds what outlived it
+            if not await self._open(start=self._home.was_killed()):  # the next one finds what outlived it
                 await self._home.read_remains()
             for box in self._home.remains.of(instance_id):
                 await self._open()

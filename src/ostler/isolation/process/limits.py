@@ -37,7 +37,7 @@ def box_limits(plan: StartPlan) -> dict[str, Any]:
 
 
 def niceness(plan: StartPlan) -> int:
-    """Beside its weight. Where no controller deals that out the keeper, who knows, makes a nice value of it."""
+    """Beside its weight. Where no controller deals that out the keeper makes a nice value of it."""
     return _NICE_OF_LOW if plan.priority is AgentPriority.LOW else 0
 
 

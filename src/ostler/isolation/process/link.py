@@ -98,7 +98,7 @@ class Link:
                 del self._asked[number]
                 answer.set_exception(KeeperError(f"this program has no room to ask for it: {error}", "short"))
                 return answer
-            # The reader sees the end too, but whoever asks now should not have to wait for that.
+            # The reader sees the end too, but this caller should not have to wait for that.
             self._loop.call_soon(self._hear_out)
             return answer
         if self._line.is_waiting:
@@ -113,19 +113,19 @@ class Link:
         answer.add_done_callback(lambda _: timer.cancel())
 
     def _overdue(self, number: int, op: str, seconds: float) -> None:
-        """What comes later is nobody's any more."""
+        """An answer that comes later is dropped."""
         answer = self._asked.pop(number, None)
         if answer is not None and not answer.done():
             self._is_silent = True
             answer.set_exception(KeeperError(f"the keeper of this home left {op} unanswered for {seconds:g} s", "late"))
-            answer.exception()  # nobody may be waiting any more, and that is no fault
+            answer.exception()  # the caller may have been cancelled
 
     def depart(self) -> None:
-        """From now on its end surprises nobody."""
+        """From now on its end is expected."""
         self._lost = _nothing
 
     def close(self) -> None:
-        """Hang up. Nobody is told that it is lost, for it is not."""
+        """Hang up. It is not lost, so its loss is not told."""
         self.depart()
         self._end()
 
@@ -137,7 +137,7 @@ class Link:
         try:
             self._line.flush()
         except OSError as error:
-            if error.errno not in SHORT:  # else one message was dropped, and whoever asked hears in time
+            if error.errno not in SHORT:  # else one message was dropped, and its caller hears in time
                 self._end()
             return
         if not self._line.is_waiting:
@@ -161,7 +161,7 @@ class Link:
             word.set_result(None)
             try:
                 self._take(*came)
-            except Exception:  # noqa: BLE001 - logged; the next message is for somebody else
+            except Exception:  # noqa: BLE001 - logged; the next message is for another caller
                 _log.exception("the manager failed to take note of what its keeper said")
 
     def _hear_out(self) -> None:
@@ -178,7 +178,7 @@ class Link:
                 self._told(message)
             return
         answer = self._asked.pop(message.get("id", 0), None)
-        if answer is None or answer.done():  # whoever asked has gone
+        if answer is None or answer.done():  # the caller was cancelled
             _close_all(fds)
         elif "error" in message:
             _close_all(fds)
@@ -203,7 +203,7 @@ class Link:
         for answer in asked.values():
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # nobody may be waiting any more, and that is no fault
+                answer.exception()  # the caller may have been cancelled
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -45,15 +45,14 @@ def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> N
         if len(found) <= _KEPT_RUNS:
             return
         for file in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-_KEPT_RUNS]:
-            file.unlink()
-            file.with_name(f"{file.name}.1").unlink(missing_ok=True)
+            remove_log(file)
 
 
 def remove_log(file: Path) -> None:
-    """Of an earlier run, so that an answer never holds the output of two. Never raises."""
-    for part in (file, file.with_name(f"{file.name}.1")):
+    """With its older half and the times of both. Never raises."""
+    for suffix in ("", ".1", ".times", ".times.1"):
         with contextlib.suppress(OSError):
-            part.unlink()
+            file.with_name(f"{file.name}{suffix}").unlink()
 
 
 def read_output(file: Path, written: int, limit: int) -> tuple[KeptOutput, int]:

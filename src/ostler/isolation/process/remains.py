@@ -1,7 +1,7 @@
 """Boxes of which something lived on after all in them was struck: an uninterruptible sleep, a group that others froze.
 
-Whoever belonged to such a box is not at its end, however long its main process has been dead, and whoever was its
-manager then. The keeper knows them by the records of those ends; here they are known by instance.
+An instance with such a box is not at its end, however long its main process has been dead, and whichever manager
+started it. The keeper knows them by the records of those ends; here they are known by instance.
 """
 
 from __future__ import annotations

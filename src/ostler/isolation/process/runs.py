@@ -14,9 +14,9 @@ from ostler.agents.command import Place, Start, answer_of, prompt_file_of
 from ostler.isolation.base import StartPlan
 from ostler.isolation.calls import wake
 from ostler.isolation.process.exits import ending_of, was_lost
-from ostler.isolation.process.home import Tenant
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, read_output
+from ostler.isolation.process.tenants import Tenant
 from ostler.isolation.process.umask import own_umask
 
 
@@ -44,6 +44,9 @@ class Run(Tenant):
         self.is_asked = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.record: Mapping[str, Any] | None = None
+        #: The keeper has answered that it runs. An end that is told before may be that of another run of this name.
+        self._is_started = False
+        self.early: Mapping[str, Any] | None = None
         #: Its caller was cancelled, and it could not be ended.
         self.given_up = False
 
@@ -51,9 +54,17 @@ class Run(Tenant):
     def is_running(self) -> bool:
         return not self.over.done()
 
+    def has_started(self) -> None:
+        self._is_started = True
+        if self.early is not None:
+            self.has_ended(self.early)
+
     def has_ended(self, record: Mapping[str, Any]) -> None:
         if not self.is_running:
             return  # a keeper that follows another one tells it again
+        if not self._is_started and not self.given_up:
+            self.early = record
+            return
         if was_lost(record):
             self.was_lost()
             return

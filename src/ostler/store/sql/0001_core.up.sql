@@ -116,6 +116,7 @@ CREATE TABLE agent_instances (
     metrics_json        $TEXT,
     tags_json           $TEXT NOT NULL,
     context_json        $TEXT,
+    job_json            $TEXT,              -- the request that it works on when it is ready
     enforcement_json    $TEXT,
     final_state_json    $TEXT
 );

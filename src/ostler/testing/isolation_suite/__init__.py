@@ -14,14 +14,14 @@ its plugin.
 from ostler.testing.isolation_suite.calling import CallingContract
 from ostler.testing.isolation_suite.crashing import CrashingContract
 from ostler.testing.isolation_suite.freezing import FreezingContract
-from ostler.testing.isolation_suite.ground import Ear, Start
+from ostler.testing.isolation_suite.ground import RecordingListener, Start
 from ostler.testing.isolation_suite.leaving import LeavingContract
 from ostler.testing.isolation_suite.recovering import RecoveringContract
 from ostler.testing.isolation_suite.speaking import SpeakingContract
 from ostler.testing.isolation_suite.starting import StartingContract
 from ostler.testing.isolation_suite.stopping import StoppingContract
 
-__all__ = ["Ear", "IsolationContract", "Start"]
+__all__ = ["IsolationContract", "RecordingListener", "Start"]
 
 
 class IsolationContract(

@@ -14,11 +14,11 @@ from ostler.errors import AgentExecutionError
 from ostler.isolation import Verb
 from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite.agents import PlainAgent
-from ostler.testing.isolation_suite.ground import Ear, IsolationGround, Start, do, passing, until
+from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, passing, until
 
 
 class CallingContract(IsolationGround):
-    async def test_every_verb_is_answered(self, start: Start, ear: Ear) -> None:
+    async def test_every_verb_is_answered(self, start: Start, listener: RecordingListener) -> None:
         cell = await start(context={"hook": True})
         assert await cell.call(Verb.PROCESS, do("echo", value={"a": [1, None]})) == {"a": [1, None]}
         assert await cell.call(Verb.HEALTH) == "a bit pale"
@@ -26,7 +26,7 @@ class CallingContract(IsolationGround):
         (complaint,) = await cell.call(Verb.CLEANUP)
         assert "broken hook" in complaint
         assert await cell.call(Verb.SHUTDOWN) is None
-        assert ear.signals == ["hook ran", "shut down"]
+        assert listener.signals == ["hook ran", "shut down"]
 
     async def test_what_the_agent_raises_reaches_its_caller(self, start: Start) -> None:
         cell = await start()
@@ -42,10 +42,10 @@ class CallingContract(IsolationGround):
         with pytest.raises(AgentExecutionError, match="ValueError: as told"):
             await cell.call(Verb.PROCESS, do("fail"))
 
-    async def test_calls_overlap(self, start: Start, ear: Ear) -> None:
+    async def test_calls_overlap(self, start: Start, listener: RecordingListener) -> None:
         cell = await start()
         first = asyncio.ensure_future(cell.call(Verb.PROCESS, do("meet", first=True)))
-        await ear.signal("began")
+        await listener.signal("began")
         assert await cell.call(Verb.PROCESS, do("meet", first=False)) == "came"
         assert await first == "met"
 
@@ -60,14 +60,16 @@ class CallingContract(IsolationGround):
             await cell.call(Verb.PROCESS, do("cancel_itself"))
         await cell.ping()
 
-    async def test_cancelling_returns_when_the_work_has_stopped(self, start: Start, ear: Ear) -> None:
+    async def test_cancelling_returns_when_the_work_has_stopped(
+        self, start: Start, listener: RecordingListener
+    ) -> None:
         cell = await start()
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("hang")))
-        await ear.signal("began")
+        await listener.signal("began")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await ear.signal("stopped")
+        await listener.signal("stopped")
         assert await cell.call(Verb.PROCESS, do("echo", value="alive")) == "alive"
 
     async def test_a_call_cancelled_at_once_leaves_nothing_behind(self, start: Start) -> None:
@@ -81,21 +83,25 @@ class CallingContract(IsolationGround):
                 await call
         assert await cell.call(Verb.PROCESS, do("echo", value="alive")) == "alive"
 
-    async def test_a_plain_method_sees_that_it_is_cancelled(self, start: Start, ear: Ear, has_own_place: bool) -> None:
+    async def test_a_plain_method_sees_that_it_is_cancelled(
+        self, start: Start, listener: RecordingListener, has_own_place: bool
+    ) -> None:
         if not has_own_place:
             return
         cell = await start(PlainAgent)
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("obey")))
-        await ear.signal("began")
+        await listener.signal("began")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await ear.signal("stopped")
+        await listener.signal("stopped")
 
-    async def test_work_that_does_not_stop_is_given_up(self, start: Start, ear: Ear, clock: ManualClock) -> None:
+    async def test_work_that_does_not_stop_is_given_up(
+        self, start: Start, listener: RecordingListener, clock: ManualClock
+    ) -> None:
         cell = await start()
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("stubborn")))
-        await ear.signal("began")
+        await listener.signal("began")
         call.cancel()
         await asyncio.sleep(0.05)
         assert not call.done(), "it came back while the work went on"
@@ -106,13 +112,13 @@ class CallingContract(IsolationGround):
             await passing(clock, call, 10)
 
     async def test_one_that_blocks_blocks_only_itself(
-        self, start: Start, ear: Ear, has_own_place: bool, release: Callable[[], None]
+        self, start: Start, listener: RecordingListener, has_own_place: bool, release: Callable[[], None]
     ) -> None:
         if not has_own_place:
             return
         cell, other = await start(), await start()
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("block")))
-        await ear.signal("began")
+        await listener.signal("began")
         for number in range(20):
             assert await other.call(Verb.PROCESS, do("echo", value=number)) == number
         assert not call.done()
@@ -120,13 +126,13 @@ class CallingContract(IsolationGround):
         await call
 
     async def test_a_plain_method_that_blocks_does_not_block_its_agent(
-        self, start: Start, ear: Ear, has_own_place: bool, release: Callable[[], None]
+        self, start: Start, listener: RecordingListener, has_own_place: bool, release: Callable[[], None]
     ) -> None:
         if not has_own_place:
             return
         cell = await start(PlainAgent)
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("block")))
-        await ear.signal("began")
+        await listener.signal("began")
         await cell.ping()
         assert await cell.call(Verb.PROCESS, do("thread")) != threading.get_ident()
         assert not call.done()
@@ -134,14 +140,14 @@ class CallingContract(IsolationGround):
         assert await call == "ended"
 
     async def test_a_place_that_is_blocked_does_not_answer_a_ping(
-        self, start: Start, ear: Ear, has_own_place: bool
+        self, start: Start, listener: RecordingListener, has_own_place: bool
     ) -> None:
         cell = await start()
         await asyncio.gather(*(cell.ping() for _ in range(10)))
         if not has_own_place:
             return
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("spin")))
-        await ear.signal("began")
+        await listener.signal("began")
         pings = [asyncio.ensure_future(cell.ping()) for _ in range(3)]
         await asyncio.wait(pings, timeout=0.1)
         assert not any(one.done() for one in pings)

@@ -1,4 +1,4 @@
-"""What all parts of the suite stand on: the fixtures, an ear that remembers, and ways to let time pass."""
+"""What all parts of the suite stand on: the fixtures, an listener that remembers, and ways to let time pass."""
 
 # ruff: noqa: S101 - a suite speaks by assert
 
@@ -31,7 +31,7 @@ ATTEMPT = 3
 _PATIENCE_SECONDS = 20.0
 
 
-class Ear:
+class RecordingListener:
     """A listener that remembers, and answers questions when told to."""
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Ear:
         self.answer: asyncio.Future[WaitAnswer] = asyncio.get_running_loop().create_future()
         #: How many questions were called off.
         self.called_off = 0
-        self.deaf = False
+        self.fails = False
 
     def heard(self, attempt: int, message: Message) -> None:
         self._note(attempt)
         self.messages.append(message)
-        if self.deaf:
+        if self.fails:
             raise RuntimeError("the listener is broken")
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
@@ -63,7 +63,7 @@ class Ear:
     def exited(self, attempt: int, how: Exit) -> None:
         self._note(attempt)
         self.exits.append(how)
-        if self.deaf:
+        if self.fails:
             raise RuntimeError("the listener is broken")
 
     @property
@@ -136,8 +136,8 @@ class IsolationGround:
         return isolation.level is not IsolationLevel.NONE
 
     @pytest.fixture
-    async def ear(self) -> Ear:
-        return Ear()
+    async def listener(self) -> RecordingListener:
+        return RecordingListener()
 
     @pytest.fixture
     def plan_of(self, tmp_path: Path) -> Callable[..., StartPlan]:
@@ -171,7 +171,11 @@ class IsolationGround:
 
     @pytest.fixture
     async def start(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], release: Callable[[], None]
+        self,
+        isolation: Isolation,
+        listener: RecordingListener,
+        plan_of: Callable[..., StartPlan],
+        release: Callable[[], None],
     ) -> AsyncIterator[Start]:
         """Starts and initialises an agent; whatever was started is destroyed when the test is done."""
         cells: list[Cell] = []
@@ -179,7 +183,7 @@ class IsolationGround:
         async def start(agent: type[Agent] = ScriptedAgent, context: Mapping[str, Any] | None = None) -> Cell:
             plan = plan_of(agent, context)
             await isolation.prepare(plan)
-            cell = await isolation.start(plan, ear)
+            cell = await isolation.start(plan, listener)
             cells.append(cell)
             await cell.call(Verb.INITIALIZE)
             return cell

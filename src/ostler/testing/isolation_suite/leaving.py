@@ -12,15 +12,15 @@ import pytest
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, StartPlan, Verb
 from ostler.testing.isolation_suite.agents import PlainAgent, ScriptedAgent
-from ostler.testing.isolation_suite.ground import Ear, IsolationGround, Start, do, inventory, until
+from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, inventory, until
 
 
 class LeavingContract(IsolationGround):
     async def test_lives_leave_nothing_behind(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan]
     ) -> None:
         async def life(number: int) -> None:
-            cell = await isolation.start(plan_of(PlainAgent if number % 3 == 0 else ScriptedAgent), ear)
+            cell = await isolation.start(plan_of(PlainAgent if number % 3 == 0 else ScriptedAgent), listener)
             await cell.call(Verb.INITIALIZE)
             if number % 3 == 0:
                 await cell.call(Verb.PROCESS, do("thread"))
@@ -41,10 +41,10 @@ class LeavingContract(IsolationGround):
         await asyncio.gather(*(life(number) for number in range(12)))
         await until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
 
-    async def test_destroying_is_safe_at_any_time(self, start: Start, ear: Ear) -> None:
+    async def test_destroying_is_safe_at_any_time(self, start: Start, listener: RecordingListener) -> None:
         cell = await start()
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("hang")))
-        await ear.signal("began")
+        await listener.signal("began")
         await cell.destroy()
         await cell.destroy()
         with pytest.raises(AgentGoneError):

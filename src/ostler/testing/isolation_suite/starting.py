@@ -24,8 +24,8 @@ from ostler.testing.isolation_suite.agents import LeavingAgent, UnmadeAgent, dou
 from ostler.testing.isolation_suite.ground import (
     ATTEMPT,
     INSTANCE,
-    Ear,
     IsolationGround,
+    RecordingListener,
     Start,
     do,
     inventory,
@@ -58,12 +58,12 @@ class StartingContract(IsolationGround):
         assert (tmp_path / "workdir").is_dir()
 
     async def test_a_workdir_that_was_given_is_neither_made_nor_removed(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], tmp_path: Path
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan], tmp_path: Path
     ) -> None:
         given = tmp_path / "given"
         given.mkdir()
         (given / "note").write_text("mine")
-        cell = await self._started(isolation, ear, replace(plan_of(), workdir=given, owns_workdir=False))
+        cell = await self._started(isolation, listener, replace(plan_of(), workdir=given, owns_workdir=False))
         told = await cell.call(Verb.PROCESS, do("where"))
         assert told["workdir"] == str(given)
         assert told["cwd"] == str(given if isolation.level is IsolationLevel.PROCESS else Path.cwd())
@@ -72,20 +72,20 @@ class StartingContract(IsolationGround):
         missing = replace(plan_of(), workdir=tmp_path / "missing", owns_workdir=False)
         if isolation.level is IsolationLevel.PROCESS:
             with pytest.raises(AgentInitializationError, match="is not a directory; make it first"):
-                await self._started(isolation, ear, missing)
+                await self._started(isolation, listener, missing)
         else:
-            cell = await self._started(isolation, ear, missing)
+            cell = await self._started(isolation, listener, missing)
             assert (await cell.call(Verb.PROCESS, do("where")))["workdir"] == str(tmp_path / "missing")
             await cell.destroy()
         assert not (tmp_path / "missing").exists()
 
     async def test_the_variables_of_a_spawn_are_its_own(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan]
     ) -> None:
         names = ["COLOUR", "HOME", "OSTLER_MAX_WORKER_THREADS"]
         for env in ({"COLOUR": "red", "HOME": "/nowhere"}, {"COLOUR": "blue"}, {}):
             limits = ResourceLimits(max_worker_threads=3)
-            cell = await self._started(isolation, ear, replace(plan_of(), env=env, limits=limits))
+            cell = await self._started(isolation, listener, replace(plan_of(), env=env, limits=limits))
             told = await cell.call(Verb.PROCESS, do("where", names=names))
             assert told["env"] == env
             if isolation.level is IsolationLevel.PROCESS:
@@ -94,18 +94,18 @@ class StartingContract(IsolationGround):
             await cell.destroy()
 
     async def test_a_function_is_an_agent(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan]
     ) -> None:
-        cell = await self._started(isolation, ear, replace(plan_of(), maker=FunctionMaker(greet)))
+        cell = await self._started(isolation, listener, replace(plan_of(), maker=FunctionMaker(greet)))
         assert await cell.call(Verb.PROCESS, "you") == "somebody greets you"
         assert await cell.call(Verb.HEALTH) is None
         await cell.destroy()
-        cell = await self._started(isolation, ear, replace(plan_of(), maker=FunctionMaker(double)))
+        cell = await self._started(isolation, listener, replace(plan_of(), maker=FunctionMaker(double)))
         assert await cell.call(Verb.PROCESS, 21) == 42
         await cell.destroy()
 
     async def test_what_only_this_program_can_find_is_refused_outside_of_it(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan]
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan]
     ) -> None:
         def local(request: Any) -> Any:
             return request
@@ -113,7 +113,7 @@ class StartingContract(IsolationGround):
         for maker in (FunctionMaker(local), FunctionMaker(lambda request: request)):
             plan = replace(plan_of(), maker=maker)
             if isolation.level in {IsolationLevel.NONE, IsolationLevel.THREAD}:
-                cell = await self._started(isolation, ear, plan)
+                cell = await self._started(isolation, listener, plan)
                 assert await cell.call(Verb.PROCESS, 1) == 1
                 await cell.destroy()
             else:
@@ -121,9 +121,9 @@ class StartingContract(IsolationGround):
                     await isolation.prepare(plan)
 
     @staticmethod
-    async def _started(isolation: Isolation, ear: Ear, plan: StartPlan) -> Cell:
+    async def _started(isolation: Isolation, listener: RecordingListener, plan: StartPlan) -> Cell:
         await isolation.prepare(plan)
-        cell = await isolation.start(plan, ear)
+        cell = await isolation.start(plan, listener)
         await cell.call(Verb.INITIALIZE)
         return cell
 
@@ -134,29 +134,29 @@ class StartingContract(IsolationGround):
 
     @pytest.mark.parametrize("agent", [UnmadeAgent, LeavingAgent])
     async def test_a_start_that_fails_leaves_nothing(
-        self, isolation: Isolation, ear: Ear, plan_of: Callable[..., StartPlan], agent: type[Agent]
+        self, isolation: Isolation, listener: RecordingListener, plan_of: Callable[..., StartPlan], agent: type[Agent]
     ) -> None:
         plan = plan_of(agent)
         await isolation.prepare(plan)  # whatever is made once for all is made now
         before = inventory()
         with pytest.raises(AgentExecutionError) as caught:
-            await isolation.start(plan, ear)
+            await isolation.start(plan, listener)
         assert caught.value.exception_type in {"ValueError", "SystemExit"}
         await isolation.discard(plan)
         await isolation.discard(plan)
         await until(lambda: inventory() <= before)
-        assert not ear.exits, "nobody has heard of it, so nobody is told of its end"
+        assert not listener.exits, "nobody has heard of it, so nobody is told of its end"
 
     async def test_an_agent_that_refuses_to_be_initialised_says_why(self, start: Start) -> None:
         with pytest.raises(AgentExecutionError, match="ValueError: not today"):
             await start(context={"refuses": True})
 
     async def test_what_does_not_outlive_its_manager_is_lost_with_it(
-        self, isolation: Isolation, start: Start, ear: Ear, plan_of: Callable[..., StartPlan]
+        self, isolation: Isolation, start: Start, listener: RecordingListener, plan_of: Callable[..., StartPlan]
     ) -> None:
         cell = await start()
         plan = replace(plan_of(), instance_id=INSTANCE)
-        found = await isolation.recover(cell.handle, plan, ear)
+        found = await isolation.recover(cell.handle, plan, listener)
         if isolation.capabilities.outlives_manager:
             assert not isinstance(found, Exit)
             assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1

@@ -1,0 +1,1 @@
+"""The HTTP API of the daemon: one table of routes over the library."""

@@ -1,0 +1,63 @@
+"""What the routes of one daemon share, and what each of them knows of its caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.people import Principal
+
+
+@dataclass(kw_only=True, eq=False)
+class Context:
+    """One daemon, as its routes see it."""
+
+    manager: AgentLifecycleManager
+    home: Path
+    started_at: datetime
+    #: Where it listens, for people.
+    listens: list[str] = field(default_factory=list)
+    #: Ends the daemon; True leaves its agents alive.
+    stop: Callable[[bool], None]
+    #: Ends the agents in order, and says how each ended.
+    end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
+    #: Makes definition files known before a name is looked up.
+    refresh: Callable[[], None]
+    #: Streams end when it is.
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Requests that go on without their caller.
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def run(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its outcome is in the record of the request
+
+
+def context_of(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+def manager_of(request: Request) -> AgentLifecycleManager:
+    """The manager on behalf of the caller; its trace id is the caller's."""
+    principal: Principal = request.scope["principal"]
+    correlation = request.headers.get("x-correlation-id")
+    return context_of(request).manager.acting_as(principal, correlation_id=correlation)
+
+
+ContextOf = Annotated[Context, Depends(context_of)]
+ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]

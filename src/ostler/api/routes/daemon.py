@@ -1,0 +1,56 @@
+"""The daemon itself: health, status, metrics, statistics, its end."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastapi import Body
+from fastapi.responses import PlainTextResponse
+
+from ostler.api.context import ContextOf, ManagerOf
+from ostler.api.gate import Route
+from ostler.model.people import Permission
+from ostler.version import __version__
+
+
+async def healthz() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+async def metrics(manager: ManagerOf) -> PlainTextResponse:
+    return PlainTextResponse(manager.metrics(), media_type="text/plain; version=0.0.4")
+
+
+async def status(context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
+    statistics = await manager.get_statistics()
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "home": str(context.home),
+        "started_at": context.started_at.isoformat(),
+        "listens": context.listens,
+        "statistics": statistics.to_dict(),
+        "waits": len(await manager.open_waits()),
+        "unrecovered": manager.unrecovered(),
+    }
+
+
+async def statistics(manager: ManagerOf) -> dict[str, Any]:
+    return (await manager.get_statistics()).to_dict()
+
+
+async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
+    """Answered when the agents have ended, or at once where they are kept; then the daemon ends."""
+    ended = [] if keep else await context.end_agents()
+    context.stop(keep)
+    return {"pid": os.getpid(), "kept": keep, "ended": ended}
+
+
+ROUTES = (
+    Route(method="GET", path="/healthz", handler=healthz, public=True),
+    Route(method="GET", path="/metrics", handler=metrics, permission=Permission.AGENTS_READ),
+    Route(method="GET", path="/v1/status", handler=status, permission=Permission.AGENTS_READ),
+    Route(method="GET", path="/v1/statistics", handler=statistics, permission=Permission.AGENTS_READ),
+    Route(method="POST", path="/v1/daemon/stop", handler=stop, permission=Permission.WORKSPACE_ADMIN),
+)

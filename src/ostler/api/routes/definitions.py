@@ -1,0 +1,25 @@
+"""Definitions: what can be spawned by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostler.api.context import ContextOf, ManagerOf
+from ostler.api.gate import Route
+from ostler.model.people import Permission
+
+
+async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:
+    context.refresh()
+    return [manifest.to_dict() for manifest in manager.registry.list()]
+
+
+async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
+    context.refresh()
+    return manager.registry.find(name).to_dict()
+
+
+ROUTES = (
+    Route(method="GET", path="/v1/definitions", handler=list_definitions, permission=Permission.AGENTS_READ),
+    Route(method="GET", path="/v1/definitions/{name}", handler=get_definition, permission=Permission.AGENTS_READ),
+)

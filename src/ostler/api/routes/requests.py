@@ -1,0 +1,63 @@
+"""Requests to an instance: asked, asked in the background, read again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+from uuid import uuid4
+
+from fastapi import Body
+
+from ostler.api.context import ContextOf, ManagerOf
+from ostler.api.gate import LARGE_BODY, Route
+from ostler.errors import NotFoundError
+from ostler.model.ledger import Request, RequestState
+from ostler.model.people import Permission
+
+
+async def ask(
+    instance_id: str,
+    context: ContextOf,
+    manager: ManagerOf,
+    request: Annotated[Any, Body()],
+    request_id: Annotated[str | None, Body()] = None,
+    timeout: Annotated[str | float | None, Body()] = None,  # noqa: ASYNC109 - the agent is cancelled, not the caller
+    wait: Annotated[bool, Body()] = True,
+    detach: Annotated[bool, Body()] = False,
+) -> dict[str, Any]:
+    """The answer. A request with an id, or one that is detached, goes on when its caller leaves."""
+    name = request_id or (f"r-{uuid4().hex[:8]}" if detach else None)
+    record = await manager.require_instance(instance_id)
+    asking = manager.process(record.instance_id, request, request_id=name, timeout=timeout, wait=wait)
+    if name is None:
+        return {"request_id": None, "state": RequestState.DONE, "answer": await asking}
+    task = context.run(asking)
+    if detach:
+        return {"request_id": name, "state": RequestState.RUNNING, "answer": None}
+    return {"request_id": name, "state": RequestState.DONE, "answer": await asyncio.shield(task)}
+
+
+async def list_requests(instance_id: str, manager: ManagerOf, state: str | None = None) -> list[dict[str, Any]]:
+    return [_shown(one) for one in await manager.get_requests(instance_id, state=state)]
+
+
+async def get_request(instance_id: str, request_id: str, manager: ManagerOf) -> dict[str, Any]:
+    for one in await manager.get_requests(instance_id):
+        if one.request_id == request_id:
+            return _shown(one)
+    raise NotFoundError(f"{instance_id} has no request {request_id}; list what it was asked")
+
+
+def _shown(request: Request) -> dict[str, Any]:
+    values = request.to_dict()
+    values["answer"] = None if request.answer is None else json.loads(request.answer)
+    return values
+
+
+_ONE = "/v1/instances/{instance_id}/requests"
+ROUTES = (
+    Route(method="POST", path=_ONE, handler=ask, permission=Permission.AGENTS_PROCESS, body_limit=LARGE_BODY),
+    Route(method="GET", path=_ONE, handler=list_requests, permission=Permission.AGENTS_READ),
+    Route(method="GET", path=f"{_ONE}/{{request_id}}", handler=get_request, permission=Permission.AGENTS_READ),
+)

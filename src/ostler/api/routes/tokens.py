@@ -1,0 +1,80 @@
+"""Tokens: opaque keys for the TCP listener. Each is shown once; only its hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import timedelta
+from typing import Annotated, Any
+from uuid import UUID, uuid4
+
+from fastapi import Body
+
+from ostler.api.context import ManagerOf
+from ostler.api.gate import Route
+from ostler.errors import NotFoundError
+from ostler.model.faults import fault
+from ostler.model.people import Permission, Principal, Role, Token
+from ostler.store import workspaces
+from ostler.store.transaction import Transaction
+
+PREFIX = "ostler_"
+_BYTES = 32
+
+
+async def create(
+    manager: ManagerOf,
+    name: Annotated[str, Body()],
+    role: Annotated[str, Body()] = Role.OPERATOR,
+    expires_in: Annotated[float | None, Body()] = None,
+) -> dict[str, Any]:
+    """The token itself is in this answer and nowhere else."""
+    if role not in {*Role}:
+        raise fault("role", f"must be one of {', '.join(Role)}", role)
+    now = manager.now()
+    secret = PREFIX + secrets.token_urlsafe(_BYTES)
+    principal = Principal(
+        principal_id=uuid4(),
+        name=name,
+        workspace_id=manager.principal.workspace_id,
+        roles=(Role(role),),
+        created_at=now,
+    ).checked()
+    token = Token(
+        token_id=uuid4(),
+        principal_id=principal.principal_id,
+        token_hash=hashlib.sha256(secret.encode()).hexdigest(),
+        name=name,
+        created_at=now,
+        expires_at=None if expires_in is None else now + timedelta(seconds=expires_in),
+    ).checked()
+    await manager.store.run(_add, principal, token)
+    return {"token_id": str(token.token_id), "name": name, "role": role, "token": secret}
+
+
+def _add(tx: Transaction, principal: Principal, token: Token) -> None:
+    workspaces.add_principal(tx, principal)
+    workspaces.add_token(tx, token, principal.workspace_id)
+
+
+async def list_tokens(manager: ManagerOf) -> list[dict[str, Any]]:
+    found = await manager.store.read(workspaces.list_tokens)
+    return [{name: value for name, value in one.to_dict().items() if name != "token_hash"} for one in found]
+
+
+async def revoke(token_id: str, manager: ManagerOf) -> dict[str, Any]:
+    """By its id or its name."""
+    found = await manager.store.read(workspaces.list_tokens)
+    wanted = [one for one in found if token_id in {str(one.token_id), one.name} and one.revoked_at is None]
+    if not wanted:
+        raise NotFoundError(f"there is no valid token {token_id}; list them with `ostler token list`")
+    for one in wanted:
+        await manager.store.run(workspaces.revoke_token, UUID(str(one.token_id)), manager.principal.workspace_id)
+    return {"revoked": [one.name for one in wanted]}
+
+
+ROUTES = (
+    Route(method="POST", path="/v1/tokens", handler=create, permission=Permission.WORKSPACE_ADMIN, status=201),
+    Route(method="GET", path="/v1/tokens", handler=list_tokens, permission=Permission.WORKSPACE_ADMIN),
+    Route(method="DELETE", path="/v1/tokens/{token_id}", handler=revoke, permission=Permission.WORKSPACE_ADMIN),
+)

@@ -1,0 +1,215 @@
+"""`ostler run` and `ostler logs`: start an agent or a command and show what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from ostler.cli.common import Daemon, on_agent
+from ostler.cli.output import as_json, local_time, note, parse_seconds, plain
+from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.problems import ExitCode
+
+#: What a command sees of the shell that starts it, beside what -e names.
+_PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
+_COULD_NOT_START = 125
+_LONGEST = "7d"
+_IS_COMMAND = "ostler.is_command"
+
+
+class _RunCommand(click.Command):
+    """Keeps what Click takes away: a `--` right before the words says that they are a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        words = ctx.params.get("words") or ()
+        ctx.meta[_IS_COMMAND] = len(given) > len(words) and given[len(given) - len(words) - 1] == "--"
+        return rest
+
+
+@click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False})
+@click.option("-d", "--detach", is_flag=True, help="Do not wait; print the name.")
+@click.option("--rm", "remove", is_flag=True, help="Remove the record when it has ended.")
+@click.option("--name", help="Its name; else one is made.")
+@click.option("--memory", help="At most so much, such as 512M.")
+@click.option("--cpus", type=float, help="At most so many cores, such as 1.5.")
+@click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
+@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
+@click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
+@click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
+    """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
+
+    In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
+    when --timeout ended it, 125 when it could not be started.
+    """
+    daemon = Daemon()
+    body = _body(words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
+    try:
+        instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
+    except UnreachableError:
+        raise
+    except DaemonError as error:
+        for sentence in error.faults or (str(error),):
+            note(_in_words(sentence))
+        usage = error.code in {"invalid", "not_found"}
+        raise click.exceptions.Exit(ExitCode.USAGE if usage else _COULD_NOT_START) from error
+    if detach:
+        click.echo(plain(instance["name"]))
+        return
+    code = _follow(daemon, instance)
+    if remove:
+        daemon.call("remove", instance=instance["instance_id"])
+    raise click.exceptions.Exit(code)
+
+
+def _body(words: tuple[str, ...], chosen: dict[str, Any], *, is_command: bool) -> dict[str, Any]:
+    limits = {
+        "max_memory_mb": chosen["memory"],
+        "max_cpu_percent": None if chosen["cpus"] is None else round(100 * chosen["cpus"]),
+        "execution_timeout": chosen["timeout"] or _LONGEST,
+        "max_concurrent_tasks": 1,
+    }
+    options = {
+        "name": chosen["name"],
+        "restart_policy": chosen["restart"],
+        "isolation_level": chosen["isolation"],
+        "tags": list(chosen["tags"]) or None,
+        "resource_limits": {name: value for name, value in limits.items() if value is not None},
+        "env": _environment(chosen["env"], passes_on=is_command),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if is_command:
+        return {"command": list(words), "cwd": os.getcwd(), "options": given, "job": {"request": ""}}  # noqa: PTH109 - as the shell has it
+    prompt = " ".join(words[1:])
+    return {"definition": words[0], "options": given, "job": {"request": {"prompt": prompt}}}
+
+
+def _environment(given: tuple[str, ...], *, passes_on: bool) -> dict[str, str]:
+    found = {name: os.environ[name] for name in _PASSED_ON if passes_on and name in os.environ}
+    for one in given:
+        name, has_value, value = one.partition("=")
+        if not has_value and name not in os.environ:
+            raise click.UsageError(f"-e {name}: this shell has no such variable; write -e {name}=VALUE")
+        found[name] = value if has_value else os.environ[name]
+    return found
+
+
+def _in_words(sentence: str) -> str:
+    """A fault of an option by the name that it has on the command line."""
+    names = {
+        "options.resource_limits.max_memory_mb": "--memory",
+        "options.resource_limits.max_cpu_percent": "--cpus",
+        "options.resource_limits.execution_timeout": "--timeout",
+        "options.restart_policy": "--restart",
+        "options.isolation_level": "--isolation",
+        "options.name": "--name",
+    }
+    for field, option in names.items():
+        sentence = sentence.replace(field, option)
+    return sentence
+
+
+def _follow(daemon: Daemon, instance: dict[str, Any]) -> int:
+    """Its output until it has ended; then its exit code."""
+    key = instance["instance_id"]
+    asked = 0
+
+    def interrupted(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            raise KeyboardInterrupt
+        grace = 10 if asked == 1 else 0
+        note("stopping it; press Ctrl+C again to end it at once" if asked == 1 else "ending it at once")
+        _stop_beside(daemon, key, grace)
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
+    try:
+        for item in daemon.stream("logs", instance=key):
+            click.echo(item.data["text"])
+        found = daemon.call("instance", instance=key)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        return ExitCode.INTERRUPTED
+    return _exit_code(found)
+
+
+def _stop_beside(daemon: Daemon, key: str, grace: int) -> None:
+    """In a process of its own: the output is still being followed."""
+    if os.fork() == 0:
+        code = 0
+        try:
+            daemon.raw().call("terminate", instance=key, options={"graceful_timeout": grace, "reason": "interrupted"})
+        except DaemonError:
+            code = 1
+        os._exit(code)
+
+
+def _exit_code(found: dict[str, Any]) -> int:
+    last = (found.get("attempts") or [{}])[-1]
+    if last.get("exit_signal") is not None:
+        return 128 + int(last["exit_signal"])
+    if last.get("exit_code") is not None:
+        return int(last["exit_code"])
+    if last.get("outcome") == "timeout":
+        note(str(last.get("detail") or "it ran longer than its time"))
+        return ExitCode.TIMED_OUT
+    if found["state"] == "failed":
+        note(str(found.get("error_message") or "it failed"))
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+# --- logs --------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("agent")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
+@click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
+@click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
+@click.option("--attempt", type=int, help="Only of this start.")
+@click.option("-t/-T", "--times/--no-times", default=True, help="With the time of each line.")
+@click.option("-o", "--output", "form", type=click.Choice(["text", "jsonl"]), default="text", help="How to print it.")
+def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
+    """Show what an agent wrote."""
+    daemon = Daemon()
+    start = None if since is None else _moment(since)
+    window = {"tail": count, "since": start, "attempt": chosen["attempt"]}
+    if not follow:
+        for line in on_agent(daemon, "logs", agent, **window):
+            _print_line(line, form, times=chosen["times"])
+        return
+    instance = on_agent(daemon, "instance", agent)["instance_id"]
+    for item in daemon.stream("logs", instance=instance, **window):
+        _print_line(item.data, form, times=chosen["times"])
+
+
+def _moment(text: str) -> str:
+    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
+    if seconds is not None:
+        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
+    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
+
+
+def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:
+    if form == "jsonl":
+        as_json(line, indent=None)
+        return
+    text = plain(line["text"])
+    click.echo(f"{local_time(line['time']):<19}  {text}" if times else text)

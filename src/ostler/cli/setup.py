@@ -1,0 +1,188 @@
+"""Commands that set up: init, agents, token, completion, version."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ostler.cli.common import Daemon, fail, output_option, the_home
+from ostler.cli.output import as_json, local_time, note, parse_seconds, plain, short_path, show, table
+from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
+from ostler.problems import ExitCode
+from ostler.version import __version__
+
+_EXAMPLE = """\
+---
+description: Says hello; change it into an agent of your own
+lifecycle:
+  driver: {command: [sh, -c, 'echo "hello, $1"', hello, "{prompt}"]}
+  limits: {time: 10min}
+  restart: no
+---
+Say hello.
+"""
+_SETTINGS = """\
+# Settings of Ostler for this project. `ostler agents validate` checks them.
+
+[daemon]
+# A command that is run when an agent asks you something; OSTLER_AGENT and OSTLER_REASON say who and what.
+# on-wait = "notify-send Ostler"
+
+[retention]
+# How long the records of ended agents are kept.
+# instances = "30d"
+"""
+#: The home lies in the project; only its definitions belong into the repository.
+_IGNORE = f"*\n!.gitignore\n!{AGENTS_FOLDER}/\n!{AGENTS_FOLDER}/**\n"
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
+def init(folder: Path) -> None:
+    """Prepare a project: a home of its own, a first agent, settings. Changes nothing that is there."""
+    home = folder / HOME_NAME
+    written = []
+    (home / AGENTS_FOLDER).mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    files = {
+        home / ".gitignore": _IGNORE,
+        home / AGENTS_FOLDER / "hello.md": _EXAMPLE,
+        folder / SETTINGS_FILE: _SETTINGS,
+    }
+    has_agents = any((home / AGENTS_FOLDER).iterdir())
+    for path, text in files.items():
+        if path.exists() or (path.suffix == ".md" and has_agents):
+            continue
+        path.write_text(text)
+        written.append(str(path))
+    if not written:
+        note(f"{short_path(home.absolute())} is prepared already; nothing was changed")
+        return
+    click.echo(f"Wrote {', '.join(written)}. Next:")
+    click.echo('  ostler run hello "world"')
+
+
+# --- definitions -------------------------------------------------------------------------------------
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def agents(ctx: click.Context) -> None:
+    """Definitions of agents: list, show, validate."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(list_agents, form="table")
+
+
+@agents.command("list")
+@output_option()
+def list_agents(form: str) -> None:
+    """List the agents that can be run by name."""
+    found = [one for one in Daemon().call("definitions") if not one["name"].startswith("command/")]
+    show(found, form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
+
+
+def _definition_row(one: dict[str, Any]) -> tuple[str, ...]:
+    return one["name"], one["kind"], one["description"] or "", short_path(one["source"] or "")
+
+
+@agents.command("show")
+@click.argument("name")
+def show_agent(name: str) -> None:
+    """Show a definition with its defaults, as JSON."""
+    as_json(Daemon().call("definition", name=name))
+
+
+@agents.command()
+def validate() -> None:
+    """Check the definition files and settings of this project; needs no daemon."""
+    from ostler.agents.files import validate_files  # noqa: PLC0415 - loads YAML and pydantic
+
+    root = project_of(the_home())
+    found = validate_files(root)
+    if not found:
+        note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
+        return
+    broken = False
+    for path, faults in found.items():
+        shown = path.relative_to(root) if path.is_relative_to(root) else short_path(path)
+        click.echo(f"{shown}   {_counted(faults)}")
+        for one in faults:
+            broken = True
+            line = "" if one.line is None else f"{one.line}: "
+            click.echo(f"  {line}{plain(one.text)}")
+    if broken:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _counted(faults: Any) -> str:
+    return "ok" if not faults else f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
+
+
+# --- tokens ------------------------------------------------------------------------------------------
+
+
+@click.group()
+def token() -> None:
+    """Tokens for the TCP listener (`ostler up --listen`)."""
+
+
+@token.command()
+@click.argument("name")
+@click.option("--role", default="operator", show_default=True, help="viewer, operator or admin.")
+@click.option("--expires", help="Valid for so long, such as 30d; else until it is revoked.")
+def create(name: str, role: str, expires: str | None) -> None:
+    """Make a token. It is printed once and kept only as a hash; pass it on in $OSTLER_TOKEN."""
+    seconds = None if expires is None else parse_seconds(expires)
+    if expires is not None and seconds is None:
+        raise click.UsageError(f"--expires must be a duration such as 30d, was {expires}")
+    found = Daemon().call("create_token", name=name, role=role, expires_in=seconds)
+    click.echo(found["token"])
+    note("this is shown once; revoke it with `ostler token revoke " + plain(name) + "`")
+
+
+@token.command("list")
+@output_option()
+def list_tokens(form: str) -> None:
+    """List tokens; never their secrets."""
+    show(Daemon().call("tokens"), form, ("NAME", "CREATED", "EXPIRES", "REVOKED"), _token_row)
+
+
+def _token_row(one: dict[str, Any]) -> tuple[str, ...]:
+    return one["name"], local_time(one["created_at"]), local_time(one["expires_at"]), local_time(one["revoked_at"])
+
+
+@token.command()
+@click.argument("name")
+def revoke(name: str) -> None:
+    """Revoke a token by its name or id; it is refused from now on."""
+    for one in Daemon().call("revoke_token", token_id=name)["revoked"]:
+        click.echo(f"{plain(one)} is revoked.")
+
+
+# --- this program ------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a SHELL, such as: eval "$(ostler completion bash)"."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise fail(f"there is no completion for {shell}", ExitCode.USAGE)
+    root = click.get_current_context().find_root().command
+    click.echo(found(root, {}, "ostler", "_OSTLER_COMPLETE").source())
+
+
+@click.command()
+def version() -> None:
+    """Say which Ostler this is."""
+    table(
+        ("PART", "VERSION"),
+        [("ostler", __version__), ("python", platform.python_version()), ("program", short_path(sys.argv[0]))],
+    )

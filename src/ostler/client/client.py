@@ -1,0 +1,195 @@
+"""`ostler.Client`: the verbs of a daemon for programs, async, with the types of the library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import httpx2
+
+from ostler.client.blocking import RECONNECT_SECONDS
+from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
+from ostler.errors import OstlerError, StoreError
+from ostler.home import SOCKET_FILE, chosen_home
+from ostler.lifecycle.logs import LogLine
+from ostler.model.events import EVENT_CLASSES, Event
+from ostler.model.instance import AgentInstance, TerminationResult, Why
+from ostler.model.ledger import Wait
+from ostler.model.query import LifecycleStatistics
+from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
+from ostler.problems import error_of
+
+_PAUSE_SECONDS = 0.1
+_EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
+
+
+class Client:
+    """Use it with `async with`. Without arguments it talks to the daemon of the default home."""
+
+    def __init__(
+        self, home: str | os.PathLike[str] | None = None, *, address: str | None = None, token: str | None = None
+    ) -> None:
+        self._token = token
+        place = chosen_home(home) / SOCKET_FILE
+        self._where = address or str(place)
+        transport = None if address is not None else httpx2.AsyncHTTPTransport(uds=_short(place))
+        base = f"http://{address}" if address is not None else "http://localhost"
+        self._http = httpx2.AsyncClient(transport=transport, base_url=base, timeout=None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
+        """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
+        prepared = prepare(verb, parameters, key=key, token=self._token)
+        try:
+            response = await self._http.request(
+                prepared.method, prepared.path, content=prepared.body, headers=prepared.headers
+            )
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+        if response.status_code >= 400:
+            raise error_of(_document(response.content))
+        return response.json()
+
+    # --- instances -------------------------------------------------------------------------------
+
+    async def spawn(
+        self,
+        definition: str | None = None,
+        *,
+        command: list[str] | None = None,
+        options: AgentSpawnOptions | None = None,
+        context: Mapping[str, Any] | None = None,
+        job: Any = None,
+        key: str | None = None,
+    ) -> AgentInstance:
+        """A definition by its name, or a command by its words."""
+        body: dict[str, Any] = {"definition": definition, "command": command, "context": context}
+        if options is not None:
+            checked = options.checked()
+            body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.given}
+        if job is not None:
+            body["job"] = {"request": job}
+        found = await self.call("spawn", spawn={n: v for n, v in body.items() if v is not None}, key=key)
+        return _instance(found)
+
+    async def instances(self, **wanted: Any) -> list[AgentInstance]:
+        return [_instance(one) for one in await self.call("instances", **wanted)]
+
+    async def instance(self, instance: str | UUID) -> AgentInstance:
+        return _instance(await self.call("instance", instance=instance))
+
+    async def why(self, instance: str | UUID) -> Why:
+        return Why.from_dict(await self.call("why", instance=instance))
+
+    async def suspend(self, instance: str | UUID, depth: str | None = None, **more: Any) -> AgentInstance:
+        return _instance(await self.call("suspend", instance=instance, depth=depth, **more))
+
+    async def resume(self, instance: str | UUID) -> AgentInstance:
+        return _instance(await self.call("resume", instance=instance))
+
+    async def restart(self, instance: str | UUID, *, reason: str | None = None) -> AgentInstance:
+        return _instance(await self.call("restart", instance=instance, reason=reason))
+
+    async def terminate(self, instance: str | UUID, options: TerminationOptions | None = None) -> TerminationResult:
+        chosen = (options or TerminationOptions()).checked()
+        return TerminationResult.from_dict(await self.call("terminate", instance=instance, options=chosen.to_dict()))
+
+    async def ask(self, instance: str | UUID, request: Any, **more: Any) -> Any:
+        """The answer; `request_id` and `timeout` as in the library."""
+        return (await self.call("ask", instance=instance, request=request, **more))["answer"]
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def waits(self, instance: str | UUID | None = None) -> list[Wait]:
+        found = await self.call("waits", instance=instance)
+        return [Wait.from_dict({n: v for n, v in one.items() if n != "instance_name"}) for one in found]
+
+    async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
+        return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
+
+    async def statistics(self) -> LifecycleStatistics:
+        return LifecycleStatistics.from_dict(await self.call("statistics"))
+
+    async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
+        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+        cursor = None if after is None else str(after)
+        async for item in self._follow("events", cursor, {"instance": instance}):
+            if (kind := EVENT_CLASSES.get(item.event)) is not None:
+                yield kind.from_dict({n: v for n, v in item.data.items() if n != "event_type"})
+
+    async def logs(
+        self, instance: str | UUID, *, after: str | None = None, tail: int | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        """Lines of output; with `follow` until the instance has ended."""
+        if not follow:
+            for one in await self.call("logs", instance=instance, after=after, tail=tail):
+                yield LogLine.from_dict(one)
+            return
+        async for item in self._follow("logs", after, {"instance": instance, "tail": tail}):
+            yield LogLine.from_dict(item.data)
+
+    async def _follow(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> AsyncIterator[StreamItem]:
+        """As in the blocking client: on and on from its cursor, until the daemon says that it is the end."""
+        lost_at: float | None = None
+        while True:
+            given = parameters if cursor is None else {**parameters, "after": cursor}
+            try:
+                async for item in self._stream(prepare(verb, {**given, "follow": True}, token=self._token)):
+                    lost_at = None
+                    if item.event == "end":
+                        return
+                    if item.event != "bye":
+                        cursor = item.id or cursor
+                        yield item
+            except httpx2.TransportError as error:
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() - lost_at > RECONNECT_SECONDS:
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _stream(self, prepared: Prepared) -> AsyncIterator[StreamItem]:
+        async with self._http.stream(prepared.method, prepared.path, headers=prepared.headers) as response:
+            if response.status_code >= 400:
+                raise error_of(_document(await response.aread()))
+            parser = StreamParser()
+            async for line in response.aiter_lines():
+                if (item := parser.feed(line)) is not None:
+                    yield item
+
+    def _unreachable(self, error: Exception) -> OstlerError:
+        return StoreError(f"no daemon answers at {self._where} ({error}); start it with `ostler up -d`")
+
+
+def _instance(values: Mapping[str, Any]) -> AgentInstance:
+    return AgentInstance.from_dict({name: value for name, value in values.items() if name not in _EXTRA})
+
+
+def _document(body: bytes) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = json.loads(body)
+    except ValueError:
+        return {"code": "failed", "detail": body.decode(errors="replace")[:500]}
+    return found
+
+
+def _short(place: Path) -> str:
+    """A path that fits into the address of a socket."""
+    text = str(place)
+    if len(os.fsencode(text)) <= 100:
+        return text
+    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return f"/proc/self/fd/{folder}/{place.name}"

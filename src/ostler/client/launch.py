@@ -1,0 +1,76 @@
+"""Starts the daemon of a home when it is needed; imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ostler.client.blocking import BlockingClient, UnreachableError
+from ostler.home import DAEMON_LOG
+
+START_SECONDS = 30.0
+_PAUSE_SECONDS = 0.02
+
+
+class DaemonStartError(Exception):
+    """The daemon ended before it answered; its last lines say why."""
+
+
+def start_daemon(home: Path, *, listen: str | None = None) -> Any:
+    """Start it in the background and wait until it answers. Returns its status.
+
+    Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "ostler.daemon", "--home", str(home)]
+    if listen is not None:
+        words += ["--listen", listen]
+    with (home / DAEMON_LOG).open("ab") as log:
+        begins = log.tell()
+        daemon = subprocess.Popen(  # noqa: S603 - our own program
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+        )
+    client = BlockingClient(home)
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        try:
+            return client.call("status")
+        except UnreachableError:
+            if daemon.poll() not in {None, 0}:
+                try:  # another one may have been faster
+                    return client.call("status")
+                except UnreachableError:
+                    raise DaemonStartError(_last_lines(home, begins)) from None
+            time.sleep(_PAUSE_SECONDS)
+    raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
+
+
+def _last_lines(home: Path, begins: int) -> str:
+    try:
+        with (home / DAEMON_LOG).open("rb") as log:
+            log.seek(begins)
+            said = log.read()[-2000:].decode(errors="replace").strip()
+    except OSError:
+        said = ""
+    return said.splitlines()[-1] if said else f"it ended at once; see {home / DAEMON_LOG}"
+
+
+def wait_until_gone(pid: int, seconds: float) -> bool:
+    """Whether the process has ended within that time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        with contextlib.suppress(ChildProcessError):  # a zombie of ours has ended too
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(_PAUSE_SECONDS)
+    return False

@@ -1,0 +1,1 @@
+"""The daemon of a home: the manager and the API of one home, in one process."""

@@ -1,0 +1,238 @@
+"""The composition root: lock, manager, API, listeners, signals; and the orderly end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ostler.agents.files.registration import register_files
+from ostler.api.app import create_app
+from ostler.api.context import Context
+from ostler.api.gate import Gate
+from ostler.api.routes import ROUTES
+from ostler.daemon.hooks import WaitHook
+from ostler.daemon.settings import load_settings
+from ostler.errors import OstlerError, ValidationError
+from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.lifecycle.open import open_manager
+from ostler.lifecycle.settings import LifecycleSettings
+from ostler.model.faults import fault
+from ostler.model.instance import AgentInstance
+from ostler.model.people import OWNER
+from ostler.model.query import GetInstancesFilter
+from ostler.model.states import AgentState
+from ostler.version import __version__
+
+_log = logging.getLogger("ostler.daemon")
+#: How long agents go on without their daemon.
+OUTLIVE = timedelta(days=7)
+#: Open streams end with the daemon; they get this long.
+_STREAM_SECONDS = 2
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="ostler up", description="Run the daemon of a home.")
+    parser.add_argument("--home", help="the home; see `ostler status`")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
+    chosen = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
+    except OstlerError as error:
+        print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
+        sys.exit(2 if isinstance(error, ValidationError) else 1)
+
+
+async def serve(home: Path, *, listen: str | None = None) -> None:
+    """Until a signal, or until it is told to stop by the API."""
+    settings = load_settings(project_of(home))
+    wanted = listen or settings.listen
+    tcp = None if wanted is None else _tcp_socket(wanted)
+    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
+    async with open_manager(home, settings=lifecycle) as manager:
+
+        def stop(keep: bool) -> None:
+            manager.keep_agents = keep
+            context.stopping.set()
+
+        context = Context(
+            manager=manager,
+            home=home,
+            started_at=datetime.now(UTC),
+            stop=stop,
+            end_agents=lambda: _end_agents(manager),
+            refresh=lambda: _refresh(manager, project_of(home)),
+        )
+        context.refresh()
+        hook = WaitHook(manager, settings.on_wait)
+        listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
+        app = create_app(context)
+        servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
+        context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
+        with _signals(stop):
+            running = [asyncio.create_task(server.run()) for server in servers]
+            hook.start()
+            _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
+            await asyncio.wait(
+                [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
+            )
+            await hook.close()
+            if not manager.keep_agents:
+                await _end_agents(manager)
+            for server in servers:
+                server.server.should_exit = True
+            await asyncio.wait(running, timeout=_STREAM_SECONDS + 3)
+            for task in context.tasks:
+                task.cancel()
+        with contextlib.suppress(OSError):
+            (home / SOCKET_FILE).unlink()
+    _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
+
+
+async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
+    """In order, while the API still answers: who looks sees them end. Suspended ones are parked by the close."""
+    found = await manager.acting_as(OWNER).get_active_instances(GetInstancesFilter(limit=1000))
+    if found:
+        _log.info("stopping %d agents", len(found))
+
+    async def end(one: AgentInstance) -> dict[str, Any]:
+        try:
+            result = await manager.terminate(one.instance_id)
+        except OstlerError as error:
+            _log.warning("%s: %s", one.name, error)
+            return {"name": one.name, "how": f"could not be ended: {error}"}
+        how = "gracefully" if result.was_graceful else "by force"
+        told = f"terminated {how} in {result.duration.total_seconds():.1f} s"
+        _log.info("%s %s", one.name, told)
+        return {"name": one.name, "how": told}
+
+    parked = [{"name": one.name, "how": "parked"} for one in found if one.state == AgentState.SUSPENDED]
+    return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
+
+
+def _refresh(manager: AgentLifecycleManager, root: Path) -> None:
+    """Definition files as they are now; a file that changed applies to the next spawn."""
+    register_files(manager.registry, root, user=Path.home())
+
+
+@contextlib.contextmanager
+def _signals(stop: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the agents in order; a second one ends at once."""
+    loop, seen = asyncio.get_running_loop(), 0
+
+    def asked() -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            _log.warning("asked twice; ending now, agents are left to the next daemon")
+            os._exit(1)
+        _log.info("asked to stop; press Ctrl+C again to end at once")
+        stop(False)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+# --- listeners ---------------------------------------------------------------------------------------
+
+
+class _PeerChecked(H11Protocol):
+    """Only the user of the daemon, and root, may speak to its socket; whatever the file's rights say."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", credentials)
+        if uid not in {0, os.getuid()}:
+            _log.warning("refused a connection of user %d", uid)
+            transport.abort()
+
+
+class _Server:
+    def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, *, is_local: bool) -> None:
+        gate = Gate(app, ROUTES, manager, is_local_socket=is_local)
+        config = uvicorn.Config(
+            gate,
+            http=_PeerChecked if is_local else H11Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_STREAM_SECONDS,
+        )
+        self.server = _Quiet(config)
+        self._sock = sock
+
+    async def run(self) -> None:
+        await self.server.serve(sockets=[self._sock])
+
+
+class _Quiet(uvicorn.Server):
+    """Leaves the signals to the daemon."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _unix_socket(home: Path) -> socket.socket:
+    path = home / SOCKET_FILE
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # the lock of the home is held, so no daemon listens there
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        sock.bind(f"/proc/self/fd/{folder}/{SOCKET_FILE}")  # an address holds no more than 107 bytes
+    finally:
+        os.umask(before)
+        os.close(folder)
+    sock.listen(128)
+    return sock
+
+
+def _address_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tcp_socket(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    name = host.strip("[]") or "127.0.0.1"
+    if name not in _LOOPBACK or not port.isdecimal():
+        raise fault("listen", "must be a loopback address such as 127.0.0.1:7177; other addresses are refused", address)
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("127.0.0.1" if name == "localhost" else name, int(port)))
+    except OSError as error:
+        sock.close()
+        raise fault("listen", f"cannot be used ({error.strerror}); choose another port", address) from error
+    return sock
