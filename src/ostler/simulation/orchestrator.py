@@ -94,8 +94,8 @@ class SimulationOrchestrator:
         self._engine_is_async = inspect.iscoroutinefunction(self.engine.update)
         self._questions: _Questions | None = None
         self._seats: dict[int, _Seat] = {}
-        #: Views of agents that were given up on and whose brain was not replaced, by number.
-        self._late: dict[int, AgentView] = {}
+        #: Seats of agents that were given up on and whose brain could not be replaced, by number.
+        self._late: dict[int, _Seat] = {}
         #: Operations from outside since the last turn.
         self._outside: list[Performed] = []
         self._turn_lock = asyncio.Lock()
@@ -184,6 +184,7 @@ class SimulationOrchestrator:
             raise fault("turns", "must be a whole number from 0", turns)
         if self._running:
             raise InvalidOperationError("this population is being run already; wait for that to end")
+        self._require_usable()
         self._require_free()
         self._running = True
         try:
@@ -298,7 +299,8 @@ class SimulationOrchestrator:
             seat = self._seats.get(member.number)
             if seat is None or seat.agent is not member.agent:
                 seat = self._seats[member.number] = self._new_seat(member)
-            if member.number in self._late and self._asking.still_runs(self._late[member.number]):
+            late = self._late.get(member.number)
+            if late is not None and late.agent is member.agent and self._asking.still_runs(late.view):
                 said = "not asked: it still works on what it was asked in an earlier turn"
                 found.unasked[place] = Failed(True, "TimeoutError", said)
             elif seat.call is None:
@@ -317,7 +319,6 @@ class SimulationOrchestrator:
         call = call_of(member.agent)
         if call is None and not isinstance(member.agent, Managed):
             raise InvalidOperationError(f"the agent of {member.name} is no brain; give it one with `decide`")
-        self._late.pop(member.number, None)
         return _Seat(member.agent, call, call is not None and is_async(call), AgentView(member, self.world))
 
     async def _ask(self, questions: _Questions) -> _Decided:
@@ -436,7 +437,7 @@ class SimulationOrchestrator:
         if seat is None or self.state.members.get(member.name) is not member or isinstance(member.agent, Managed):
             return
         if not self._replace_brain(member):
-            self._late[member.number] = seat.view
+            self._late[member.number] = seat
 
     # --- what a kept run does otherwise --------------------------------------------------------------
 
