@@ -38,6 +38,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "prune": ("agents", "Remove all ended agents; says what first."),
             "wait": ("agents", "Wait until an agent is in a state."),
         },
+        "Populations": {
+            "sim": ("sim", "Play, resume, fork and look at runs of turn-based populations."),
+        },
         "Looking": {
             "events": ("look", "Show the numbered log."),
             "waits": ("look", "List what agents wait for."),

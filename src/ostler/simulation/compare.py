@@ -9,12 +9,11 @@ from uuid import UUID
 
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.simulation.history import find_run, kept_at, require_turn, turns_after
+from ostler.simulation.history import Readable, find_run, kept_at, require_turn, turns_after
 from ostler.simulation.runs import RecordedOrchestrator
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.turn import Performed, TurnReport
 from ostler.simulation.view import LifecycleRequest, Operation
-from ostler.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +60,7 @@ class _Compared(RecordedOrchestrator):
 
 
 async def compare_run(
-    store: Store,
+    store: Readable,
     run_id: UUID | str,
     scenario: Scenario,
     *,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 import pydantic
@@ -17,10 +17,18 @@ from ostler.simulation.brains import Brains
 from ostler.simulation.record import core_digest, restore, whole_seal
 from ostler.simulation.state import SimulationState
 from ostler.store import simulations
-from ostler.store.store import Store
+from ostler.store.transaction import Reader
 
+P = ParamSpec("P")
+R = TypeVar("R")
 #: Rows may be large; so few are held at a time.
 _PAGE = 16
+
+
+class Readable(Protocol):
+    """A `Store`, or whatever else answers queries."""
+
+    async def read(self, query: Callable[Concatenate[Reader, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +158,7 @@ def broken(run_id: UUID, turn: int) -> HistoryBrokenError:
 # --- reading runs ------------------------------------------------------------------------------------
 
 
-async def find_run(store: Store, run_id: UUID | str) -> SimulationRun:
+async def find_run(store: Readable, run_id: UUID | str) -> SimulationRun:
     """By its id, or the text of it; raises `SimulationNotFoundError`."""
     try:
         wanted = run_id if isinstance(run_id, UUID) else UUID(run_id)
@@ -159,7 +167,7 @@ async def find_run(store: Store, run_id: UUID | str) -> SimulationRun:
     return await store.read(simulations.require_run, wanted)
 
 
-async def turns_after(store: Store, run_id: UUID, after: int, until: int) -> AsyncIterator[SimulationTurn]:
+async def turns_after(store: Readable, run_id: UUID, after: int, until: int) -> AsyncIterator[SimulationTurn]:
     """Every row after a turn, up to another."""
     while after < until:
         page = await store.read(simulations.list_turns, run_id, after=after, until=until, limit=_PAGE)
@@ -170,7 +178,7 @@ async def turns_after(store: Store, run_id: UUID, after: int, until: int) -> Asy
         after = page[-1].turn
 
 
-async def kept_at(store: Store, run: SimulationRun, turn: int) -> Kept:
+async def kept_at(store: Readable, run: SimulationRun, turn: int) -> Kept:
     """The state after a turn. The turns of a fork before its own are those of its parent."""
     require_turn(run, "turn", turn)
     while run.parent_id is not None and turn < (run.forked_at or 0):
@@ -183,14 +191,14 @@ async def kept_at(store: Store, run: SimulationRun, turn: int) -> Kept:
 
 
 async def state_at(
-    store: Store, run_id: UUID | str, turn: int, *, schema: type[pydantic.BaseModel] | None = None
+    store: Readable, run_id: UUID | str, turn: int, *, schema: type[pydantic.BaseModel] | None = None
 ) -> SimulationState:
     """A state to look at: all agents are there, without their brains."""
     return (await kept_at(store, await find_run(store, run_id), turn)).state(None, schema)
 
 
 async def replay(
-    store: Store, run_id: UUID | str, *, first: int = 0, last: int | None = None
+    store: Readable, run_id: UUID | str, *, first: int = 0, last: int | None = None
 ) -> AsyncIterator[PlayedTurn]:
     """Every turn as it was played, from the record alone: no brain is asked. A fork begins with its parent's turns."""
     run = await find_run(store, run_id)
@@ -214,7 +222,7 @@ async def replay(
         _require_end(one, kept)
 
 
-async def _begun(store: Store, run_id: UUID, turn: int) -> Kept:
+async def _begun(store: Readable, run_id: UUID, turn: int) -> Kept:
     whole = await store.read(simulations.last_whole, run_id, turn)
     if whole is None:
         raise HistoryBrokenError(
@@ -225,7 +233,7 @@ async def _begun(store: Store, run_id: UUID, turn: int) -> Kept:
     return kept
 
 
-async def _lineage(store: Store, run: SimulationRun, end: int) -> list[tuple[SimulationRun, int]]:
+async def _lineage(store: Readable, run: SimulationRun, end: int) -> list[tuple[SimulationRun, int]]:
     """The run and those that it came from, the oldest first, and the last turn that counts of each."""
     chain = [(run, end)]
     while run.parent_id is not None and run.forked_at is not None:
