@@ -7,14 +7,18 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
+
+from simulation_agents import Steady
 
 from ostler.simulation import (
     AgentGroup,
     AgentView,
     Brains,
     Decisions,
+    OnFailure,
     RunReport,
     Scenario,
     SimulationOrchestrator,
@@ -24,6 +28,7 @@ from ostler.simulation import (
     begin_run,
     resume_run,
 )
+from ostler.simulation.brains import ManagedKind
 from ostler.store.store import Store
 
 Script = Callable[[AgentView], Any]
@@ -219,3 +224,18 @@ def silent(_: AgentView) -> None:
 def doing(act: Callable[[SimulationState], Any], **more: Any) -> Scenario:
     """Two who are silent, and an engine that does this to the state in each turn."""
     return scripted({"ada": silent, "bo": silent}, engine=lambda: Doing(act), **more)
+
+
+def steady(**more: Any) -> Scenario:
+    """Two agents in processes of their own; one of them blocks in turn 3 and does not heed TERM."""
+    blocks = AgentGroup(name="ada", kind="steady", initial_state={"do": {"3": "block"}})
+    return Scenario(
+        name="steady",
+        brains={"steady": ManagedKind(Steady, "process")},
+        agents=(blocks, AgentGroup(name="bo", kind="steady")),
+        turns=8,
+        settings=SETTINGS.evolve(
+            decision_timeout=timedelta(milliseconds=700), on_timeout=OnFailure.KEEP, on_error=OnFailure.KEEP
+        ),
+        **more,
+    )

@@ -95,7 +95,7 @@ def spoil(home: Path, sql: str, *values: object) -> None:
         connection.commit()
 
 
-def edited(turn: int, old: str, new: str) -> tuple[object, ...]:
+def edited(turn: int, old: str, new: str) -> tuple[Any, ...]:
     return ("UPDATE simulation_turns SET core = replace(core, ?, ?) WHERE turn = ?", old, new, turn)
 
 
@@ -120,7 +120,11 @@ DAMAGE: dict[str, tuple[tuple[object, ...], int, tuple[Any, ...]]] = {
         0,
         READERS,
     ),
-    "the digest of a whole state": (("UPDATE simulation_wholes SET digest = ? WHERE turn = 6", "0" * 64), 6, (by_state,)),
+    "the digest of a whole state": (
+        ("UPDATE simulation_wholes SET digest = ? WHERE turn = 6", "0" * 64),
+        6,
+        (by_state,),
+    ),
     "the words of an error": (("UPDATE simulation_turns SET notes = '{bad' WHERE turn = 2",), 2, READERS),
 }
 

@@ -198,7 +198,7 @@ class Stuck(Learner):
 
     hang = Hang()
 
-    def decide(self, view: AgentView) -> Any:  # type: ignore[override]  # plain, not async
+    def decide(self, view: AgentView) -> Any:
         self.seen = [*self.seen[-4:], view.random.randint(0, 9)]
         if view.turn == 3:
             self.hang.decide(view)
@@ -401,7 +401,14 @@ class Loose(pydantic.BaseModel):
 
 @pytest.mark.parametrize(
     "change",
-    [{"anything": (1, 2)}, {"anything": Mood.GLAD}, {"number": nan}, {"number": inf}, {"hidden": 5}, {"anything": "\ud800"}],
+    [
+        {"anything": (1, 2)},
+        {"anything": Mood.GLAD},
+        {"number": nan},
+        {"number": inf},
+        {"hidden": 5},
+        {"anything": "\ud800"},
+    ],
 )
 async def test_a_typed_state_that_would_come_back_changed_is_refused(store: Store, change: dict[str, Any]) -> None:
     def spoil(state: SimulationState) -> None:
@@ -434,7 +441,8 @@ async def test_a_global_state_is_any_json_value_and_nothing_else(store: Store) -
     def put(value: Any) -> Scenario:
         return doing(lambda state: setattr(state, "global_state", value), global_state={"a": 1})
 
-    for value in ([], 0, "x", {}, None):
+    values: list[Any] = [[], 0, "x", {}, None]
+    for value in values:
         run_id, _ = await played(store, put(value), 1)
         async with resume_run(store, run_id, put(value)) as run:
             assert run.state.global_state == value
@@ -445,10 +453,10 @@ async def test_a_global_state_is_any_json_value_and_nothing_else(store: Store) -
 
 async def test_states_that_are_nested_as_deep_as_may_be_are_read_again(store: Store) -> None:
     def nest(state: SimulationState) -> None:
-        value: Any = []
+        deep: list[Any] = []
         for _ in range(170):
-            value = [value]
-        state.states["ada"]["deep"] = value
+            deep = [deep]
+        state.states["ada"]["deep"] = deep
 
     await same_in_pieces(store, doing(nest), 2)
 
@@ -475,7 +483,9 @@ async def test_a_decision_that_json_would_change_is_the_failure_of_its_agent(sto
 
 async def test_a_model_may_be_a_decision(store: Store) -> None:
     names = {f"tag {number}" for number in range(20)}
-    run_id, _ = await played(store, scripted({"ada": lambda _: Offer(price=Decimal("1.5"), tags=names), "bo": silent}), 1)
+    run_id, _ = await played(
+        store, scripted({"ada": lambda _: Offer(price=Decimal("1.5"), tags=names), "bo": silent}), 1
+    )
     (turn,) = await told(store, run_id, first=1)
     assert turn.decisions == {"ada": {"price": "1.5", "tags": sorted(names)}, "bo": None}
 
@@ -493,7 +503,10 @@ class Word(StrEnum):
 @pytest.mark.parametrize(
     "share",
     [
-        lambda state: [one.setdefault("goods", state.states["ada"].setdefault("goods", [])).append(state.turn) for one in state.states.values()],
+        lambda state: [
+            one.setdefault("goods", state.states["ada"].setdefault("goods", [])).append(state.turn)
+            for one in state.states.values()
+        ],
         lambda state: state.states.update(bo=Counter(a=1)),
         lambda state: state.members["ada"].__setattr__("state", defaultdict(int, n=1)),
         lambda state: state.states["ada"].update(order=OrderedDict(a=1), word=Word.YES),

@@ -242,7 +242,7 @@ async def test_a_brain_that_still_works_on_an_earlier_turn_is_not_asked_and_the_
         assert "not asked" in second.failures["stuck"].message
         assert dict(second.decisions) == {"fine": 1}
         hang.let_go.set()
-        while (await play.play_turn()).failures:
+        while (await play.play_turn()).failures:  # noqa: ASYNC110 - it comes back soon
             await asyncio.sleep(0.005)
     assert [name for turn, name in diary.asked if turn == 2] == ["fine"]
 

@@ -32,9 +32,8 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 @pytest.fixture(params=["sqlite", "memory", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    places = {"sqlite": lambda: tmp_path / "home", "memory": lambda: ":memory:"}
-    where = places.get(request.param, lambda: request.getfixturevalue("postgres_address"))()
-    async with Store(where) as store:
+    where = {"sqlite": str(tmp_path / "home"), "memory": ":memory:"}.get(request.param)
+    async with Store(where or request.getfixturevalue("postgres_address")) as store:
         yield store
 
 
@@ -183,9 +182,7 @@ def test_the_tables_of_runs_can_be_taken_back_and_put_up_again(tmp_path: Path) -
 
 
 def test_what_is_wrong_with_a_run_or_its_settings_is_said() -> None:
-    run = SimulationRun(
-        run_id=uuid4(), name="", turn=-1, digest="", parent_id=uuid4(), created_at=NOW, updated_at=NOW
-    )
+    run = SimulationRun(run_id=uuid4(), name="", turn=-1, digest="", parent_id=uuid4(), created_at=NOW, updated_at=NOW)
     assert [one.field for one in run.validate()] == ["turn"]
     fields = [one.field for one in run.evolve(turn=0).validate()]
     assert fields == ["name", "forked_at"]

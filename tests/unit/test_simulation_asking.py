@@ -34,6 +34,14 @@ async def ask(asking: Asking, *brains: Brain) -> list[Any]:
     return found
 
 
+def waits(seconds: float) -> Brain:
+    def brain(view: AgentView) -> int:
+        time.sleep(seconds)
+        return view.number
+
+    return brain
+
+
 async def until(sign: Callable[[], bool]) -> None:
     end = time.monotonic() + _BOUND
     while not sign():
@@ -156,7 +164,7 @@ async def test_brains_that_block_decide_at_the_same_time() -> None:
 async def test_a_hundred_brains_that_wait_are_asked_in_little_more_than_the_time_of_two() -> None:
     asking = Asking(timeout=5, concurrency=64)
     began = time.monotonic()
-    assert await ask(asking, *[lambda view: time.sleep(0.2) or view.number] * 100) == list(range(100))
+    assert await ask(asking, *[waits(0.2)] * 100) == list(range(100))
     assert time.monotonic() - began < 1.5  # one after the other: 20 s
     asking.close()
 
@@ -257,8 +265,7 @@ async def test_the_arguments_of_a_call_are_whole_while_it_runs() -> None:
     """Going through shared tuples would show the watcher, and the brain, a tuple that the call is using."""
     asking = Asking(timeout=5, concurrency=4)
     for _ in range(5):
-        brains = [lambda view: (time.sleep(0.003), view.number)[1]] * 40
-        assert await ask(asking, *brains) == list(range(40))
+        assert await ask(asking, *[waits(0.003)] * 40) == list(range(40))
     asking.close()
 
 
@@ -336,7 +343,7 @@ def _mixture(seed: int) -> tuple[list[Brain], list[Any]]:
                 expected.append("TimeoutError")
             case 1 | 2 | 3:
                 pause = chance.choice([0.0005, 0.004, 0.012, 0.03])
-                brains.append(lambda view, pause=pause: (time.sleep(pause), view.number)[1])  # type: ignore[misc]  # a default
+                brains.append(waits(pause))
                 expected.append("number")
             case _:
                 brains.append(lambda view: view.number)

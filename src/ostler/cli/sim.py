@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -173,7 +173,8 @@ class _Plan:
     #: How far it came.
     run: KeptRun | None = None
     report: RunReport | None = None
-    stop: _Stop = field(default_factory=lambda: _Stop())
+    #: The exit code that a signal asks for.
+    stopped: int | None = None
 
     def hint(self) -> str:
         """A whole command that goes on where this one stopped."""
@@ -195,19 +196,19 @@ def _play(plan: _Plan) -> int:
             note(sentence)
         if plan.run is not None:
             note(plan.hint())
-        return plan.stop.code or problem_of(error).exit_code
+        return plan.stopped or problem_of(error).exit_code
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-        # A signal is heard by `_Stop`; code of a scenario that raises one of these must not look like a success.
-        if plan.stop.code is None:
+        # Signals are heard by `_hear_signals`; code of a scenario that raises these must not look like a success.
+        if plan.stopped is None:
             note(f"the code of the scenario has ended the run: {type(error).__name__}: {error}; {plan.hint()}")
-        return plan.stop.code or ExitCode.FAILED
+        return plan.stopped or ExitCode.FAILED
     if plan.run is None or plan.report is None:
-        return plan.stop.code or ExitCode.INTERRUPTED
+        return plan.stopped or ExitCode.INTERRUPTED
     return _say(plan.run, plan.report, plan.output)
 
 
 async def _within(plan: _Plan) -> None:
-    plan.stop.hear(plan)
+    _hear_signals(plan)
     async with _opened(plan.scenario) as (store, manager), plan.opening(store, manager) as run:
         plan.run = run
         note(f"run {run.run_id}")
@@ -258,27 +259,22 @@ def _say(run: KeptRun, report: RunReport, output: str) -> int:
     return ExitCode.FAILED if report.failed and report.ended == NOBODY else ExitCode.OK
 
 
-class _Stop:
+def _hear_signals(plan: _Plan) -> None:
     """Ctrl-C and SIGTERM: the first cancels the turn and says how to go on, the second ends the program at once.
 
     Heard by Python and not by the event loop, which a brain may hold up.
     """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
-    def __init__(self) -> None:
-        self.code: int | None = None
+    def stop(number: int, _frame: object) -> None:
+        if plan.stopped is not None or task is None or task.done():
+            os._exit(128 + number)  # not by an exception: threads in which a brain hangs would be waited for
+        plan.stopped = 128 + number
+        os.write(sys.stderr.fileno(), f"\nostler: stopped; {plain(plan.hint())}\n".encode())
+        loop.call_soon_threadsafe(task.cancel)
 
-    def hear(self, plan: _Plan) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-        def stop(number: int, _frame: object) -> None:
-            if self.code is not None or task is None or task.done():
-                os._exit(128 + number)  # not by an exception: threads in which a brain hangs would be waited for
-            self.code = 128 + number
-            os.write(sys.stderr.fileno(), f"\nostler: stopped; {plain(plan.hint())}\n".encode())
-            loop.call_soon_threadsafe(task.cancel)
-
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, stop)
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, stop)
 
 
 def _has_terminal() -> bool:
@@ -335,7 +331,7 @@ def show(run: str, turn: int | None, count: int, output: str) -> None:
     async def read(store: _View) -> tuple[SimulationRun, PlayedTurn]:
         found = _find(store.reader, run)
         at = found.turn if turn is None else turn
-        return found, [one async for one in replay(store, found.run_id, first=at, last=at)][0]
+        return found, await anext(replay(store, found.run_id, first=at, last=at))
 
     found, played = _look_async(read)
     if output == "json":

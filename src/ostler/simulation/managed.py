@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from datetime import timedelta
@@ -60,16 +61,18 @@ class ManagedBrains:
         wanted = {member.number: member for member in members}
         found: dict[int, UUID] = {}
         async for record in self._living():
-            number = (record.context or {}).get(NUMBER)
-            member = wanted.get(number) if isinstance(number, int) else None
-            held = None if member is None else self._instances.get(member.number)
-            ours = member is not None and (
-                (held is None and member.number not in found) or held == (member.agent, record.instance_id)
-            )
-            if member is not None and ours and await self._is_idle(record):
-                found[member.number] = record.instance_id
-            elif record.state is not AgentState.TERMINATING and not self._is_paused(number, record):
-                self._end(record.instance_id, TerminationOptions(reason="it decides for no agent of this run"))
+            number = int((record.context or {}).get(NUMBER, 0))
+            held = self._instances.get(number)
+            if number not in wanted:
+                if held is not None and held[1] == record.instance_id:
+                    continue  # its agent is paused
+            elif number not in found and held in (None, (wanted[number].agent, record.instance_id)):
+                found[number] = record.instance_id
+                if await self._is_idle(record):
+                    continue
+                del found[number]
+            if record.state is not AgentState.TERMINATING:
+                self._end(record.instance_id, TerminationOptions.immediate())
         failures: dict[int, Failed] = {}
 
         async def start(member: Member) -> None:
@@ -85,11 +88,6 @@ class ManagedBrains:
         if failures:
             await self._require_owner()
         return failures
-
-    def _is_paused(self, number: Any, record: AgentInstance) -> bool:
-        """Its agent takes part, and is not asked in this turn."""
-        held = self._instances.get(number)
-        return held is not None and held[1] == record.instance_id
 
     async def _living(self) -> AsyncIterator[AgentInstance]:
         wanted = GetInstancesFilter(tag=self._tag, limit=MAX_PAGE)
@@ -143,8 +141,8 @@ class ManagedBrains:
         try:
             if error is None:
                 # As it would come from another process, also where the agent runs in this one.
-                return view.take_answer(from_json(write_json(task.result())))
-        except (OstlerError, ValueError) as wrong:
+                return view.take_answer(json.loads(json.dumps(task.result(), allow_nan=False)))
+        except (OstlerError, TypeError, ValueError, RecursionError) as wrong:
             return Failed.of(wrong)
         if isinstance(error, TimeoutError):
             self._replace(member.number)

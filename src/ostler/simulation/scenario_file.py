@@ -19,7 +19,7 @@ from ostler.agents.files.yamltext import read_yaml
 from ostler.errors import AgentInitializationError, DefinitionError, InvalidOperationError, ValidationError
 from ostler.isolation.process.sources import source_of
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault
+from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
 from ostler.model.states import IsolationLevel
@@ -70,12 +70,8 @@ def load_scenario(path: str | Path, *, overrides: Mapping[str, Any] | None = Non
 
     `overrides` puts other values at dotted keys: `{"parameters.tax": 0.2, "agents.0.count": 5, "seed": 3}`.
     """
-    page, whole = Page(str(path)), Path(path).absolute()
-    kind = _KINDS.get(whole.suffix.lower())
-    if kind is None:
-        page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_KINDS)}")
-    text, _ = read_text(page, whole)
-    return _load(page, {"path": str(whole), "kind": kind, "text": text, "overrides": overrides or {}}, begun=False)
+    page = Page(str(path))
+    return _load(page, {**_source(page, path), "overrides": overrides or {}}, begun=False)
 
 
 def scenario_of_run(
@@ -91,14 +87,13 @@ def scenario_of_run(
             f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
         )
     changed = {**(source.get("overrides") or {}), **(overrides or {})}
-    if file is not None:
-        moved = load_scenario_source(file)
-        return _load(Page(str(file)), {**moved, "overrides": changed}, begun=True)
-    return _load(Page(str(source["path"])), {**source, "overrides": changed}, begun=True)
+    page = Page(str(source["path"] if file is None else file))
+    found = source if file is None else _source(page, file)
+    return _load(page, {**found, "overrides": changed}, begun=True)
 
 
-def load_scenario_source(path: str | Path) -> dict[str, Any]:
-    page, whole = Page(str(path)), Path(path).absolute()
+def _source(page: Page, path: str | Path) -> dict[str, Any]:
+    whole = Path(path).absolute()
     kind = _KINDS.get(whole.suffix.lower())
     if kind is None:
         page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_KINDS)}")
@@ -315,12 +310,13 @@ class _Builder:
                 continue
             if isinstance(one.get("state", {}), Mapping):
                 self._blame(form.make(one.get("state", {}), f"agents.{place}.state")[1])
-            maker, params = brains.get(str(one.get("kind"))), one.get("params", {})
-            if maker is None or maker is MergeEngine or not isinstance(params, Mapping):
-                continue
-            if why := _misfit(maker, params):
-                bound = f"do not fit the brain {one['kind']}: {why}"
-                self._blame([Fault(field=f"agents.{place}.params", bound=bound)])
+            kind, params = one.get("kind"), one.get("params", {})
+            if isinstance(kind, str) and kind not in brains:
+                bound = f"must be one of the brains ({', '.join(sorted(brains)) or 'none'})"
+                self._blame([Fault(field=f"agents.{place}.kind", bound=bound, value=shown(kind))])
+            maker = brains.get(str(kind), MergeEngine)
+            if maker is not MergeEngine and isinstance(params, Mapping) and (why := _misfit(maker, params)):
+                self._blame([Fault(field=f"agents.{place}.params", bound=f"do not fit the brain {kind}: {why}")])
 
 
 def _defines(found: type, method: str) -> bool:
