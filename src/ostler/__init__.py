@@ -20,6 +20,7 @@ _NAMES = {
     "ostler.agents.marks": "agent",
     "ostler.agents.messages": "WaitAnswer",
     "ostler.agents.registry": "AgentRegistry",
+    "ostler.client.client": "Client",
     "ostler.errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "

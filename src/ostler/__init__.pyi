@@ -37,6 +37,9 @@ from ostler.agents.messages import (
 from ostler.agents.registry import (
     AgentRegistry as AgentRegistry,
 )
+from ostler.client.client import (
+    Client as Client,
+)
 from ostler.errors import (
     AgentBusyError as AgentBusyError,
 )

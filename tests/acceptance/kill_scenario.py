@@ -15,6 +15,19 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid5
 
+from ostler.store.commands import (
+    CreateTask,
+    EndAttempt,
+    Idempotency,
+    MoveInstance,
+    MoveTask,
+    RecordIdentity,
+    ReportHealth,
+    ReserveInstance,
+    RestartInstance,
+)
+from ostler.store.opening import DATABASE_FILE, sqlite_backend
+
 from ostler.model import (
     HOME_WORKSPACE_ID,
     AgentHealthStatus,
@@ -29,18 +42,6 @@ from ostler.model import (
 )
 from ostler.seams import FaultPlan, FaultPoint, no_fault
 from ostler.store import AgentError, Backend, EngineStore, Seams, open_store
-from ostler.store.commands import (
-    CreateTask,
-    EndAttempt,
-    Idempotency,
-    MoveInstance,
-    MoveTask,
-    RecordIdentity,
-    ReportHealth,
-    ReserveInstance,
-    RestartInstance,
-)
-from ostler.store.opening import DATABASE_FILE, sqlite_backend
 from ostler.store.sqlite import SqliteSession
 
 _DEFINITION = uuid5(HOME_WORKSPACE_ID, "scenario")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from kill_points import KINDS, Ending, count_writes, killed_at, run, strace_missing
+from ostler.testing.folding import invariant_faults
 
 from ostler.model import AgentState, GetInstancesFilter, TaskFilter
 from ostler.store import Seams, open_store
 from ostler.store.queries import migrations, statements
 from ostler.testing import ManualClock
-from ostler.testing.folding import invariant_faults
 
 #: The share of all points that `make test` visits; `make torture` visits every one.
 _STRIDE = 44

@@ -14,13 +14,13 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from ostler.testing.store_suite.ground import brought_to
+from ostler.testing.store_suite.simulations import begun
 
 from ostler.model import AgentState
 from ostler.store import Seams, open_store
 from ostler.store.queries import migrations, statements
 from ostler.testing import ManualClock, invariant_faults
-from ostler.testing.store_suite.ground import brought_to
-from ostler.testing.store_suite.simulations import begun
 
 pytestmark = pytest.mark.anyio
 

@@ -24,8 +24,10 @@ from command_ground import (
     place,
     plan_for,
     site,
+    units,
     waiting,
 )
+from machine_ground import everyone
 
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
@@ -45,14 +47,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_a_freeze_waits_for_starts_under_way(begin: Begin, place: Path) -> None:
+async def test_a_freeze_waits_for_starts_under_way(
+    begin: Begin, isolation: ProcessIsolation, site: Site, place: Path
+) -> None:
     """It hits every moment of a start; the run goes on after the thaw as if nothing had been."""
+    assert site.directory is not None
     chance = random.Random(7)
-    for number in range(30):
-        cell = await begin(plan_for(place, *waiting(place)))
+    for number in range(40):
+        plan = plan_for(place, *waiting(place))
+        cell = await begin(plan)
         call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x"))
-        await asyncio.sleep(chance.random() * 0.008)
+        await asyncio.sleep(0 if number < 5 else chance.random() * 0.006)
         await cell.freeze()
+        if everyone(site.directory, f"{plan.instance_id.hex}.1"):
+            assert await units(isolation), "it was frozen before its program began, where no next manager sees it"
         (place / "go").touch()
         await asyncio.sleep(0.02)
         assert not call.done(), f"run {number} went on while it was frozen"
@@ -145,6 +153,26 @@ async def test_freezes_race_the_end_of_the_last_run(begin: Begin, place: Path) -
             cell.confirm(CALL)
     done.set()
     await shaking
+    await cell.destroy()
+
+
+async def test_a_box_that_went_with_its_last_run_needs_no_thaw(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    cell = await begin(plan_for(place, *waiting(place)))
+    call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x"))
+    await began(place)
+    await cell.freeze()
+    call.cancel()
+    await asyncio.wait((call,))
+    end = time.monotonic() + 10
+    while await units(isolation):
+        assert time.monotonic() < end, "the run is not forgotten"
+        await asyncio.sleep(0.01)
+    await cell.freeze()
+    await cell.thaw()
+    (place / "go").touch()
+    assert (await cell.call(Verb.PROCESS, "x"))["output"].endswith("done\n")
     await cell.destroy()
 
 

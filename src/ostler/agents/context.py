@@ -81,6 +81,8 @@ class AgentContext:
     owns_directory: bool = field(default=True, repr=False)
     #: The extra variables of the spawn. At level process they are also in the environment of the process.
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Takes text for the log of this instance; None where there is no log.
+    write_log: Callable[[str], object] | None = field(default=None, repr=False)
     _has_directory: bool = field(default=False, init=False, repr=False)
     _stopping: bool = field(default=False, init=False, repr=False)
     _hooks: list[CleanupHook] | None = field(default=None, init=False, repr=False)
@@ -103,9 +105,9 @@ class AgentContext:
 
     @property
     def logger(self) -> AgentLog:
+        """Writes time, level, name and message into the log of this instance, at every level of isolation."""
         if self._logger is None:
-            who = {"instance_id": str(self.instance_id), "attempt": self.attempt}
-            self._logger = AgentLog(logging.getLogger("ostler.agent"), who)
+            self._logger = AgentLog(self)
         return self._logger
 
     # --- speaking ------------------------------------------------------------------------------------
@@ -189,11 +191,44 @@ class AgentContext:
 
 
 class AgentLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds instance and attempt to what an agent logs, and leaves what the agent adds itself."""
+    """Into the log of the instance from level INFO on, and to the logger `ostler.agent` where that has handlers.
+
+    Instance and attempt are added to each record; what the agent adds itself stays.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        who = {"instance_id": str(context.instance_id), "attempt": context.attempt}
+        super().__init__(logging.getLogger("ostler.agent"), who)
+        self._own = logging.Logger(context.name, logging.INFO)  # noqa: LOG001 - its own, not one of the program
+        if context.write_log is not None:
+            self._own.addHandler(_LogHandler(context.write_log))
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         return msg, kwargs
+
+    def log(self, level: int, msg: Any, *args: Any, **kwargs: Any) -> None:
+        if self._own.handlers:
+            self._own.log(level, msg, *args, **kwargs)
+        if self.logger.hasHandlers():  # else Python would write it to standard error by itself
+            super().log(level, msg, *args, **kwargs)
+
+    def failed(self, what: str, trace: str | None) -> None:
+        """A call of ours to the agent failed. Its caller is told, so only the log of the instance is written."""
+        self._own.error("%s failed\n%s", what, (trace or "").rstrip())
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, write: Callable[[str], object]) -> None:
+        super().__init__()
+        self._write = write
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001 - a log that cannot be written must not fail the agent
+            self.handleError(record)
 
 
 def _own(data: Mapping[str, Any] | None) -> dict[str, Any] | None:

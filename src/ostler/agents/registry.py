@@ -23,6 +23,8 @@ from ostler.model.text import clipped, unkeepable_faults
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
 ENTRY_POINTS = "ostler.agents"
+#: Definitions that were made for one command and that nobody calls by name.
+COMMAND_PREFIX = "command/"
 
 Listener = Callable[[AgentManifest], None]
 #: Reads what stands under `lifecycle` in `@agent(...)`, and answers the fields of the manifest that follow from it.
@@ -197,9 +199,11 @@ def _name(agent: Any) -> str | None:
 
 
 def _required(name: Any) -> str:
+    if name is None:
+        bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
+        raise ValidationError([Fault(field="agent", bound=bound)])
     if not isinstance(name, str):
-        bound = "must be given as text; only a class and a function have one of their own"
-        raise ValidationError([Fault(field="name", bound=bound, value=shown(name))])
+        raise ValidationError([Fault(field="name", bound="must be text", value=shown(name))])
     faults = tuple(unkeepable_faults("name", name))
     if faults:  # the rest is looked at in the manifest, for which an id is made of it first
         raise ValidationError(faults)
@@ -225,7 +229,7 @@ def _whence(manifest: AgentManifest) -> str:
 
 
 def _unknown(what: str, held: Iterable[str], near: str | None = None) -> str:
-    names = sorted(held)
+    names = sorted(name for name in held if not name.startswith(COMMAND_PREFIX))
     close = difflib.get_close_matches(near, names, n=3) if near is not None else []
     if close:
         return f"no agent {what} is registered; did you mean {' or '.join(close)}?"

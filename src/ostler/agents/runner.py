@@ -121,19 +121,24 @@ class AgentRunner:
             # This call was not cancelled: the agent itself says so, and its caller must not believe it.
             if self._context.stopping and verb not in _ENDING:
                 raise AgentGoneError("the agent was stopped while it worked on this") from error
-            raise execution_error(error, ours=__file__) from error
+            raise self._failed(verb, error) from error
         except Exception as error:
             if token.cancelled:
                 # It ended because it was told to; what it stumbled over on the way out is not what counts.
                 raise asyncio.CancelledError from error
             if isinstance(error, AgentExecutionError):
                 raise
-            raise execution_error(error, ours=__file__) from error
+            raise self._failed(verb, error) from error
         finally:
             token.given_up = token.cancelled
             # One that is dropped instead of awaited is closed by its owner, in another context.
             with suppress(ValueError):
                 CURRENT_CALL.reset(before)
+
+    def _failed(self, verb: str, error: BaseException) -> AgentExecutionError:
+        told = execution_error(error, ours=__file__)
+        self._context.logger.failed(verb, told.stack_trace)
+        return told
 
     async def _invoke(self, call: partial[Any], token: CallToken, *, patient: bool = True) -> Any:
         if self._workers is None or _runs_here(call.func):

@@ -35,7 +35,7 @@ def up(detach: bool, listen: str | None) -> None:
     if detach:
         _start(listen)
         return
-    words = [sys.executable, "-m", "ostler.daemon", "--home", str(home)]
+    words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     # In this process: Ctrl+C and the exit code are the daemon's own.
     os.execv(sys.executable, [*words, *(["--listen", listen] if listen else [])])  # noqa: S606 - our own program
 

@@ -13,7 +13,7 @@ import click
 from ostler.cli.common import Daemon, on_agent
 from ostler.cli.output import as_json, local_time, note, parse_seconds, plain
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.problems import ExitCode
+from ostler.problems import ExitCode, exit_code_of
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
@@ -48,20 +48,24 @@ class _RunCommand(click.Command):
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
+    An agent that has done what the prompt says ends. A Python agent without a prompt waits to be asked.
+
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
     when --timeout ended it, 125 when it could not be started.
     """
     daemon = Daemon()
-    body = _body(words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
     try:
+        _require_free(daemon, chosen["name"])
+        body = _body(daemon, words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
     except DaemonError as error:
         for sentence in error.faults or (str(error),):
             note(_in_words(sentence))
-        usage = error.code in {"invalid", "not_found"}
-        raise click.exceptions.Exit(ExitCode.USAGE if usage else _COULD_NOT_START) from error
+        code: int = exit_code_of(error.code)
+        failed = code in {ExitCode.FAILED, ExitCode.TIMED_OUT}
+        raise click.exceptions.Exit(_COULD_NOT_START if failed else code) from error
     if detach:
         click.echo(plain(instance["name"]))
         return
@@ -71,7 +75,7 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     raise click.exceptions.Exit(code)
 
 
-def _body(words: tuple[str, ...], chosen: dict[str, Any], *, is_command: bool) -> dict[str, Any]:
+def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_command: bool) -> dict[str, Any]:
     limits = {
         "max_memory_mb": chosen["memory"],
         "max_cpu_percent": None if chosen["cpus"] is None else round(100 * chosen["cpus"]),
@@ -89,8 +93,15 @@ def _body(words: tuple[str, ...], chosen: dict[str, Any], *, is_command: bool) -
     given = {name: value for name, value in options.items() if value is not None}
     if is_command:
         return {"command": list(words), "cwd": os.getcwd(), "options": given, "job": {"request": ""}}  # noqa: PTH109 - as the shell has it
-    prompt = " ".join(words[1:])
-    return {"definition": words[0], "options": given, "job": {"request": {"prompt": prompt}}}
+    if len(words) == 1 and daemon.call("definition", name=words[0])["kind"] == "python":
+        return {"definition": words[0], "options": given}  # it waits to be asked
+    return {"definition": words[0], "options": given, "job": {"request": {"prompt": " ".join(words[1:])}}}
+
+
+def _require_free(daemon: Daemon, name: str | None) -> None:
+    """The library lets names repeat; in a shell a name is how one agent is found."""
+    if name is not None and any(one["name"] == name for one in daemon.call("instances", name_pattern=name)):
+        raise DaemonError("conflict", f"an agent named {name} lives already; stop it, or choose another name")
 
 
 def _environment(given: tuple[str, ...], *, passes_on: bool) -> dict[str, str]:

@@ -81,8 +81,7 @@ def agents(ctx: click.Context) -> None:
 @output_option()
 def list_agents(form: str) -> None:
     """List the agents that can be run by name."""
-    found = [one for one in Daemon().call("definitions") if not one["name"].startswith("command/")]
-    show(found, form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
+    show(Daemon().call("definitions"), form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
 
 
 def _definition_row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ def start_daemon(home: Path, *, listen: str | None = None) -> Any:
     Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "ostler.daemon", "--home", str(home)]
+    words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     if listen is not None:
         words += ["--listen", listen]
     with (home / DAEMON_LOG).open("ab") as log:

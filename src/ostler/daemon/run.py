@@ -64,7 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 async def serve(home: Path, *, listen: str | None = None) -> None:
     """Until a signal, or until it is told to stop by the API."""
-    settings = load_settings(project_of(home))
+    project = project_of(home)
+    if str(project) not in sys.path:
+        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
+    settings = load_settings(project)
     wanted = listen or settings.listen
     tcp = None if wanted is None else _tcp_socket(wanted)
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
@@ -80,7 +83,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             started_at=datetime.now(UTC),
             stop=stop,
             end_agents=lambda: _end_agents(manager),
-            refresh=lambda: _refresh(manager, project_of(home)),
+            refresh=lambda: _refresh(manager, project),
         )
         context.refresh()
         hook = WaitHook(manager, settings.on_wait)

@@ -83,6 +83,8 @@ class StartPlan:
     #: Extra variables of this spawn, for the agent's process; they win over the passed-on ones. Levels none and thread
     #: set none of them, the agent reads them as `context.env`.
     env: Mapping[str, str] = field(default_factory=dict)
+    #: The log of this start, which a level inside the program writes itself; None where nothing is kept.
+    log: Path | None = None
     priority: AgentPriority = AgentPriority.NORMAL
 
 

@@ -22,6 +22,7 @@ from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationE
 from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.process.logs import LogFile
 from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
 from ostler.seams import Clock, Timer
@@ -58,6 +59,7 @@ class LoopCell(Cell):
             directory=plan.workdir,
             owns_directory=plan.owns_workdir,
             env=plan.env,
+            write_log=None if plan.log is None else LogFile(plan.log).write,
         )
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those whose caller was cancelled.

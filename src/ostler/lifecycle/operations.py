@@ -19,6 +19,7 @@ from ostler.errors import (
     OstlerError,
 )
 from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
+from ostler.isolation.process.logs import start_log
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Verb as Caller
 from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
@@ -69,6 +70,7 @@ def plan_for(instance: Instance, maker: Any) -> StartPlan:
         workdir=private if options.workdir is None else Path(options.workdir),
         owns_workdir=options.workdir is None,
         env=options.env or {},
+        log=None if home is None else start_log(home, record.instance_id, record.attempt),
         priority=options.priority,
     )
 
@@ -101,7 +103,10 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
         undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([undo], timeout=_UNDO_SECONDS)
-        raise _start_error(error, limit) from error
+        told = _start_error(error, limit)
+        if told is error:
+            raise
+        raise told from error
     return cell
 
 

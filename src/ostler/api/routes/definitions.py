@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import Route
 from ostler.model.people import Permission
@@ -11,7 +12,7 @@ from ostler.model.people import Permission
 
 async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:
     context.refresh()
-    return [manifest.to_dict() for manifest in manager.registry.list()]
+    return [one.to_dict() for one in manager.registry.list() if not one.name.startswith(COMMAND_PREFIX)]
 
 
 async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.manifest import AgentManifest
+from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -20,9 +21,6 @@ from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import IsolationLevel
-
-#: Definitions that a caller gives as a command, without a name of their own.
-COMMAND_PREFIX = "command/"
 
 
 @record

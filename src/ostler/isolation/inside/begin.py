@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import timedelta
@@ -35,7 +36,14 @@ def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
         directory=None if workdir is None else Path(workdir),
         owns_directory=bool(plan.get("owns_workdir", True)),
         env=plan.get("env") or {},
+        write_log=_write_log,
     )
+
+
+def _write_log(text: str) -> None:
+    """Standard error of an agent is its log."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def limits_of(given: Mapping[str, Any]) -> ResourceLimits:

@@ -24,7 +24,7 @@ from ostler.isolation.process.exits import exit_of
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.limits import box_limits, likely_enforcement, niceness
 from ostler.isolation.process.link import KeeperError
-from ostler.isolation.process.logs import LOG_BYTES, log_of, prune
+from ostler.isolation.process.logs import LOG_BYTES, LogFile, log_of, prune
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
 from ostler.isolation.process.umask import own_umask
@@ -96,9 +96,24 @@ class ProcessIsolation(Isolation):
                 # In a task of its own: a second cancelling must not keep it from being undone.
                 await asyncio.shield(self._home.run(cell.destroy()))
             if isinstance(error, KeeperError | OSError):
-                raise AgentInitializationError(f"its process could not be started: {error}") from error
+                raise self._not_started(plan, source, str(error)) from error
             raise
         return cell
+
+    def _not_started(self, plan: StartPlan, source: Mapping[str, Any], told: str) -> AgentInitializationError:
+        """One sentence. The traceback of the child, where there is one, goes into the log; it is the cause, too."""
+        lines = told.strip().splitlines()
+        if not lines or not lines[0].startswith("Traceback"):
+            return AgentInitializationError(f"its process could not be started: {told}")
+        LogFile(log_of(self._home.directory, plan)).write(told)
+        last = lines[-1]
+        kind, _, text = last.partition(": ")
+        if kind.startswith("ostler.errors."):
+            return AgentInitializationError(f"its process could not be started: {text}")
+        return AgentInitializationError(
+            f"its process could not load {source['module']}: {last}; the module must be one that another process can "
+            "import (installed, or beside your program), and importing it must not fail"
+        )
 
     async def _open(self, *, start: bool = True) -> bool:
         if not self._hardened and (start or is_kept(self._home.directory)):  # before there is an agent that could look

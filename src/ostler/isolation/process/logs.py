@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.output import KeptOutput
 from ostler.isolation.base import StartPlan
+from ostler.keeper.output import Log
 
 LOGS = "logs"
 #: A file is turned over at this size, once; so twice as much stays.
@@ -20,10 +22,31 @@ _CHUNK = 256 * 1024
 _ATTEMPT = re.compile(r"(\d+)[.-].*")
 
 
+class LogFile:
+    """The log of an agent inside the program, bounded and with times as the keeper writes it. From any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._log: Log | None = None
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            if self._log is None:
+                self._log = Log(str(self._path), LOG_BYTES)
+            self._log.write(text.encode("utf-8", "backslashreplace"))
+            self._log.close()  # ten thousand agents would hold twice as many descriptors
+
+
+def start_log(home: Path, instance_id: UUID, attempt: int) -> Path:
+    return home / LOGS / str(instance_id) / f"{attempt}.log"
+
+
 def log_of(home: Path, plan: StartPlan, run: UUID | None = None) -> Path:
     """Of one start, or of one run of a command."""
-    name = f"{plan.attempt}.log" if run is None else f"{plan.attempt}-{run.hex}.log"
-    return home / LOGS / str(plan.instance_id) / name
+    if run is None:
+        return start_log(home, plan.instance_id, plan.attempt)
+    return home / LOGS / str(plan.instance_id) / f"{plan.attempt}-{run.hex}.log"
 
 
 def prune(home: Path, plan: StartPlan) -> None:

@@ -1,0 +1,449 @@
+"""Every command of the installed program once, each exit code, and a wrong argument for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from shell import Shell, until
+
+FOREVER = ("--", "sh", "-c", "echo begun; while true; do sleep 0.1; done")
+#: A Python agent for `ask`, `waits` and `answer`, beside the project's definitions.
+CLERK = """
+from ostler import Agent
+
+
+class Clerk(Agent):
+    async def initialize(self, context):
+        self.context = context
+
+    async def process(self, request):
+        match request:
+            case {"prompt": text}:
+                print("asked:", text, flush=True)
+                return text
+            case "permission":
+                answer = await self.context.wait_for("human", reason="May I?")
+                return answer.outcome
+            case "trouble":
+                raise ValueError("no good")
+        return request
+"""
+CLERK_FILE = """---
+description: Answers what it is asked
+lifecycle:
+  driver: python:clerk:Clerk
+  isolation: process
+---
+Answer.
+"""
+
+
+@pytest.fixture(scope="module")
+def sh(open_shell: Shell) -> Shell:
+    (open_shell.project / "clerk.py").write_text(CLERK)
+    folder = open_shell.home / "agents"
+    folder.mkdir()
+    (folder / "clerk.md").write_text(CLERK_FILE)
+    return open_shell
+
+
+def background(sh: Shell, name: str, *more: str) -> str:
+    assert sh.ok("run", "-d", "--name", name, *more, *FOREVER) == f"{name}\n"
+    return name
+
+
+# --- run ---------------------------------------------------------------------------------------------
+
+
+def test_run_shows_the_output_and_passes_the_exit_code_on(sh: Shell) -> None:
+    said = sh.run("run", "--", "sh", "-c", "for i in 1 2 3; do echo step $i; done; echo oops >&2; exit 7")
+    assert said.code == 7
+    assert said.out == "step 1\nstep 2\nstep 3\noops\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("run", "--", "true"), 0),
+        (("run", "--", "sh", "-c", "kill -9 $$"), 137),
+        (("run", "--timeout", "1s", "--", "sleep", "60"), 124),
+        (("run", "--", "/no/such/program"), 125),
+        (("run", "--memory", "12M", "--", "true"), 2),
+        (("run", "--restart", "sometimes", "--", "true"), 2),
+        (("run", "--frob", "--", "true"), 2),
+        (("run",), 2),
+        (("run", "nobody", "hello"), 4),
+    ],
+)
+def test_run_ends_with_the_documented_exit_codes(sh: Shell, words: tuple[str, ...], code: int) -> None:
+    said = sh.run(*words)
+    assert said.code == code, said
+    assert code in {0, 137} or said.err
+
+
+def test_run_removes_what_it_made_where_it_is_told_to(sh: Shell) -> None:
+    sh.ok("run", "--rm", "--name", "gone", "--", "true")
+    assert "gone" not in sh.ok("ps", "-a", "-q").split()
+
+
+def test_run_passes_on_variables_and_stays_in_the_directory(sh: Shell) -> None:
+    words = ("--", "sh", "-c", "echo $ONE $TWO; pwd")
+    assert sh.ok("run", "-e", "ONE=1", "-e", "TWO", *words, TWO="2") == f"1 2\n{sh.project}\n"
+    assert sh.run("run", "-e", "NOT_SET", *words).code == 2
+
+
+def test_run_of_an_agent_by_name_gives_it_the_prompt(sh: Shell) -> None:
+    assert sh.ok("run", "clerk", "hello", "there") == "asked: hello there\n"
+
+
+def test_ctrl_c_stops_what_runs_in_the_foreground(sh: Shell) -> None:
+    with sh.start("run", "--name", "foreground", *FOREVER) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert sh.run("wait", "foreground", "--timeout", "20s").code == 0
+
+
+# --- looking -----------------------------------------------------------------------------------------
+
+
+def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
+    background(sh, "lives")
+    sh.run("run", "--name", "ended", "--", "sh", "-c", "exit 3")
+    lines = sh.ok("ps").splitlines()
+    assert lines[0].split()[:4] == ["NAME", "AGENT", "STATE", "HEALTH"]
+    row = next(line for line in lines if line.startswith("lives "))
+    assert "processing" in row
+    assert "command" in row
+    assert "begun" in row
+    assert not any(line.startswith("ended ") for line in lines)
+    assert re.search(r"^ended .* failed .*\b3\b", sh.ok("ps", "-a"), re.MULTILINE)
+    assert [one["name"] for one in sh.run("ps", "-o", "json", "--name", "lives").json()] == ["lives"]
+    assert json.loads(sh.ok("ps", "-o", "jsonl", "--name", "lives"))["state"] == "processing"
+    assert sh.ok("ps", "-q", "--name", "lives") == "lives\n"
+    sh.ok("stop", "lives")
+
+
+def test_inspect_why_and_logs_take_a_name_or_a_part_of_an_id(sh: Shell) -> None:
+    background(sh, "seen")
+    until(lambda: "begun" in sh.ok("logs", "seen"))
+    record = sh.run("inspect", "seen").json()
+    assert record["state"] == "processing"
+    assert record["attempts"][0]["number"] == 1
+    short = record["instance_id"][-8:]
+    assert sh.run("inspect", short).json()["name"] == "seen"
+    assert "it works on 1 request" in sh.ok("why", "seen")
+    assert sh.run("why", "-o", "json", "seen").json()["state"] == "processing"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  begun\n", sh.ok("logs", "seen"))
+    assert sh.ok("logs", "-T", "-n", "1", "seen") == "begun\n"
+    assert sh.ok("logs", "--since", "1h", "-T", "seen") == "begun\n"
+    assert json.loads(sh.ok("logs", "-o", "jsonl", "seen"))["text"] == "begun"
+    sh.ok("stop", "seen")
+
+
+def test_control_characters_of_agents_are_escaped(sh: Shell) -> None:
+    sh.run("run", "--name", "ugly", "--", "printf", "a\\033[2Jb\\n")
+    assert "\x1b" not in sh.ok("logs", "ugly")
+    assert "\\x1b[2J" in sh.ok("logs", "ugly")
+
+
+def test_events_stats_audit_and_status(sh: Shell) -> None:
+    sh.ok("run", "--name", "told", "--", "true")
+    assert "spawned" in sh.ok("events", "told")
+    numbers = [json.loads(line)["sequence"] for line in sh.ok("events", "told", "-o", "jsonl").splitlines()]
+    assert numbers == sorted(numbers)
+    first = json.loads(sh.ok("events", "--after", str(numbers[0]), "-n", "1", "-o", "jsonl"))
+    assert first["sequence"] == numbers[0] + 1
+    assert "state_changed" not in sh.ok("events", "told", "--type", "agent_spawned")
+    assert "spawned" in sh.ok("stats")
+    assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0
+    assert "spawn" in sh.ok("audit", "log")
+    assert sh.ok("audit", "verify").startswith("sound: ")
+    assert str(sh.home) in sh.ok("status")
+    assert sh.run("status", "-o", "json").json()["home"] == str(sh.home)
+
+
+# --- asking ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def asked(sh: Shell) -> str:
+    assert sh.ok("run", "-d", "--name", "asked", "clerk") == "asked\n"
+    return "asked"
+
+
+def test_ask_gives_the_answer(sh: Shell, asked: str) -> None:
+    assert sh.ok("ask", asked, "hello") == "hello\n"
+    assert json.loads(sh.ok("ask", asked, '{"a": [1]}')) == {"a": [1]}
+    failed = sh.run("ask", asked, "trouble")
+    assert failed.code == 1
+    assert "ValueError: no good" in failed.err
+    assert "Traceback" not in failed.err
+    assert "Traceback" in sh.ok("logs", asked)
+
+
+def test_waits_and_answer_let_a_waiting_agent_go_on(sh: Shell, asked: str) -> None:
+    with sh.start("ask", asked, "permission") as asking:
+        until(lambda: "May I?" in sh.ok("waits"))
+        assert "ostler answer asked yes" in sh.ok("waits", asked)
+        assert "waits for you: May I?" in sh.ok("ps", "--name", asked)
+        assert sh.ok("answer", asked, "yes") == "asked goes on with 'yes'.\n"
+        assert asking.communicate(timeout=30)[0] == "yes\n"
+    assert sh.run("answer", asked, "yes").code == 4
+
+
+def test_a_request_with_an_id_is_answered_once(sh: Shell, asked: str) -> None:
+    assert sh.ok("ask", asked, "-d", "--id", "r-1", "permission") == "r-1\n"
+    until(lambda: "May I?" in sh.ok("waits", asked))
+    assert sh.run("ask", asked, "--id", "r-1", "--timeout", "300ms", "permission").code == 124
+    sh.ok("answer", asked, "no")
+    assert sh.ok("ask", asked, "--id", "r-1", "permission") == "no\n"
+
+
+# --- changing ----------------------------------------------------------------------------------------
+
+
+def test_pause_freezes_a_command_and_resume_lets_it_go_on(sh: Shell) -> None:
+    name = background(sh, "frozen")
+    until(lambda: "processing" in sh.ok("ps", "--name", name))
+    assert f"Go on with: ostler resume {name}" in sh.ok("pause", name)
+    assert "frozen" in sh.ok("ps", "--name", name)
+    assert sh.ok("resume", name) == f"{name} is processing.\n"
+    assert sh.run("resume", name).code == 3
+    sh.ok("kill", name)
+
+
+@pytest.mark.parametrize(("depth", "told"), [("hold", "held"), ("park", "parked")])
+def test_pause_holds_or_parks_an_agent_that_waits_to_be_asked(sh: Shell, asked: str, depth: str, told: str) -> None:
+    sh.ok("pause", "--depth", depth, asked)
+    assert told in sh.ok("ps", "--name", asked)
+    assert sh.run("ask", asked, "hello").code == 3
+    sh.ok("resume", asked)
+    assert sh.ok("ask", asked, "hello") == "hello\n"
+
+
+def test_restart_stop_kill_rm_prune_and_wait(sh: Shell) -> None:
+    name = background(sh, "worked")
+    assert "attempt 2" in sh.ok("restart", name)
+    assert sh.run("wait", name, "--timeout", "200ms").code == 124
+    assert sh.run("rm", name).code == 3
+    assert "terminated" in sh.ok("stop", "-t", "2s", name)
+    assert sh.ok("wait", name) == "terminated\n"
+    assert sh.run("wait", name, "--for", "ready").code == 1
+    assert sh.ok("rm", name) == f"{name}\n"
+    assert sh.run("inspect", name).code == 4
+    assert "by force" in sh.ok("kill", background(sh, "killed"))
+    assert "killed" in sh.run("prune", "-y").err
+    assert "killed" not in sh.ok("ps", "-a")
+    sh.ok("rm", "-f", background(sh, "forced"))
+
+
+# --- setting up --------------------------------------------------------------------------------------
+
+
+def test_init_writes_an_agent_that_runs(shell: Shell) -> None:
+    assert "ostler run hello" in shell.ok("init")
+    assert shell.ok("run", "hello", "world") == "hello, world\n"
+    before = (shell.project / "ostler.toml").read_text()
+    assert "nothing was changed" in shell.run("init").err
+    assert (shell.project / "ostler.toml").read_text() == before
+    assert "hello" in shell.ok("agents")
+    assert shell.run("agents", "show", "hello").json()["name"] == "hello"
+    assert "ok" in shell.ok("agents", "validate")
+
+
+def test_agents_validate_names_every_fault_with_its_line(shell: Shell) -> None:
+    folder = shell.home / "agents"
+    folder.mkdir()
+    (folder / "fixer.md").write_text("---\nlifecycle:\n  restrat: no\n  limits: {memory: 12M}\n---\nFix it.\n")
+    said = shell.run("agents", "validate")
+    assert said.code == 1
+    assert "2 faults" in said.out
+    assert re.search(r"3: lifecycle\.restrat .*did you mean restart", said.out)
+    ran = shell.run("run", "-d", "fixer", "mend it")
+    assert ran.code == 2
+    assert "fixer.md:3" in ran.err
+
+
+def test_doctor_finds_out_by_doing(sh: Shell) -> None:
+    said = sh.run("doctor")
+    assert said.code == 0
+    assert re.search(r"^ok +Python 3", said.out, re.MULTILINE)
+    assert re.search(r"^(ok|warn) +limits: .*memory", said.out, re.MULTILINE)
+    assert sh.run("doctor", "-o", "json").json()[0]["level"] == "ok"
+
+
+def test_tokens_are_shown_once(sh: Shell) -> None:
+    token = sh.ok("token", "create", "laptop", "--expires", "30d").strip()
+    assert token.startswith("ostler_")
+    assert token not in sh.ok("token", "list", "-o", "json")
+    assert "laptop" in sh.ok("token", "list")
+    assert sh.ok("token", "revoke", "laptop") == "laptop is revoked.\n"
+    assert sh.run("token", "revoke", "laptop").code == 4
+
+
+def test_completion_version_and_help(sh: Shell) -> None:
+    assert "_OSTLER_COMPLETE" in sh.ok("completion", "bash")
+    assert sh.ok("version").startswith("PART")
+    assert sh.ok("--version").startswith("ostler ")
+    assert "Exit codes: 0 ok" in sh.ok("--help")
+    assert "logs" in sh.ok("logs", "-h")
+
+
+# --- the daemon --------------------------------------------------------------------------------------
+
+
+def test_up_down_keep_and_restart_daemon(shell: Shell) -> None:
+    assert shell.run("status").code == 6
+    assert shell.run("--no-start", "ps").code == 6
+    assert "The daemon runs" in shell.ok("up", "-d")
+    assert "runs already" in shell.run("up", "-d").err
+    background(shell, "stays")
+    pid = shell.daemon_pid()
+    shell.ok("restart-daemon")
+    assert shell.daemon_pid() != pid
+    assert "stays" in shell.ok("ps")
+    assert "its agents go on" in shell.ok("down", "--keep")
+    said = shell.run("ps")
+    assert "started it (found 1 agent alive)" in said.err
+    assert "processing" in said.out
+    assert re.search(r"^stays terminated gracefully in", shell.ok("down"), re.MULTILINE)
+    assert shell.left_over() == []
+
+
+def test_up_in_the_foreground_ends_its_agents_at_ctrl_c(shell: Shell) -> None:
+    with shell.start("up") as daemon:
+        until(lambda: shell.run("status").code == 0)
+        background(shell, "child")
+        daemon.send_signal(signal.SIGINT)
+        _, told = daemon.communicate(timeout=30)
+        assert daemon.returncode == 0
+    assert "child terminated" in told
+
+
+def test_a_listener_takes_a_token_and_no_other_address(shell: Shell) -> None:
+    assert "loopback" in shell.run("up", "-d", "--listen", "0.0.0.0:7177").err
+    shell.ok("up", "-d", "--listen", "127.0.0.1:0")
+    address = shell.run("status", "-o", "json").json()["listens"][1].removeprefix("http://")
+    token = shell.ok("token", "create", "phone").strip()
+    elsewhere = {"OSTLER_ADDRESS": address, "OSTLER_HOME": "/nonexistent"}
+    assert shell.run("ps", **elsewhere).code == 5
+    assert shell.run("ps", OSTLER_TOKEN=token[::-1], **elsewhere).code == 5
+    assert shell.run("ps", OSTLER_TOKEN=token, **elsewhere).code == 0
+    viewer = shell.ok("token", "create", "watcher", "--role", "viewer").strip()
+    assert shell.run("run", "--", "true", OSTLER_TOKEN=viewer, **elsewhere).code == 5
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+NEED_AN_AGENT = ["inspect", "logs", "why", "pause", "resume", "stop", "kill", "restart", "rm", "wait"]
+
+
+@pytest.mark.parametrize("command", NEED_AN_AGENT)
+def test_an_unknown_agent_is_exit_4_with_the_nearest_name(sh: Shell, command: str) -> None:
+    if "nightly" not in sh.ok("ps", "-a", "-q").split():
+        sh.run("run", "--name", "nightly", "--", "true")
+    said = sh.run(command, "nightyl")
+    assert said.code == 4
+    assert "Did you mean nightly?" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ps", "--count"),
+        ("inspect",),
+        ("logs",),
+        ("logs", "x", "--since", "tomorrow"),
+        ("events", "--after", "x"),
+        ("ask", "x"),
+        ("answer",),
+        ("why",),
+        ("pause",),
+        ("pause", "--depth", "deep", "x"),
+        ("resume",),
+        ("stop",),
+        ("kill",),
+        ("restart",),
+        ("rm",),
+        ("prune", "--what"),
+        ("wait", "x", "--timeout", "soon"),
+        ("stats", "-o", "yaml"),
+        ("audit", "log", "-n", "0"),
+        ("agents", "show"),
+        ("init", "--force"),
+        ("doctor", "--cure"),
+        ("token", "create"),
+        ("token", "create", "x", "--expires", "soon"),
+        ("token", "create", "x", "--role", "king"),
+        ("up", "--port", "1"),
+        ("down", "now"),
+        ("status", "-o", "table"),
+        ("restart-daemon", "now"),
+        ("completion", "tcsh"),
+        ("version", "x"),
+        ("waits", "-o", "name"),
+        ("frobnicate",),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_argument_is_exit_2_with_a_sentence(sh: Shell, words: tuple[str, ...]) -> None:
+    said = sh.run(*words)
+    assert said.code == 2, said
+    assert said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_mistyped_command_is_guessed(sh: Shell) -> None:
+    assert "Did you mean logs?" in sh.run("lgos").err
+
+
+def test_a_name_that_is_taken_is_a_conflict(sh: Shell) -> None:
+    background(sh, "taken")
+    said = sh.run("run", "-d", "--name", "taken", *FOREVER)
+    assert said.code == 7
+    assert "taken" in said.err
+    sh.ok("kill", "taken")
+
+
+def test_a_closed_pipe_is_no_traceback(sh: Shell) -> None:
+    line = f"{sh.program} run -- sh -c 'seq 1 100000' | head -1"
+    done = subprocess.run(
+        ["bash", "-c", line], env=sh.environment, cwd=sh.project, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_colour_only_on_a_terminal_and_never_with_no_color(sh: Shell) -> None:
+    assert "\x1b" not in sh.ok("ps", "-a")
+
+
+def test_a_home_that_cannot_be_written_is_one_sentence(sh: Shell, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = sh.run("--home", str(tmp_path / "file" / "home"), "ps")
+    assert said.code in {1, 6}
+    assert "Traceback" not in said.err
+
+
+def test_ps_imports_nothing_heavy(sh: Shell) -> None:
+    sh.ok("ps")
+    code = (
+        "import sys; sys.argv = ['ostler', 'ps']\n"
+        "from ostler.cli.main import _run\n_run()\n"
+        "print([name for name in ('asyncio', 'pydantic', 'fastapi', 'rich') if name in sys.modules], file=sys.stderr)"
+    )
+    python = sh.program.parent / "python"
+    done = subprocess.run(
+        [python, "-c", code], env=sh.environment, cwd=sh.project, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == "[]", done
+    assert os.fspath(python)
