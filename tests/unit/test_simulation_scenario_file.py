@@ -48,12 +48,6 @@ class RemoteTrader(Agent):
     def process(self, request):
         return {}
 
-class Odd:
-    def decide(self):
-        return {}
-    def update(self, state):
-        return None
-
 def made(greed):
     return Trader(greed)
 """
@@ -270,7 +264,6 @@ purse = "economy:Purse"
 remote = { agent = "economy:Trader", isolation = "cloud", city = "Bern" }
 lost = "nowhere:Trader"
 nobody = { isolation = "process" }
-odd = "economy:Odd"
 words = "economy"
 
 [[agents]]
@@ -287,7 +280,7 @@ name = "lost"
 kind = "lost"
 state = 4
 """
-    known = "lost, nobody, odd, purse, remote, trader, words"
+    known = "lost, nobody, purse, remote, trader, words"
     assert faults(written(folder, text)) == [
         "1: name is required",
         "1: turns must be 1 to 2147483647, was 0",
@@ -299,7 +292,7 @@ state = 4
         "9: settings.decision_timeout must be a duration such as 30s, was 'soon'",
         "10: settings.on_error must be one of pause, remove, keep, was 'explode'",
         "11: settings.seed must stand at the top of the file: seed = …",
-        "15: brains.purse names a class that has no method `decide`; write one, was 'economy:Purse'",
+        "15: brains.purse must name a class with a method `decide`; write one, was 'economy:Purse'",
         "16: brains.remote.city is not known; there are agent and isolation",
         "16: brains.remote.isolation must be one of none, thread, process, was 'cloud'",
         "16: brains.remote.agent must name a subclass of ostler.Agent, was 'economy:Trader'",
@@ -308,16 +301,12 @@ state = 4
             "and no module nowhere is installed"
         ),
         '18: brains.nobody must name its class: agent = "module:Class"',
-        (
-            "19: brains.odd names a class whose method `decide` must take view, but there is too many positional "
-            "arguments, was 'economy:Odd'"
-        ),
-        '20: brains.words names economy, but it must be written as "module:Name"',
-        "22: agents.0.name is required",
-        "24: agents.0.params do not fit the brain trader: got an unexpected keyword argument 'zeal'",
-        f"28: agents.1.kind must be one of the brains ({known}), was 'spirit'",
-        "29: agents.1.count must be a whole number, was 2.5",
-        "34: agents.2.state must be a mapping, was 4",
+        '19: brains.words names economy, but it must be written as "module:Name"',
+        "21: agents.0.name is required",
+        "23: agents.0.params do not fit the brain trader: got an unexpected keyword argument 'zeal'",
+        f"27: agents.1.kind must be one of the brains ({known}), was 'spirit'",
+        "28: agents.1.count must be a whole number, was 2.5",
+        "33: agents.2.state must be a mapping, was 4",
     ]
 
 
@@ -328,10 +317,8 @@ def test_what_only_shows_together_is_told_too(folder: Path) -> None:
     assert said[1] == "34: agents.1.state.wealth does not fit: field required"
     (sentence,) = faults(written(folder, SCENARIO.replace("count = 20", "count = 50")))
     assert "agents are 51, but there may be 50 at a time; raise settings.max_agents" in sentence
-    (sentence,) = faults(written(folder, SCENARIO.replace("economy:Market", "economy:Odd")))
-    assert "whose method `update` must take state, decisions, world" in sentence
-    (sentence,) = faults(written(folder, SCENARIO.replace("economy:Market", "economy:made")))
-    assert "is made without arguments, but there is missing a required argument: 'greed'" in sentence
+    (sentence,) = faults(written(folder, SCENARIO.replace("economy:Market", "economy:Trader")))
+    assert "engine must name a class with a method `update`" in sentence
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -40,27 +40,25 @@ _LONGEST_REQUEST = timedelta(days=7)
 class ManagedBrains:
     """Knows the instance of each agent by the agent's number."""
 
-    def __init__(self, manager: AgentLifecycleManager, run_id: UUID, *, limit: timedelta, concurrency: int) -> None:
-        self._manager = manager
-        self._run_id = run_id
-        self._tag = f"run-{run_id.hex}"
+    def __init__(self, manager: AgentLifecycleManager, limit: timedelta) -> None:
+        self.manager = manager
         self._limit = limit
-        self._slots = asyncio.Semaphore(concurrency)
         self._starts = asyncio.Semaphore(_STARTS)
         self._instances: dict[int, tuple[Managed, UUID]] = {}
-        self._background: set[asyncio.Task[Any]] = set()
+        #: Why an agent has no instance.
+        self._failures: dict[int, Failed] = {}
+        self._background: set[asyncio.Future[Any]] = set()
 
-    # --- before the agents are asked ---------------------------------------------------------------
+    async def prepare(self, run_id: UUID, members: Sequence[Member]) -> None:
+        """See that each of these agents has an idle instance. Its start has its own limit, `initialization_timeout`.
 
-    async def prepare(self, members: Iterable[Member]) -> dict[int, Failed]:
-        """See that each of these agents has an idle instance; by number, why one has none.
-
-        Starting is not thinking, so it has its own limit (`initialization_timeout`). An instance of this run that
-        is not idle, or belongs to no agent, is ended: it may be what a killed program has left.
+        An instance of this run that is not idle, or belongs to no agent, is ended: a killed program may have left it.
         """
+        if not members and not self._instances:
+            return
         wanted = {member.number: member for member in members}
         found: dict[int, UUID] = {}
-        async for record in self._living():
+        async for record in self._living(_tag(run_id)):
             number = int((record.context or {}).get(NUMBER, 0))
             held = self._instances.get(number)
             if number not in wanted:
@@ -73,25 +71,15 @@ class ManagedBrains:
                 del found[number]
             if record.state is not AgentState.TERMINATING:
                 self._end(record.instance_id, TerminationOptions.immediate())
-        failures: dict[int, Failed] = {}
-
-        async def start(member: Member) -> None:
-            try:
-                async with self._starts:
-                    self._instances[member.number] = (member.agent, await self._start(member))
-            except OstlerError as error:
-                self._instances.pop(member.number, None)
-                failures[member.number] = Failed.of(error)
-
+        self._failures = {}
         self._instances |= {number: (wanted[number].agent, instance_id) for number, instance_id in found.items()}
-        await run_all(start(member) for number, member in wanted.items() if number not in found)
-        if failures:
-            await self._require_owner()
-        return failures
+        await run_all(self._start(run_id, one) for number, one in wanted.items() if number not in found)
+        if self._failures:
+            await self.require_owner()
 
-    async def _living(self) -> AsyncIterator[AgentInstance]:
-        wanted = GetInstancesFilter(tag=self._tag, limit=MAX_PAGE)
-        while page := await self._manager.get_active_instances(wanted):
+    async def _living(self, tag: str) -> AsyncIterator[AgentInstance]:
+        wanted = GetInstancesFilter(tag=tag, limit=MAX_PAGE)
+        while page := await self.manager.get_active_instances(wanted):
             for record in page:
                 yield record
             wanted = wanted.evolve(before=page[-1].instance_id)
@@ -99,65 +87,55 @@ class ManagedBrains:
     async def _is_idle(self, record: AgentInstance) -> bool:
         if record.state not in _IDLE:
             return False
-        return not await self._manager.get_requests(record.instance_id, state=RequestState.RUNNING)
+        return not await self.manager.get_requests(record.instance_id, state=RequestState.RUNNING)
 
-    async def _start(self, member: Member) -> UUID:
+    async def _start(self, run_id: UUID, member: Member) -> None:
         managed: Managed = member.agent
-        context = {**managed.context, RUN: str(self._run_id), NUMBER: member.number}
-        options = {"timeout": min(max(self._limit * 2, timedelta(minutes=5)), _LONGEST_REQUEST), **managed.options}
-        tags = (TAG, self._tag, *options.pop("tags", ()))
-        handle = await self._manager.start(
-            managed.definition, name=member.name, isolation=managed.isolation, context=context, tags=tags, **options
-        )
-        return UUID(str(handle.instance_id))
-
-    # --- asking ----------------------------------------------------------------------------------
+        context = {**managed.context, RUN: str(run_id), NUMBER: member.number}
+        # A request has more time than the agent: the end of that is seen to here.
+        timeout = min(max(self._limit * 2, timedelta(minutes=5)), _LONGEST_REQUEST)
+        options: dict[str, Any] = {"timeout": timeout, "isolation": managed.isolation, **managed.options}
+        options["tags"] = (TAG, _tag(run_id), *options.get("tags", ()))
+        try:
+            async with self._starts:
+                start = self.manager.start(managed.definition, name=member.name, context=context, **options)
+                self._instances[member.number] = (managed, UUID(str((await start).instance_id)))
+        except OstlerError as error:
+            self._instances.pop(member.number, None)
+            self._failures[member.number] = Failed.of(error)
 
     async def ask(self, member: Member, view: AgentView) -> Any:
-        """Its decision, or `Failed`. What it answered for this turn before a crash counts again."""
-        instance_id = self._instances[member.number][1]
-        try:
-            text = write_json(view.as_request())
-        except ValueError as error:
-            return Failed.of(error)
-        request_id = f"{view.turn}/{hashlib.sha256(text).hexdigest()[:16]}"
-        async with self._slots:
-            asking = self._manager.process(instance_id, from_json(text), request_id=request_id)
-            task = asyncio.ensure_future(asking)
-            try:
-                await asyncio.wait((task,), timeout=self._limit.total_seconds())
-            finally:
-                if not task.done():
-                    view.closed = True
-                    self._follow(task)
-                    task.cancel()
-        if not task.done():
-            self._replace(member.number)
-            return Failed.overdue(self._limit.total_seconds())
-        return await self._outcome(member, view, task)
+        """Its decision, or `Failed`. What it answered for this turn before a crash counts again.
 
-    async def _outcome(self, member: Member, view: AgentView, task: asyncio.Future[Any]) -> Any:
-        error = task.exception()
+        Cancelled when its time is over, it is replaced: the next turn begins with a new one, as after a resume.
+        """
+        if member.number in self._failures:
+            return self._failures[member.number]
+        text = write_json(view.as_request())
+        request_id = f"{view.turn}/{hashlib.sha256(text).hexdigest()[:16]}"
+        instance_id = self._instances[member.number][1]
+        task = asyncio.ensure_future(self.manager.process(instance_id, from_json(text), request_id=request_id))
         try:
-            if error is None:
-                # As it would come from another process, also where the agent runs in this one.
-                return view.take_answer(json.loads(json.dumps(task.result(), allow_nan=False)))
-        except (OstlerError, TypeError, ValueError, RecursionError) as wrong:
-            return Failed.of(wrong)
-        if isinstance(error, TimeoutError):
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            self._follow(task)
+            task.cancel()
             self._replace(member.number)
-            return Failed(True, "TimeoutError", str(error))
+            raise
+        error = task.exception()
+        if error is None:
+            # As it would come from another process, also where the agent runs in this one.
+            return view.take_answer(json.loads(json.dumps(task.result(), allow_nan=False)))
         if isinstance(error, AgentExecutionError):
             kind = error.exception_type or type(error).__name__
             return Failed(False, kind.rpartition(".")[2], str(error))
-        await self._require_owner()
         self._replace(member.number)
-        return Failed.of(error)
+        return Failed(True, "TimeoutError", str(error)) if isinstance(error, TimeoutError) else Failed.of(error)
 
-    async def _require_owner(self) -> None:
-        """Raise where the agents are not to blame: the manager is closed, or another one owns the store."""
+    async def require_owner(self) -> None:
+        """Raise where agents are not to blame: the manager is closed, or another one owns the store."""
         try:
-            await self._manager.get_statistics()
+            await self.manager.get_statistics()
         except (StaleWriterError, StoreError):
             raise
         except OstlerError as error:
@@ -166,7 +144,6 @@ class ManagedBrains:
     # --- leaving ---------------------------------------------------------------------------------
 
     def _replace(self, number: int) -> None:
-        """An instance that was given up on: the next turn begins with a new one, as after a resume."""
         held = self._instances.pop(number, None)
         if held is not None:
             self._end(held[1], TerminationOptions.immediate())
@@ -190,22 +167,25 @@ class ManagedBrains:
 
     async def _terminate(self, instance_id: UUID, options: TerminationOptions) -> None:
         try:
-            result = await self._manager.terminate(instance_id, options)
+            result = await self.manager.terminate(instance_id, options)
             reason = None if result.success else result.error_message
         except OstlerError as error:
             record = None
             with contextlib.suppress(OstlerError):
-                record = await self._manager.get_instance(instance_id)
+                record = await self.manager.get_instance(instance_id)
             reason = None if record is None or not record.is_active else str(error)
         if reason is not None:
             tell(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
 
-    def _follow(self, task: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:
-        running = asyncio.ensure_future(task)
-        self._background.add(running)
-        running.add_done_callback(self._forget)
+    def _follow(self, task: asyncio.Future[Any]) -> None:
+        self._background.add(task)
+        task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Future[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # no caller waits for it
+
+
+def _tag(run_id: UUID) -> str:
+    return f"run-{run_id.hex}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.faults import Fault, fault, shown
+from ostler.model.faults import fault, shown
 from ostler.model.simulation import OnIdle, SimulationSettings
 from ostler.simulation.asking import Asking, Failed, discard, run_all
 from ostler.simulation.brains import Brains, Call, Managed, call_of, is_async
@@ -26,6 +26,7 @@ from ostler.simulation.view import AgentView, Decisions, LifecycleRequest, Merge
 
 #: Why a run ends in which no agent is active, and none will resume by itself.
 NOBODY = "no agent is active"
+_STILL_RUNS = Failed(True, "TimeoutError", "not asked: it still works on what it was asked in an earlier turn")
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class _Seat:
     """How one member is asked; kept as long as it has the same brain."""
 
     agent: Any
-    call: Call | None
+    call: Call
     is_async: bool
     view: AgentView
 
@@ -45,22 +46,28 @@ class _Questions:
     version: int
     paused: set[str]
     members: list[Member]
-    #: Places among the members, by the way of asking.
-    plain: list[int] = field(default_factory=list)
-    tasks: list[int] = field(default_factory=list)
-    managed: list[int] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    views: list[AgentView] = field(default_factory=list)
+    #: Places among the members, their calls and their views: of plain brains, and of async and managed ones.
+    plain: tuple[list[int], list[Call], list[AgentView]] = field(default_factory=lambda: ([], [], []))
+    tasks: tuple[list[int], list[Call], list[AgentView]] = field(default_factory=lambda: ([], [], []))
     #: Agents that cannot be asked, by place.
     unasked: dict[int, Failed] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Decided:
-    decisions: Decisions
-    failed: list[tuple[Member, Failed]]
-    #: What the engine returned; None for an async one, which is still to be called.
+    members: list[Member]
+    values: list[Any]
+    failed: list[tuple[Member, Failed]] = field(default_factory=list)
+    #: What the engine returned.
     answer: Any = None
+
+    def set_aside(self, wrong: Mapping[int, Failed]) -> None:
+        """Take those who failed, by place, out of the decisions."""
+        self.failed = sorted(
+            [*self.failed, *((self.members[place], why) for place, why in wrong.items())], key=lambda one: one[0].number
+        )
+        kept = [place for place in range(len(self.members)) if place not in wrong]
+        self.members, self.values = [self.members[place] for place in kept], [self.values[place] for place in kept]
 
 
 class SimulationOrchestrator:
@@ -77,7 +84,8 @@ class SimulationOrchestrator:
         manager: AgentLifecycleManager | None = None,
     ) -> None:
         """`manager` keeps the instances of `Managed` brains."""
-        self._require_kinds(state, engine, settings, lifecycle_manager, manager)
+        if engine is not None and (isinstance(engine, type) or not callable(getattr(engine, "update", None))):
+            raise fault("engine", "must be an object with a method `update`", engine)
         self.state = SimulationState() if state is None else state
         self.settings = (settings or SimulationSettings()).checked()
         self.engine: Any = MergeEngine() if engine is None else engine
@@ -85,13 +93,12 @@ class SimulationOrchestrator:
         self.lifecycle_manager = lifecycle_manager or LifecycleManager(validator)
         self.brains = brains if isinstance(brains, Brains) else Brains(brains)
         self.world = World(self.state, self.settings.seed, self.settings.parameters)
-        self._own_id = uuid4()
-        self._manager = manager
-        self._managed: ManagedBrains | None = None
-        limit = self.settings.decision_timeout.total_seconds()
-        self._asking = Asking(timeout=limit, concurrency=self.settings.concurrency)
+        limit = self.settings.decision_timeout
+        self._asking = Asking(timeout=limit.total_seconds(), concurrency=self.settings.concurrency)
+        self._managed = None if manager is None else ManagedBrains(manager, limit)
         self._operations = self._new_operations()
         self._engine_is_async = inspect.iscoroutinefunction(self.engine.update)
+        self._own_id = uuid4()
         self._questions: _Questions | None = None
         self._seats: dict[int, _Seat] = {}
         #: Seats of agents that were given up on and whose brain could not be replaced, by number.
@@ -121,30 +128,31 @@ class SimulationOrchestrator:
         return result.name
 
     def try_add_agent(self, name: str, agent: Any, initial_state: Mapping[str, Any]) -> AddResult:
-        request = LifecycleRequest(operation=Operation.ADD, agent_name=name, agent=agent, initial_state=initial_state)
-        return self.add_by(request)
+        return self.add_by(
+            LifecycleRequest(operation=Operation.ADD, agent_name=name, agent=agent, initial_state=initial_state)
+        )
 
     def add_by(self, request: LifecycleRequest) -> AddResult:
         """The addition that a request describes, by its brain or by its kind."""
         with self.state.lock:
-            self._require_between("add_agent")
+            self._require_between()
             performed, result = self._operations.add(request)
             self._note_outside(performed)
         return result
 
     def remove_agent(self, name: str) -> bool:
-        return self._from_outside("remove_agent", partial(self._operations.remove, name))
+        return self._do(Operation.REMOVE, name)
 
     def pause_agent(self, name: str, auto_resume_turns: int | None = None) -> bool:
-        return self._from_outside("pause_agent", partial(self._operations.pause, name, auto_resume_turns))
+        return self._do(Operation.PAUSE, name, auto_resume_turns)
 
     def resume_agent(self, name: str) -> bool:
-        return self._from_outside("resume_agent", partial(self._operations.resume, name))
+        return self._do(Operation.RESUME, name)
 
-    def _from_outside(self, what: str, act: Callable[[], Performed]) -> bool:
+    def _do(self, operation: Operation, name: str, turns: int | None = None) -> bool:
         with self.state.lock:
-            self._require_between(what)
-            performed = act()
+            self._require_between()
+            performed = self._operations.do(operation, name, turns)
             self._note_outside(performed)
         return performed.done
 
@@ -153,11 +161,11 @@ class SimulationOrchestrator:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    def _require_between(self, what: str) -> None:
+    def _require_between(self) -> None:
         self._require_usable()
         if self._playing:
             raise InvalidOperationError(
-                f"{what} cannot be done in the middle of a turn; agents ask through their view, others wait with "
+                "this cannot be done in the middle of a turn; agents ask through their view, others wait with "
                 "`async with orchestrator.between_turns()`"
             )
 
@@ -184,7 +192,6 @@ class SimulationOrchestrator:
             raise fault("turns", "must be a whole number from 0", turns)
         if self._running:
             raise InvalidOperationError("this population is being run already; wait for that to end")
-        self._require_usable()
         self._require_free()
         self._running = True
         try:
@@ -196,16 +203,16 @@ class SimulationOrchestrator:
         self._loop = asyncio.get_running_loop()
         tally, played, ended = Tally(), 0, None
         while played < turns:
+            report = None
             async with self._turn_lock:
                 self._changed.clear()
-                idle = self._is_idle()
-                if idle and self.settings.on_idle is not OnIdle.WAIT:
+                if not self._is_idle():
+                    report = await self._play()
+                elif self.settings.on_idle is not OnIdle.WAIT:
                     ended = NOBODY
                     await self._end(ended)
                     break
-                if not idle:
-                    report = await self._play()
-            if idle:
+            if report is None:
                 await self._changed.wait()
                 self._require_usable()
                 continue
@@ -231,15 +238,12 @@ class SimulationOrchestrator:
             self._require_usable()
             self._playing = True
             outside, self._outside = self._outside, []
-            state.turn += 1
-        turn = state.turn
+            turn = state.turn = state.turn + 1
         try:
             return await self._turn(outside)
         except BaseException as error:
-            state.turn = turn - 1
-            self._refusal = (
-                f"turn {turn} was not completed, and the run stands at turn {turn - 1}; resume it from there"
-            )
+            stands = state.turn = self._last_complete(turn - 1)
+            self._refusal = f"turn {turn} was not completed, and the run stands at turn {stands}; resume it from there"
             if isinstance(error, OstlerError) or not isinstance(error, Exception):
                 raise
             raise SimulationError(f"turn {turn} was not completed: {Failed.of(error).message}") from error
@@ -252,37 +256,38 @@ class SimulationOrchestrator:
         resumed = self.lifecycle_manager.process_auto_resume(state)
         self._asking.require_room()
         questions = self._who_is_asked()
-        if questions.managed:
-            await self._prepare_managed(questions)
+        managed = self._managed
+        if managed is not None:  # starting is not thinking, so it comes before the asking
+            asked = [member for member in questions.members if isinstance(member.agent, Managed)]
+            await managed.prepare(self.run_id, asked)
         world.begin_turn()
         before = (state.turn, state.version, len(state.members), dict(state.auto_resume))
         decided = await self._ask(questions)
         if self._engine_is_async:
-            decided.answer = await self._update_async(decided.decisions)
+            await self._update_async(decided)
         after = (state.turn, state.version, len(state.members), state.auto_resume)
         if before != after or state.paused_agents != questions.paused:
             raise SimulationError(
                 f"the engine failed in turn {before[0]}: it has changed who takes part, who is paused, or the turn; "
                 "agents ask for that through their views"
             )
+        if managed is not None and decided.failed:
+            await managed.require_owner()
         if decided.answer is not None and decided.answer is not state:
             self._take_refusals(decided)
-        failures, performed = deal_with(decided.failed, self.settings, self._operations) if decided.failed else ({}, [])
+        decisions = Decisions(decided.members, decided.values)
+        failures, performed = deal_with(decided.failed, self.settings, self._operations)
         for member, why in decided.failed:
             if why.timed_out:
                 self._give_up(member)
-        if world.requests:
-            performed += carry_out(world.requests, decided.decisions, self._operations)
+        performed += carry_out(world.requests, decisions, self._operations)
+        operations = [*outside, *performed]
         report = TurnReport(
-            turn=state.turn,
-            resumed=resumed,
-            decisions=decided.decisions,
-            failures=failures,
-            operations=[*outside, *performed] if outside or performed else (),
+            turn=state.turn, resumed=resumed, decisions=decisions, failures=failures, operations=operations
         )
         await self._keep(report)
-        if self._managed is not None:
-            self._managed.retire({member.number for member in state.members.values()})
+        if managed is not None:
+            managed.retire({member.number for member in state.members.values()})
         return report
 
     # --- asking ----------------------------------------------------------------------------------
@@ -301,109 +306,68 @@ class SimulationOrchestrator:
                 seat = self._seats[member.number] = self._new_seat(member)
             late = self._late.get(member.number)
             if late is not None and late.agent is member.agent and self._asking.still_runs(late.view):
-                said = "not asked: it still works on what it was asked in an earlier turn"
-                found.unasked[place] = Failed(True, "TimeoutError", said)
-            elif seat.call is None:
-                found.managed.append(place)
-            elif seat.is_async:
-                found.tasks.append(place)
-            else:
-                found.plain.append(place)
-                found.calls.append(seat.call)
-                found.views.append(seat.view)
+                found.unasked[place] = _STILL_RUNS
+                continue
+            places, calls, views = found.tasks if seat.is_async else found.plain
+            places.append(place)
+            calls.append(seat.call)
+            views.append(seat.view)
         # An agent whose call still runs may be free in the next turn.
         self._questions = None if found.unasked else found
         return found
 
     def _new_seat(self, member: Member) -> _Seat:
-        call = call_of(member.agent)
-        if call is None and not isinstance(member.agent, Managed):
+        view, call = AgentView(member, self.world), call_of(member.agent)
+        if isinstance(member.agent, Managed):
+            if self._managed is None:
+                raise InvalidOperationError(
+                    f"the brain of {member.name} is managed, and there is no lifecycle manager; pass it as manager="
+                )
+            return _Seat(member.agent, partial(self._managed.ask, member), is_async=True, view=view)
+        if call is None:
             raise InvalidOperationError(f"the agent of {member.name} is no brain; give it one with `decide`")
-        return _Seat(member.agent, call, call is not None and is_async(call), AgentView(member, self.world))
+        return _Seat(member.agent, call, is_async(call), view)
 
     async def _ask(self, questions: _Questions) -> _Decided:
-        if len(questions.plain) == len(questions.members):
-            conclude = partial(self._conclude, questions.members)
-            decided: _Decided = await self._asking.ask_plain(questions.calls, questions.views, conclude)
+        members, (places, calls, views) = questions.members, questions.plain
+        if len(calls) == len(members):
+            decided: _Decided = await self._asking.ask_plain(calls, views, partial(self._conclude, members))
             return decided
-        members = questions.members
-        answers: list[Any] = [None] * len(members)
-        for place, why in questions.unasked.items():
-            answers[place] = why
+        answers: dict[int, Any] = dict(questions.unasked)
 
-        def put(places: Sequence[int], found: Sequence[Any]) -> None:
-            for place, answer in zip(places, found, strict=True):
-                answers[place] = answer
+        async def ask(places: list[int], asking: Coroutine[Any, Any, list[Any]]) -> None:
+            answers.update(zip(places, await asking, strict=True))
 
-        async def ask_plain() -> None:
-            put(questions.plain, await self._asking.ask_plain(questions.calls, questions.views, list))
-
-        async def ask_tasks() -> None:
-            seats = [self._seats[members[place].number] for place in questions.tasks]
-            calls = [seat.call for seat in seats if seat.call is not None]
-            put(questions.tasks, await self._asking.ask_async(calls, [seat.view for seat in seats]))
-
-        async def ask_managed(place: int, managed: ManagedBrains) -> None:
-            member = members[place]
-            answers[place] = await managed.ask(member, self._seats[member.number].view)
-
-        work = [ask_plain()] if questions.plain else []
-        if questions.tasks:
-            work.append(ask_tasks())
-        if self._managed is not None:
-            asked = [place for place in questions.managed if place not in questions.unasked]
-            work += [ask_managed(place, self._managed) for place in asked]
-        await run_all(work)
-        concluded: _Decided = await self._asking.ask_plain((), (), lambda _: self._conclude(members, answers))
+        tasks = self._asking.ask_async(*questions.tasks[1:])
+        await run_all([ask(places, self._asking.ask_plain(calls, views, list)), ask(questions.tasks[0], tasks)])
+        in_order = [answers[place] for place in range(len(members))]
+        concluded: _Decided = await self._asking.ask_plain((), (), lambda _: self._conclude(members, in_order))
         return concluded
 
-    async def _prepare_managed(self, questions: _Questions) -> None:
-        if self._manager is None:
-            name = questions.members[questions.managed[0]].name
-            raise InvalidOperationError(
-                f"the brain of {name} is managed, and this population has no lifecycle manager; pass it as manager="
-            )
-        if self._managed is None:
-            limit, concurrency = self.settings.decision_timeout, self.settings.concurrency
-            self._managed = ManagedBrains(self._manager, self.run_id, limit=limit, concurrency=concurrency)
-        members = [questions.members[place] for place in questions.managed]
-        failures = await self._managed.prepare(members)
-        questions.unasked = {
-            place: failures[member.number]
-            for place, member in zip(questions.managed, members, strict=True)
-            if member.number in failures
-        } | {place: why for place, why in questions.unasked.items() if place not in questions.managed}
-
-    # --- with all answers, in the thread of a worker ------------------------------------------------
-
     def _conclude(self, members: list[Member], answers: list[Any]) -> _Decided:
-        """Sort failures out, note the decisions, run a plain engine."""
+        """With all answers, in the thread of a worker: sort failures out, note the decisions, run a plain engine."""
         self.world.listening = False
-        failed: list[tuple[Member, Failed]] = []
+        decided = _Decided(members, answers)
         if any(kind is Failed or hasattr(kind, "__await__") for kind in set(map(type, answers))):
-            members, answers = _without_failures(members, answers, failed)
-        if unkept := self._note(members, answers):
-            failed += [(members[place], Failed(False, "UnkeepableError", why)) for place, why in unkept.items()]
-            kept = [place for place in range(len(members)) if place not in unkept]
-            members, answers = [members[place] for place in kept], [answers[place] for place in kept]
-            failed.sort(key=lambda one: one[0].number)
-        decided = _Decided(Decisions(members, answers), failed)
+            decided.set_aside({place: one for place, answer in enumerate(answers) if (one := _failure(answer))})
+        if unkept := self._note(decided.members, decided.values):
+            decided.set_aside({place: Failed(False, "UnkeepableError", why) for place, why in unkept.items()})
         if not self._engine_is_async:
             try:
-                decided.answer = self.engine.update(self.state, decided.decisions, self.world)
+                decisions = Decisions(decided.members, decided.values)
+                decided.answer = self.engine.update(self.state, decisions, self.world)
             except BaseException as error:
                 raise self._engine_error(error) from error
         return decided
 
-    async def _update_async(self, decisions: Decisions) -> Any:
+    async def _update_async(self, decided: _Decided) -> None:
+        task = asyncio.current_task()
         try:
-            return await self.engine.update(self.state, decisions, self.world)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise self._engine_error(error) from error
+            decisions = Decisions(decided.members, decided.values)
+            decided.answer = await self.engine.update(self.state, decisions, self.world)
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             raise self._engine_error(error) from error
 
     def _engine_error(self, error: BaseException) -> SimulationError:
@@ -411,32 +375,24 @@ class SimulationOrchestrator:
 
     def _take_refusals(self, decided: _Decided) -> None:
         """The engine says whose decision it could not use: these agents have failed."""
-        answer, decisions = decided.answer, decided.decisions
-        wrong = not isinstance(answer, Mapping) or any(
-            name not in decisions or not isinstance(why, str) for name, why in answer.items()
-        )
-        if wrong:
+        answer, names = decided.answer, {member.name for member in decided.members}
+        if not isinstance(answer, Mapping) or any(
+            name not in names or not isinstance(why, str) for name, why in answer.items()
+        ):
             discard(answer)
             raise SimulationError(
                 f"the engine failed in turn {self.state.turn}: it must return None, or a mapping from names of agents "
                 f"that decided to reasons, not {shown(answer)}"
             )
-        pairs = [(member, value) for member, value in decisions.pairs() if member.name not in answer]
-        decided.failed += [
-            (member, Failed(False, "RefusedDecision", answer[member.name]))
-            for member in decisions.members
-            if member.name in answer
-        ]
-        decided.failed.sort(key=lambda one: one[0].number)
-        decided.decisions = Decisions([member for member, _ in pairs], [value for _, value in pairs])
+        refused = [(place, one.name) for place, one in enumerate(decided.members) if one.name in answer]
+        decided.set_aside({place: Failed(False, "RefusedDecision", answer[name]) for place, name in refused})
 
     def _give_up(self, member: Member) -> None:
         """Its time was over: its old view is closed, and a new brain takes its place where one can be made."""
         seat = self._seats.pop(member.number, None)
         self._questions = None
-        if seat is None or self.state.members.get(member.name) is not member or isinstance(member.agent, Managed):
-            return
-        if not self._replace_brain(member):
+        stays = self.state.members.get(member.name) is member and not isinstance(member.agent, Managed)
+        if seat is not None and stays and not self._replace_brain(member):
             self._late[member.number] = seat
 
     # --- what a kept run does otherwise --------------------------------------------------------------
@@ -458,6 +414,9 @@ class SimulationOrchestrator:
 
     async def _keep(self, report: TurnReport) -> None:
         """Make the turn durable."""
+
+    def _last_complete(self, turn: int) -> int:
+        return turn
 
     async def _end(self, outcome: str) -> None:
         """The run ends between two turns."""
@@ -485,40 +444,15 @@ class SimulationOrchestrator:
             raise InvalidOperationError(self._refusal)
 
     def _require_free(self) -> None:
+        self._require_usable()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise InvalidOperationError("this task holds the turns back with between_turns(); play after that block")
 
-    @staticmethod
-    def _require_kinds(state: Any, engine: Any, settings: Any, lifecycle_manager: Any, manager: Any) -> None:
-        faults = [
-            Fault(field=name, bound=f"must be a {kind.__name__}", value=shown(value))
-            for name, value, kind in (
-                ("state", state, SimulationState),
-                ("settings", settings, SimulationSettings),
-                ("lifecycle_manager", lifecycle_manager, LifecycleManager),
-                ("manager", manager, AgentLifecycleManager),
-            )
-            if value is not None and not isinstance(value, kind)
-        ]
-        if engine is not None and (isinstance(engine, type) or not callable(getattr(engine, "update", None))):
-            faults.append(Fault(field="engine", bound="must be an object with a method `update`", value=shown(engine)))
-        if faults:
-            raise ValidationError(faults)
 
-
-def _without_failures(
-    members: Sequence[Member], answers: Sequence[Any], failed: list[tuple[Member, Failed]]
-) -> tuple[list[Member], list[Any]]:
-    kept: list[Member] = []
-    values: list[Any] = []
-    for member, answer in zip(members, answers, strict=True):
-        if isinstance(answer, Failed):
-            failed.append((member, answer))
-        elif hasattr(type(answer), "__await__"):
-            discard(answer)
-            said = "a plain brain returned something to await; define its decide as `async def`"
-            failed.append((member, Failed(False, "TypeError", said)))
-        else:
-            kept.append(member)
-            values.append(answer)
-    return kept, values
+def _failure(answer: Any) -> Failed | None:
+    if isinstance(answer, Failed):
+        return answer
+    if not hasattr(type(answer), "__await__"):
+        return None
+    discard(answer)
+    return Failed(False, "TypeError", "a plain brain returned something to await; define its decide as `async def`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -98,7 +99,7 @@ class RecordedOrchestrator(SimulationOrchestrator):
     def require_manager(self) -> None:
         """Without one, no managed brain could decide."""
         managed = [one.name for one in self.state.members.values() if isinstance(one.agent, Managed)]
-        if managed and self._manager is None:
+        if managed and self._managed is None:
             raise InvalidOperationError(
                 f"the brain of {managed[0]} is an instance of Ostler, and no lifecycle manager is here to spawn it; "
                 "pass it as manager="
@@ -126,7 +127,7 @@ class KeptRun(RecordedOrchestrator):
         self._store = store
         self._record = record
         # A manager that was replaced can ask none of its agents any more: then a turn counts only for the owner.
-        fenced = self._manager is not None and self._manager.store is store
+        fenced = self._managed is not None and self._managed.manager.store is store
         self._commit: Callable[..., Any] = store.run if fenced else store.run_unfenced
 
     async def create(self, store: Store, **more: Any) -> None:
@@ -177,11 +178,25 @@ class KeptRun(RecordedOrchestrator):
         whole = report.turn % self.settings.snapshot_every == 0
         row, body = await self._written(report, whole=whole)
         ended = COMPLETED if report.turn == self._last else None
-        self._record = await self._commit(simulations.append_turn, self._record, row, whole=body, ended=ended)
+        await self._move(simulations.append_turn, row, whole=body, ended=ended)
 
     async def _end(self, outcome: str) -> None:
         if self._record.state is not RunState.ENDED:
-            self._record = await self._commit(simulations.end_run, self._record, outcome)
+            await self._move(simulations.end_run, outcome)
+
+    async def _move(self, command: Callable[..., SimulationRun], *values: Any, **more: Any) -> None:
+        """Also when it is cancelled, the commit is waited for: whether the turn is complete must be known."""
+        committing = asyncio.ensure_future(self._commit(command, self._record, *values, **more))
+        try:
+            await asyncio.wait((committing,))
+        finally:
+            if not committing.done():
+                await asyncio.wait((committing,))
+            self._record = committing.result()
+
+    def _last_complete(self, turn: int) -> int:
+        del turn
+        return self._record.turn
 
 
 # --- begin, resume, fork -------------------------------------------------------------------------------

@@ -236,13 +236,7 @@ class _Builder:
         if found is None:
             return MergeEngine
         if not callable(found) or (isinstance(found, type) and not hasattr(found, "update")):
-            bound = "must name a class with a method `update`, or a function that makes one"
-        elif why := _misfit(found, {}):
-            bound = f"is made without arguments, but there is {why}"
-        else:
-            bound = _method_misfit(found, "update", "state", "decisions", "world")
-        if bound:
-            self._page.blame_value(("engine",), bound)
+            self._page.blame_value(("engine",), "must name a class with a method `update`, or a function that makes one")
         maker: Callable[[], Any] = found
         return maker
 
@@ -268,13 +262,10 @@ class _Builder:
             return None
         if not callable(found):
             page.blame_value(trail, "must name a class, or a function that makes a brain")
-        elif isinstance(found, type) and not issubclass(found, Agent):
-            method = next((name for name in ("decide", "__call__") if _defines(found, name)), None)
-            bound = "names a class that has no method `decide`; write one"
-            if method is not None:
-                bound = _method_misfit(found, method, "view")
-            if bound:
-                page.blame_value(trail, bound)
+        elif isinstance(found, type) and not (
+            issubclass(found, Agent) or any(hasattr(one, "decide") or "__call__" in vars(one) for one in found.__mro__)
+        ):
+            page.blame_value(trail, "must name a class with a method `decide`; write one")
         maker: Callable[..., Any] = found
         return maker
 
@@ -319,11 +310,6 @@ class _Builder:
                 self._blame([Fault(field=f"agents.{place}.params", bound=f"do not fit the brain {kind}: {why}")])
 
 
-def _defines(found: type, method: str) -> bool:
-    """On the class itself: `type` has a `__call__` of its own."""
-    return any(method in vars(one) for one in found.__mro__)
-
-
 def _misfit(maker: Callable[..., Any], params: Mapping[str, Any]) -> str:
     """Why it cannot be called with these; empty when it can, or when that cannot be told."""
     try:
@@ -332,15 +318,4 @@ def _misfit(maker: Callable[..., Any], params: Mapping[str, Any]) -> str:
         return str(error)
     except ValueError:
         return ""
-    return ""
-
-
-def _method_misfit(found: Any, name: str, *wanted: str) -> str:
-    held = inspect.getattr_static(found, name, None)
-    if not isinstance(found, type) or not inspect.isfunction(held):
-        return ""  # only a call would tell
-    try:
-        inspect.signature(held).bind("self", *wanted)
-    except TypeError as error:
-        return f"names a class whose method `{name}` must take {', '.join(wanted)}, but there is {error}"
     return ""

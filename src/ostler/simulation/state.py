@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 from ostler.errors import AgentNotFoundError, InvalidOperationError, ValidationError
@@ -17,7 +18,9 @@ from ostler.simulation.schema import StateForm
 class Member:
     """One agent of a population. Its name may be given again after it has left, its number never."""
 
-    __slots__ = ("_name", "_number", "agent", "kind", "params", "state")
+    __slots__ = ("_name", "_number", "agent", "kind", "params", "shown", "state")
+    #: The state as brains see it: they read it often, and it is seldom exchanged.
+    shown: Any
 
     def __init__(self, name: str, number: int, agent: Any, state: Any) -> None:
         self._name = name
@@ -29,6 +32,11 @@ class Member:
         #: The kind and the parameters by which its brain is made again; None where that is not known.
         self.kind: str | None = None
         self.params: Mapping[str, Any] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "state":
+            object.__setattr__(self, "shown", read_only(value))
 
     @property
     def name(self) -> str:
@@ -193,7 +201,12 @@ class _States(_Agents):
         raise InvalidOperationError(f"an agent has a state as long as it takes part; remove the agent {shown(name)}")
 
 
-# --- rules of single values --------------------------------------------------------------------------
+# --- single values -----------------------------------------------------------------------------------
+
+
+def read_only(state: Any) -> Any:
+    """All agents decide on the same state, so a brain must not change it; a model looks after itself."""
+    return MappingProxyType(state) if type(state) is dict else state
 
 
 def label_faults(field: str, name: Any) -> Iterator[Fault]:

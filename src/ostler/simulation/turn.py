@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
+from ostler.model.faults import Fault, fault, shown
 from ostler.model.simulation import OnFailure, SimulationSettings
 from ostler.simulation.asking import Failed
 from ostler.simulation.brains import Brains
@@ -141,52 +141,43 @@ class Operations:
             if kind is not None and (agent is None or self._kept):
                 agent = self.brains.make(kind, params)  # as a resumed run makes it
             if agent is None:
-                bound = f"is missing; give a brain, or a kind of the run's brains ({self.brains.known})"
-                raise ValidationError([Fault(field="agent", bound=bound)])  # noqa: TRY301 - told as any other fault
+                raise fault("agent", f"is missing; give a brain, or a kind of the run's brains ({self.brains.known})")
         except ValidationError as error:
-            reason = str(error)
             faults = tuple(one for one in error.faults if isinstance(one, Fault))
-            refused = AddResult(added=False, name=name, reason=reason, faults=faults)
-            return self.refused(Operation.ADD, name, reason, **by), refused
+            refused = AddResult(added=False, name=name, reason=str(error), faults=faults)
+            return self.refused(Operation.ADD, name, str(error), **by), refused
         result = self.manager.try_add_agent(name, agent, request.initial_state, self.state)
         if not result:
-            return self._told(Operation.ADD, name, done=False, reason=result.reason, **by), result
+            return _told(Operation.ADD, name, done=False, reason=result.reason, **by), result
         member = self.state.members[result.name]
         member.kind, member.params = kind, params
-        more: dict[str, Any] = {"resolved_name": result.name, "kind": kind, "params": params}
-        if self._kept:
-            more["initial_state"] = self.state.form.plain(member.state)
-        return self._told(Operation.ADD, name, **more, **by), result
+        first = self.state.form.plain(member.state) if self._kept else None
+        more = {"resolved_name": result.name, "kind": kind, "params": params, "initial_state": first}
+        return _told(Operation.ADD, name, **more, **by), result
 
-    def remove(self, name: str, **by: Any) -> Performed:
-        reason = self.manager.validator.validate_remove(name, self.state).reason
-        done = self.manager.remove_agent(name, self.state)
-        return self._told(Operation.REMOVE, name, done=done, reason=None if done else reason, **by)
-
-    def pause(self, name: str, turns: int | None, **by: Any) -> Performed:
-        reason = self.manager.validator.validate_pause(name, turns, self.state).reason
-        done = self.manager.pause_agent(name, turns, self.state)
+    def do(self, operation: Operation, name: Any, turns: int | None = None, **by: Any) -> Performed:
+        """Remove, pause or resume."""
+        manager, state = self.manager, self.state
+        match operation:
+            case Operation.REMOVE:
+                reason = manager.validator.validate_remove(name, state).reason
+                done = manager.remove_agent(name, state)
+            case Operation.PAUSE:
+                reason = manager.validator.validate_pause(name, turns, state).reason
+                done = manager.pause_agent(name, turns, state)
+            case _:
+                reason = manager.validator.validate_resume(name, state).reason
+                done = manager.resume_agent(name, state)
         if not done:
-            return self._told(Operation.PAUSE, name, done=False, reason=reason, **by)
-        return self._told(Operation.PAUSE, name, auto_resume_turns=turns, **by)
-
-    def resume(self, name: str, **by: Any) -> Performed:
-        reason = self.manager.validator.validate_resume(name, self.state).reason
-        done = self.manager.resume_agent(name, self.state)
-        return self._told(Operation.RESUME, name, done=done, reason=None if done else reason, **by)
+            return _told(operation, name, done=False, reason=reason, **by)
+        return _told(operation, name, auto_resume_turns=turns, **by)
 
     def refused(self, operation: Operation, name: Any, reason: str, **by: Any) -> Performed:
         """What does not even reach the validator."""
         self.manager.refuse(operation.value, name, reason, self.state)
-        return self._told(operation, name, done=False, reason=reason, **by)
+        return _told(operation, name, done=False, reason=reason, **by)
 
-    @staticmethod
-    def _told(operation: Operation, name: Any, **more: Any) -> Performed:
-        return Performed(operation=operation, agent_name=name if isinstance(name, str) else shown(name), **more)
-
-    def _keepable(
-        self, kind: str | None, params: Mapping[str, Any], initial_state: Any, agent: Any
-    ) -> Mapping[str, Any]:
+    def _keepable(self, kind: str | None, params: Any, initial_state: Any, agent: Any) -> Mapping[str, Any]:
         """The params as they read back. Raises `ValidationError` for what a resumed run could not make again."""
         faults = []
         if kind is None and agent is not None:
@@ -195,16 +186,19 @@ class Operations:
         kept, wrong = _PLAIN.make(params, "params")
         faults += wrong
         made, wrong = self.state.form.make(initial_state)
+        try:
+            self.state.form.write([] if wrong else [made])
+        except UnkeepableError as error:
+            wrong = (Fault(field="initial_state", bound=f"cannot be kept: {error}"),)
         faults += wrong
-        if not wrong:
-            try:
-                self.state.form.write([made])
-            except UnkeepableError as error:
-                faults.append(Fault(field="initial_state", bound=f"cannot be kept: {error}"))
         if faults:
             raise ValidationError(faults)
         found: Mapping[str, Any] = kept
         return found
+
+
+def _told(operation: Operation, name: Any, **more: Any) -> Performed:
+    return Performed(operation=operation, agent_name=name if isinstance(name, str) else shown(name), **more)
 
 
 # --- failures and requests ---------------------------------------------------------------------------
@@ -219,9 +213,10 @@ def deal_with(
     for member, why in failed:
         policy = settings.on_timeout if why.timed_out else settings.on_error
         if policy is OnFailure.REMOVE:
-            performed.append(operations.remove(member.name, cause="policy"))
+            performed.append(operations.do(Operation.REMOVE, member.name, cause="policy"))
         elif policy is OnFailure.PAUSE:
-            performed.append(operations.pause(member.name, settings.failure_pause_turns, cause="policy"))
+            turns = settings.failure_pause_turns
+            performed.append(operations.do(Operation.PAUSE, member.name, turns, cause="policy"))
         said = {"error_type": why.error_type, "message": why.message, "became": _BECAME[policy]}
         tell(logging.WARNING, "agent_failed", agent_name=member.name, **said, turn=operations.state.turn)
         failures[member.name] = Failure(timed_out=why.timed_out, **said)
@@ -244,14 +239,10 @@ def _carry_out_one(view: AgentView, request: LifecycleRequest, operations: Opera
     name = request.agent_name
     if request.operation is Operation.ADD:
         return operations.add(request, **by)[0]
-    now = operations.state.members.get(name) if type(name) is str else None
+    now = operations.state.members.get(name) if isinstance(name, str) else None
     if now is not None and now.number != request.number:
         reason = f"the agent {shown(name)} that was meant has left, and another has its name now"
         if request.number is None:
             reason = f"there was no agent {shown(name)} when this was asked; ask in the next turn"
         return operations.refused(request.operation, name, reason, **by)
-    if request.operation is Operation.REMOVE:
-        return operations.remove(name, **by)
-    if request.operation is Operation.PAUSE:
-        return operations.pause(name, request.auto_resume_turns, **by)
-    return operations.resume(name, **by)
+    return operations.do(request.operation, name, request.auto_resume_turns, **by)

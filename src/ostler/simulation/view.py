@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from ostler.errors import InvalidOperationError, ValidationError
-from ostler.model.faults import Fault, fault, shown
+from ostler.errors import InvalidOperationError
+from ostler.model.record import Record, record
 from ostler.simulation.schema import ordered_json
-from ostler.simulation.state import Member, SimulationState
+from ostler.simulation.state import Member, SimulationState, read_only
 
 #: In a larger population a managed brain is not told all names each time.
 MAX_NAMES = 1000
@@ -31,44 +31,29 @@ class Operation(StrEnum):
     RESUME = "resume_agent"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LifecycleRequest:
+@record
+class LifecycleRequest(Record):
     """What an agent asks for; checked and carried out at the end of the turn."""
 
     operation: Operation
-    agent_name: str
+    #: None: the agent that asks.
+    agent_name: Any = None
     #: The number that had the name when the request was made; None: no agent had it.
     number: int | None = None
-    auto_resume_turns: int | None = None
+    auto_resume_turns: Any = None
     #: Of an addition: the brain, or the kind by which it is made.
     agent: Any = None
     kind: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    initial_state: Mapping[str, Any] = field(default_factory=dict)
+    initial_state: Any = field(default_factory=dict)
 
 
-_ENVELOPE = frozenset({"decision", "requests"})
-_FIELDS = frozenset({"operation", "agent_name", "auto_resume_turns", "kind", "params", "initial_state"})
+@record
+class _Answer(Record):
+    """The answer of an `ostler.Agent` that asks for something."""
 
-
-def _request_faults(place: str, one: Any) -> Iterator[Fault]:
-    """What is wrong with a request that came as JSON."""
-    if not isinstance(one, Mapping):
-        yield Fault(field=place, bound="must be a mapping", value=shown(one))
-        return
-    if one.get("operation") not in list(Operation):
-        known = ", ".join(Operation)
-        yield Fault(field=f"{place}.operation", bound=f"must be one of {known}", value=shown(one.get("operation")))
-    for name in sorted(map(str, one.keys() - _FIELDS)):
-        yield Fault(field=f"{place}.{name}", bound=f"is not known; there are {', '.join(sorted(_FIELDS))}")
-    for name, kind, what in (
-        ("agent_name", str, "text"),
-        ("kind", str, "text"),
-        ("params", Mapping, "a mapping"),
-        ("initial_state", Mapping, "a mapping"),
-    ):
-        if name in one and not isinstance(one[name], kind):
-            yield Fault(field=f"{place}.{name}", bound=f"must be {what}", value=shown(one[name]))
+    decision: Any = None
+    requests: tuple[LifecycleRequest, ...]
 
 
 # --- the world and its views -------------------------------------------------------------------------
@@ -130,11 +115,8 @@ class AgentView:
         #: True: its agent was given up on, and nothing that it says is heard.
         self.closed = False
 
-    @property
-    def state(self) -> Any:
-        """Its own state: a read-only mapping (`dict(view.state)` is a copy), or the model."""
-        state = self._member.state
-        return MappingProxyType(state) if type(state) is dict else state
+    #: Its own state: a read-only mapping (`dict(view.state)` is a copy), or the model. Read more than anything else.
+    state = property(attrgetter("_member.shown"))
 
     @property
     def name(self) -> str:
@@ -150,7 +132,7 @@ class AgentView:
 
     @property
     def global_state(self) -> Any:
-        return _read_only(self._world.state.global_state)
+        return read_only(self._world.state.global_state)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -167,7 +149,7 @@ class AgentView:
         return self._world.agent_random(self.number)
 
     def state_of(self, name: str) -> Any:
-        return _read_only(self._world.state.member(name).state)
+        return self._world.state.member(name).shown
 
     def as_request(self) -> dict[str, Any]:
         """The same as JSON values, for an `ostler.Agent`."""
@@ -184,19 +166,12 @@ class AgentView:
 
     def take_answer(self, answer: Any) -> Any:
         """The decision in the answer of an `ostler.Agent`, which may be `{"decision": …, "requests": […]}`."""
-        if inspect.isawaitable(answer) or not (
-            isinstance(answer, Mapping) and "requests" in answer and answer.keys() <= _ENVELOPE
-        ):
+        if not (isinstance(answer, dict) and "requests" in answer and answer.keys() <= {"decision", "requests"}):
             return answer
-        given = answer["requests"]
-        if not isinstance(given, list):
-            raise fault("requests", "must be a list", given)
-        faults = [found for place, one in enumerate(given) for found in _request_faults(f"requests.{place}", one)]
-        if faults:
-            raise ValidationError(faults)
-        for one in given:
-            self._ask(Operation(one["operation"]), one.get("agent_name"), **{k: one[k] for k in one.keys() - _NAMED})
-        return answer.get("decision")
+        told = _Answer.from_dict(answer)
+        for request in told.requests:
+            self._ask(request)
+        return told.decision
 
     # --- requests, carried out at the end of the turn ---------------------------------------------
 
@@ -211,36 +186,27 @@ class AgentView:
     ) -> None:
         """Ask for another agent, by its brain or by the kind that makes it."""
         more = {"agent": agent, "kind": kind, "params": params or {}, "initial_state": initial_state or {}}
-        self._ask(Operation.ADD, name, **more)
+        self._ask(LifecycleRequest(operation=Operation.ADD, agent_name=name, **more))
 
     def remove_agent(self, name: str | None = None) -> None:
         """Without a name: itself."""
-        self._ask(Operation.REMOVE, name)
+        self._ask(LifecycleRequest(operation=Operation.REMOVE, agent_name=name))
 
     def pause_agent(self, name: str | None = None, auto_resume_turns: int | None = None) -> None:
         """Without a name: itself. It is asked again in the turn that comes `auto_resume_turns` after this one."""
-        self._ask(Operation.PAUSE, name, auto_resume_turns=auto_resume_turns)
+        self._ask(LifecycleRequest(operation=Operation.PAUSE, agent_name=name, auto_resume_turns=auto_resume_turns))
 
     def resume_agent(self, name: str) -> None:
-        self._ask(Operation.RESUME, name)
+        self._ask(LifecycleRequest(operation=Operation.RESUME, agent_name=name))
 
-    def _ask(self, operation: Operation, name: str | None, **more: Any) -> None:
+    def _ask(self, request: LifecycleRequest) -> None:
         world = self._world
         if self.closed or not world.listening:
             raise InvalidOperationError(f"the turn of {self.name} is over; a request is not heard now")
-        who = self.name if name is None else name
-        member = world.state.members.get(who) if type(who) is str else None
+        name = self.name if request.agent_name is None else request.agent_name
+        member = world.state.members.get(name) if isinstance(name, str) else None
         number = None if member is None else member.number
-        request = LifecycleRequest(operation=operation, agent_name=who, number=number, **more)
-        world.requests.append((self, request))
-
-
-_NAMED = frozenset({"operation", "agent_name"})
-
-
-def _read_only(state: Any) -> Any:
-    """All agents decide on the same state, so a brain must not change it."""
-    return MappingProxyType(state) if type(state) is dict else state
+        world.requests.append((self, request.evolve(agent_name=name, number=number)))
 
 
 def _as_json(state: Any) -> Any:
