@@ -345,7 +345,7 @@ def test_what_is_no_scenario_is_told_why(folder: Path, name: str, text: str, sen
     [
         ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it' (economy.py, line 1)"),
         ("x = 1\n1 / 0", "ZeroDivisionError: division by zero (economy.py, line 2)"),
-        ("x = 1\n\nclass", "SyntaxError: invalid syntax (economy.py, line 3) (economy.py, line 3)"),
+        ("x = 1\n\nclass", "SyntaxError: invalid syntax (economy.py, line 3)"),
         ("raise SystemExit(3)", "SystemExit: 3 (economy.py, line 1)"),
     ],
 )

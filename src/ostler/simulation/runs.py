@@ -20,13 +20,13 @@ from ostler.seams import SystemClock, Uuid7Source
 from ostler.simulation.asking import Failed
 from ostler.simulation.brains import Managed
 from ostler.simulation.history import Kept, find_run, kept_at, require_turn
-from ostler.simulation.lifecycle import AddResult, LifecycleManager, LifecycleValidator
+from ostler.simulation.lifecycle import AddResult
 from ostler.simulation.orchestrator import SimulationOrchestrator
 from ostler.simulation.record import TurnWriter, restore
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.turn import Operations, RunReport, TurnReport
-from ostler.simulation.view import Engine, LifecycleRequest, Operation
+from ostler.simulation.view import LifecycleRequest, Operation
 from ostler.store import simulations
 from ostler.store.store import Store
 
@@ -46,15 +46,13 @@ class RecordedOrchestrator(SimulationOrchestrator):
         digest: str = "",
         manager: AgentLifecycleManager | None = None,
     ) -> None:
-        lifecycle = LifecycleManager(LifecycleValidator(settings.max_agents))
-        super().__init__(
-            state,
-            engine=_make_engine(scenario),
-            settings=SimulationSettings.from_json(settings.to_json()),  # as a resumed run reads them
-            lifecycle_manager=lifecycle,
-            brains=scenario.brains,
-            manager=manager,
-        )
+        try:
+            engine = scenario.engine()
+        except BaseException as error:
+            raise SimulationError(f"the engine cannot be made: {Failed.of(error).message}") from error
+        settings = SimulationSettings.from_json(settings.to_json())  # as a resumed run reads them
+        super().__init__(state, engine=engine, settings=settings, brains=scenario.brains, manager=manager)
+        self._scenario = scenario
         self.writer = TurnWriter(state, self.engine, digest)
 
     @classmethod
@@ -109,22 +107,10 @@ class RecordedOrchestrator(SimulationOrchestrator):
 class KeptRun(RecordedOrchestrator):
     """A run in a store; given by `begin_run`, `resume_run` and `fork_run`."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        settings: SimulationSettings,
-        state: SimulationState,
-        *,
-        digest: str = "",
-        manager: AgentLifecycleManager | None = None,
-    ) -> None:
-        super().__init__(scenario, settings, state, digest=digest, manager=manager)
-        self._scenario = scenario
-        #: The turn with which the run ends; None while it is played by `run` or `play_turn`.
-        self._last: int | None = None
+    #: The turn with which the run ends; None while it is played by `run` or `play_turn`.
+    _last: int | None = None
 
     def attach(self, store: Store, record: SimulationRun) -> None:
-        self._store = store
         self._record = record
         # A manager that was replaced can ask none of its agents any more: then a turn counts only for the owner.
         fenced = self._managed is not None and self._managed.manager.store is store
@@ -295,14 +281,3 @@ def _populate(run: KeptRun, scenario: Scenario) -> None:
                 break
     if faults:
         raise ValidationError(faults)
-
-
-def _make_engine(scenario: Scenario) -> Engine:
-    try:
-        engine = scenario.engine()
-    except BaseException as error:
-        raise SimulationError(f"the engine cannot be made: {Failed.of(error).message}") from error
-    if isinstance(engine, type) or not callable(getattr(engine, "update", None)):
-        raise fault("engine", "must make an object with a method `update`", engine)
-    made: Engine = engine
-    return made

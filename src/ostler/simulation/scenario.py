@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from ostler.errors import ValidationError
 from ostler.model.context import MAX_BYTES, json_faults
-from ostler.model.faults import Fault, fault, shown
+from ostler.model.faults import Fault, shown
 from ostler.model.simulation import MAX_SCENARIO_BYTES, SimulationSettings
 from ostler.model.types import MAX_COUNT
 from ostler.simulation.brains import Brains
@@ -120,9 +120,3 @@ def _faults_of(make: Callable[[], object]) -> Iterator[Fault]:
         make()
     except ValidationError as error:
         yield from (one for one in error.faults if isinstance(one, Fault))
-
-
-def require_scenario(scenario: Any) -> Scenario:
-    if not isinstance(scenario, Scenario):
-        raise fault("scenario", "must be a Scenario; `load_scenario` reads one from a file", scenario)
-    return scenario.checked()

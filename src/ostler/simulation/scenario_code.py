@@ -141,8 +141,6 @@ def _neighbours(directory: Path) -> Iterator[None]:
 
 
 def _line(error: BaseException, directory: Path) -> str:
-    """The deepest line of the user's own; of a file that is no Python, the line that is not."""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f" ({Path(error.filename).name}, line {error.lineno})"
+    """The deepest line of the user's own. A syntax error tells its line itself."""
     own = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(str(directory))]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -236,7 +236,9 @@ class _Builder:
         if found is None:
             return MergeEngine
         if not callable(found) or (isinstance(found, type) and not hasattr(found, "update")):
-            self._page.blame_value(("engine",), "must name a class with a method `update`, or a function that makes one")
+            self._page.blame_value(
+                ("engine",), "must name a class with a method `update`, or a function that makes one"
+            )
         maker: Callable[[], Any] = found
         return maker
 
