@@ -19,7 +19,6 @@ import venv
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from ostler.simulation import (
@@ -77,15 +76,11 @@ class _Population:
     def __init__(self, size: int) -> None:
         self.manager = LifecycleManager(LifecycleValidator(max_agents=2 * size))
         self.state = SimulationState()
-        self.chance = Random(size)  # noqa: S311 - repeatable on purpose
         for _ in range(size):
             self.manager.add_agent("agent", Brain(), {"coins": 1}, self.state)
         self.names = list(self.state.members)
         for name in self.names[::2]:
             self.manager.pause_agent(name, 2**30, self.state)
-
-    def some(self, paused: bool) -> str:
-        return self.chance.choice(self.names[::2] if paused else self.names[1::2])
 
 
 def _operations(*, quick: bool) -> Table:
@@ -98,7 +93,7 @@ def _operations(*, quick: bool) -> Table:
     few, many = _Population(25), _Population(10_000)
     for title, goal, act, undo in (
         ("add_agent", "50", _add, lambda one, name: one.manager.remove_agent(name, one.state)),
-        ("remove_agent", "50", _remove, lambda one, _: one.manager.add_agent("agent", Brain(), {"coins": 1}, one.state)),
+        ("remove_agent", "50", _remove, lambda one, _: _add(one)),
         ("pause_agent", "50", _pause, lambda one, name: one.manager.resume_agent(name, one.state)),
         ("resume_agent", "50", _resume, lambda one, name: one.manager.pause_agent(name, 2**30, one.state)),
         ("get_active_agents", "1,000 at 25", lambda one: one.manager.get_active_agents(one.state), lambda *_: None),

@@ -24,10 +24,11 @@ _NAMES = {
     "ostler.errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
-        "DefinitionError ExecutionTimeoutError IdempotencyConflictError InitializationTimeoutError "
-        "InvalidOperationError LeaseHeldError LicenseError MissingExtraError NotFoundError OstlerError "
-        "OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError "
-        "StoreFullError StoreTooNewError ValidationError VersionConflictError WorkspaceNotFoundError"
+        "DefinitionError ExecutionTimeoutError HistoryBrokenError IdempotencyConflictError "
+        "InitializationTimeoutError InvalidOperationError LeaseHeldError LicenseError MissingExtraError "
+        "NotFoundError OstlerError OutcomeUnknownError SimulationError SimulationNotFoundError "
+        "StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError StoreFullError "
+        "StoreTooNewError ValidationError VersionConflictError WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",

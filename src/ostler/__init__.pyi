@@ -80,6 +80,9 @@ from ostler.errors import (
     ExecutionTimeoutError as ExecutionTimeoutError,
 )
 from ostler.errors import (
+    HistoryBrokenError as HistoryBrokenError,
+)
+from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
 )
 from ostler.errors import (
@@ -105,6 +108,12 @@ from ostler.errors import (
 )
 from ostler.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
+)
+from ostler.errors import (
+    SimulationError as SimulationError,
+)
+from ostler.errors import (
+    SimulationNotFoundError as SimulationNotFoundError,
 )
 from ostler.errors import (
     StaleWriterError as StaleWriterError,
