@@ -56,7 +56,7 @@ def rates(kind: type[Holder], count: int, turns: int, batches: int) -> list[floa
 
 def main(batches: int, sizes: list[tuple[int, int]]) -> None:
     ways = {"plain": Holder, "reading": Reader}
-    found = {}
+    found: dict[str, list[float]] = {}
     for count, turns in sizes:
         found |= {f"{way} {count}": rates(kind, count, turns, batches) for way, kind in ways.items()}
     print(json.dumps(found))

@@ -166,7 +166,7 @@ async def test_a_brain_sees_its_world_as_it_was_before_the_turn_and_cannot_chang
         with pytest.raises(TypeError):
             view.global_state["tax"] = 100
         with pytest.raises(AttributeError):
-            view.state = {}  # type: ignore[misc]  # that it is refused is the point
+            view.state = {}
         seen.append((view.number, view.turn, dict(view.state), view.names, view.parameters["tax"]))
         return {"wealth": view.state.get("wealth", 0) + view.state_of("bo").get("wealth", 0) + 1}
 

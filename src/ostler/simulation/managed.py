@@ -47,6 +47,8 @@ class ManagedBrains:
         self._instances: dict[int, tuple[Managed, UUID]] = {}
         #: Why an agent has no instance.
         self._failures: dict[int, Failed] = {}
+        self._looked = False
+        self._ending: set[UUID] = set()
         self._background: set[asyncio.Future[Any]] = set()
 
     async def prepare(self, run_id: UUID, members: Sequence[Member]) -> None:
@@ -54,8 +56,9 @@ class ManagedBrains:
 
         An instance of this run that is not idle, or belongs to no agent, is ended: a killed program may have left it.
         """
-        if not members and not self._instances:
+        if self._looked and not members and not self._instances:
             return
+        self._looked = True
         wanted = {member.number: member for member in members}
         found: dict[int, UUID] = {}
         async for record in self._living(_tag(run_id)):
@@ -69,8 +72,7 @@ class ManagedBrains:
                 if await self._is_idle(record):
                     continue
                 del found[number]
-            if record.state is not AgentState.TERMINATING:
-                self._end(record.instance_id, TerminationOptions.immediate())
+            self._end(record.instance_id, TerminationOptions.immediate())
         self._failures = {}
         self._instances |= {number: (wanted[number].agent, instance_id) for number, instance_id in found.items()}
         await run_all(self._start(run_id, one) for number, one in wanted.items() if number not in found)
@@ -163,6 +165,9 @@ class ManagedBrains:
 
     def _end(self, instance_id: UUID, options: TerminationOptions) -> None:
         """In the background: a process that is hard to end does not hold up the turn."""
+        if instance_id in self._ending:
+            return
+        self._ending.add(instance_id)
         self._follow(asyncio.ensure_future(self._terminate(instance_id, options)))
 
     async def _terminate(self, instance_id: UUID, options: TerminationOptions) -> None:
