@@ -235,7 +235,7 @@ def steady(**more: Any) -> Scenario:
         agents=(blocks, AgentGroup(name="bo", kind="steady")),
         turns=8,
         settings=SETTINGS.evolve(
-            decision_timeout=timedelta(milliseconds=700), on_timeout=OnFailure.KEEP, on_error=OnFailure.KEEP
+            decision_timeout=timedelta(milliseconds=1200), on_timeout=OnFailure.KEEP, on_error=OnFailure.KEEP
         ),
         **more,
     )

@@ -208,7 +208,7 @@ class Stuck(Learner):
 @pytest.mark.parametrize("broken_off", [2, 3, 4])
 async def test_a_brain_that_hung_before_has_the_same_future_whole_and_resumed(store: Store, broken_off: int) -> None:
     """Whole, the old call still runs in this program; resumed, it is as if in another one."""
-    settings = economy().settings.evolve(decision_timeout=timedelta(milliseconds=80), on_timeout=OnFailure.KEEP)
+    settings = economy().settings.evolve(decision_timeout=timedelta(milliseconds=300), on_timeout=OnFailure.KEEP)
     scenario = economy(brains=Brains({"trader": Trader, "learner": Stuck}), settings=settings, turns=7)
     whole_id, whole = await played(store, scenario)
     run_id, _ = await played(store, scenario, broken_off)

@@ -31,7 +31,7 @@ from ostler.simulation import (
 
 pytestmark = pytest.mark.anyio
 
-SOON = timedelta(milliseconds=100)
+SOON = timedelta(milliseconds=250)
 
 
 def told(report: TurnReport) -> list[tuple[str, str, str | None, bool]]:
@@ -234,11 +234,11 @@ async def test_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_brain_that_still_works_on_an_earlier_turn_is_not_asked_and_the_others_do_not_suffer() -> None:
     hang, diary = Hang(), Diary()
     brains = {"stuck": diary.brain(hang.decide), "fine": diary.brain(lambda _: 1)}
-    async with playing(brains, decision_timeout=SOON, on_timeout=OnFailure.KEEP) as play:
+    async with playing(brains, decision_timeout=timedelta(seconds=0.6), on_timeout=OnFailure.KEEP) as play:
         assert (await play.play_turn()).failures["stuck"].timed_out
         began = time.monotonic()
         second = await play.play_turn()
-        assert time.monotonic() - began < 0.09, "nobody waits for it again"
+        assert time.monotonic() - began < 0.5, "it is not waited for again"
         assert "not asked" in second.failures["stuck"].message
         assert dict(second.decisions) == {"fine": 1}
         hang.let_go.set()
@@ -632,7 +632,7 @@ async def test_a_turn_that_is_cancelled_breaks_the_run_and_says_so() -> None:
 
 
 async def test_a_plain_engine_does_not_hold_up_the_loop_and_may_take_longer_than_a_brain() -> None:
-    async with playing({"ada": silent}, engine=Doing(lambda _: time.sleep(0.2)), decision_timeout=SOON) as play:
+    async with playing({"ada": silent}, engine=Doing(lambda _: time.sleep(0.5)), decision_timeout=SOON) as play:
         turn = asyncio.create_task(play.play_turn())
         beats = 0
         while not turn.done():

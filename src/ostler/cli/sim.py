@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, redirect_stdout
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -226,18 +226,15 @@ async def _opened(scenario: Scenario) -> AsyncIterator[tuple[Store, AgentLifecyc
         async with Store(the_home()) as store:
             yield store, None
         return
-    try:
-        opening = open_manager(the_home())
-        manager = await opening.__aenter__()
-    except LeaseHeldError as error:
-        raise LeaseHeldError(
-            f"{error}. This scenario has managed brains, so its run needs a home without another manager: stop the "
-            "daemon with `ostler down`, or name another home with --home"
-        ) from None
-    try:
+    async with AsyncExitStack() as stack:
+        try:
+            manager = await stack.enter_async_context(open_manager(the_home()))
+        except LeaseHeldError as error:
+            raise LeaseHeldError(
+                f"{error}. This scenario has managed brains, so its run needs a home without another manager: stop the "
+                "daemon with `ostler down`, or name another home with --home"
+            ) from None
         yield manager.store, manager
-    finally:
-        await opening.__aexit__(*sys.exc_info())
 
 
 def _say(run: KeptRun, report: RunReport, output: str) -> int:
