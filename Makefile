@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test check bench torture cgroup2 fmt clean lock help
+.PHONY: demo test check picture bench torture cgroup2 fmt clean lock help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,6 +24,9 @@ check: $(READY)  ## the gates: ruff, mypy --strict, import direction
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-cache
+
+picture: $(READY)  ## draw docs/terminal.svg from what the demo prints
+	@$(PY) scripts/picture
 
 bench: $(READY)  ## measure against the floors, in one run
 	@$(PY) benchmarks/run.py $(ARGS)

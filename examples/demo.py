@@ -1,90 +1,115 @@
-"""What Ostler does today, with real processes, in a few seconds: run it with `make demo`."""
+"""What Ostler does, told through its command line in a scratch project: run it with `make demo`."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-import ostler
-from worker import Worker
-
 HERE = Path(__file__).resolve().parent
+OSTLER = [sys.executable, "-m", "ostler"]
+CLERK = """---
+description: Asks before it deletes
+lifecycle:
+  driver: python:clerk:Clerk
+  isolation: process
+---
+"""
 
 
-def say(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}")
+class Story:
+    """Commands as a person would type them, with what they print."""
+
+    def __init__(self, project: Path) -> None:
+        self.project = project
+        self.environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(project.parent)}
+        self.environment.pop("OSTLER_HOME", None)
+
+    def say(self, text: str) -> None:
+        print(f"\n\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"\n# {text}", flush=True)
+
+    def type(self, line: str, *, quiet: bool = False) -> str:
+        """One `ostler` command; returns what it printed."""
+        words = shlex.split(line)
+        if not quiet:
+            print(f"$ ostler {line}", flush=True)
+        done = subprocess.run(
+            [*OSTLER, *words], cwd=self.project, env=self.environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        if not quiet:
+            print(done.stdout, end="", flush=True)
+        return done.stdout
+
+    def until(self, line: str, wanted: str) -> None:
+        for _ in range(200):
+            if wanted in self.type(line, quiet=True):
+                return
+            time.sleep(0.1)
+        sys.exit(f"`ostler {line}` never said {wanted!r}")
+
+    def kill_daemon(self) -> None:
+        pid = json.loads(self.type("status -o json", quiet=True))["pid"]
+        print(f"$ kill -9 {pid}", flush=True)
+        os.kill(pid, signal.SIGKILL)
 
 
-async def first_manager(home: str) -> None:
-    """Runs in a program of its own, which is killed in the middle of its work."""
-    async with ostler.open(home) as manager:
-        ada = await manager.start(Worker, name="ada", isolation="process", memory="256M", restart="immediate")
-        say("An agent in a process of its own")
-        print(await ada.ask({"do": "count"}))
+def tell(story: Story) -> None:
+    story.say("A command runs as an agent: its output, its exit code")
+    story.type("""run -- sh -c 'for i in 1 2 3; do echo step $i; done; exit 3'""")
 
-        say("It is killed; its record says so, and its policy brings it back")
-        try:
-            await ada.ask({"do": "die"})
-        except ostler.AgentGoneError as error:
-            print(f"AgentGoneError: {error}")
-        print(await ada.ask({}))
+    story.say("In the background, limited, restarted when it fails")
+    work = "i=0; while true; do i=$((i+1)); echo step $i of many; sleep 0.2; done"
+    story.type(f"run -d --name nightly --restart on-failure:3 --memory 256M -- sh -c {shlex.quote(work)}")
+    story.until("logs nightly", "step 3")
+    story.type("ps")
+    story.type("why nightly")
 
-        say("It asks a person, and waits without using anything")
-        asking = asyncio.create_task(ada.ask({"do": "ask"}))
-        while not (waits := await manager.open_waits()):  # noqa: ASYNC110 - a demo may look
-            await asyncio.sleep(0.02)
-        print("waits:", waits[0].reason, "|", (await ada.why()).verdict)
-        await manager.answer(waits[0].wait_id, "yes")
-        print(await asking)
+    story.say("Frozen where it stands, and on again")
+    story.type("pause nightly")
+    story.type("resume nightly")
 
-        say("It is frozen in the middle of its work, and goes on where it was")
-        working = asyncio.create_task(ada.ask({"do": "count"}))
-        await asyncio.sleep(0.1)
-        print((await ada.pause("freeze")).state)
-        await ada.resume()
-        print(await working)
+    story.say("The daemon is killed. The agent never notices; the next command starts another daemon, which finds it")
+    story.kill_daemon()
+    story.type("ps")
+    story.type("logs -n 2 nightly")
 
-        say("The manager is killed with kill -9 in the middle of a request")
-        request = asyncio.create_task(ada.ask({"do": "sleep"}, id="night-shift"))
-        await asyncio.sleep(0.3)
-        print("state:", (await ada.record()).state, flush=True)
-        del request
-        os.kill(os.getpid(), signal.SIGKILL)
+    story.say("An agent in Python asks a person, and waits without using anything")
+    shutil.copy(HERE / "clerk.py", story.project)
+    agents = story.project / ".ostler" / "agents"
+    agents.mkdir(parents=True, exist_ok=True)
+    (agents / "clerk.md").write_text(CLERK)
+    story.type("run -d --name clerk clerk 'delete the old logs'")
+    story.until("waits", "clerk")
+    story.type("waits")
+    story.type("answer clerk yes")
+    story.until("ps -a", "terminated")
+    story.type("logs -T clerk")
 
-
-async def second_manager(home: str) -> None:
-    async with ostler.open(home) as manager:
-        say("The next manager finds the agent at work, and gets the answer of the same request")
-        ada = manager.handle("ada")
-        print(await ada.ask({"do": "sleep"}, id="night-shift"))
-        print("asked again:", await ada.ask({"do": "sleep"}, id="night-shift"))
-        result = await ada.stop(reason="the demo is over")
-        print("stopped gracefully:", result.was_graceful)
-
-
-def ostler_command(*words: str) -> None:
-    print(f"$ ostler {' '.join(words)}")
-    subprocess.run([sys.executable, "-m", "ostler", *words], check=False)
+    story.say("Everything is in one durable record")
+    story.type("stop nightly")
+    story.type("ps -a")
+    story.type("audit verify")
+    story.type("down")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["OSTLER_HOME"] = home
-        subprocess.run([sys.executable, __file__, "first", home], check=False, cwd=HERE)
-        asyncio.run(second_manager(home))
-        say("Everything is in one durable record")
-        ostler_command("ps", "-a")
-        ostler_command("events", "ada", "-n", "5")
-        ostler_command("audit", "verify")
+    with tempfile.TemporaryDirectory(prefix="ostler-demo-") as folder:
+        project = Path(folder) / "project"
+        (project / ".ostler").mkdir(parents=True)
+        story = Story(project)
+        try:
+            tell(story)
+        finally:
+            story.type("down", quiet=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["first"]:
-        asyncio.run(first_manager(sys.argv[2]))
-    else:
-        main()
+    main()

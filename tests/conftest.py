@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 
-pytest.register_assert_rewrite("ostler.testing.store_suite", "ostler.testing.isolation_suite")
+pytest.register_assert_rewrite("ostler.testing.isolation_suite", "store_ground")
 
 # A busy machine draws slowly, which is no fault of the test; the time limit of each test bounds it.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 def postgres_server() -> Iterator[str]:
     """One server for each worker. Where none can be started the test is skipped; in CI that is a failure."""
     try:
-        with temporary_postgres() as address:
+        with temporary_postgres(durable=False) as address:
             yield address
     except PostgresUnavailableError as error:
         if os.environ.get("CI"):
@@ -38,17 +38,24 @@ def postgres_server() -> Iterator[str]:
         pytest.skip(f"no PostgreSQL server here: {error}")
 
 
-@pytest.fixture(scope="session")
-def make_database(postgres_server: str) -> Callable[[], str]:
+@pytest.fixture
+def make_database(postgres_server: str) -> Iterator[Callable[[], str]]:
     """Gives the address of a new, empty database each time it is called."""
+    made: list[str] = []
 
     def make() -> str:
-        name = f"test_{next(_numbers)}"
-        with psycopg.connect(postgres_server, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        return postgres_server.replace("/postgres?", f"/{name}?")
+        made.append(f"test_{next(_numbers)}")
+        _on_server(postgres_server, f"CREATE DATABASE {made[-1]}")
+        return postgres_server.replace("/postgres?", f"/{made[-1]}?")
 
-    return make
+    yield make
+    for name in made:
+        _on_server(postgres_server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _on_server(address: str, statement: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(statement.encode())
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from ostler.simulation import begin_run, load_scenario
 
 from ostler import AGENT_TRANSITIONS, PLANS, TASK_TRANSITIONS, AgentState, TaskState, open_store
-from ostler.simulation import begin_run, load_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

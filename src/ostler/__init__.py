@@ -15,7 +15,7 @@ _NAMES = {
     "ostler.agents.commandspec": "CommandSpec ExitMeaning PromptBy",
     "ostler.agents.context": "AgentContext",
     "ostler.agents.factory": "AgentFactory",
-    "ostler.agents.files.registration": "register_file register_files",
+    "ostler.agents.files": "register_file register_files",
     "ostler.agents.manifest": "AgentKind AgentManifest",
     "ostler.agents.marks": "agent",
     "ostler.agents.messages": "WaitAnswer",

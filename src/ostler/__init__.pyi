@@ -16,10 +16,10 @@ from ostler.agents.context import (
 from ostler.agents.factory import (
     AgentFactory as AgentFactory,
 )
-from ostler.agents.files.registration import (
+from ostler.agents.files import (
     register_file as register_file,
 )
-from ostler.agents.files.registration import (
+from ostler.agents.files import (
     register_files as register_files,
 )
 from ostler.agents.manifest import (

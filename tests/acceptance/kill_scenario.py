@@ -1,8 +1,10 @@
-"""A scripted life of a store, to be killed at any of its writes.
+"""A scripted life of a store, to be killed at any of its steps.
 
-Run as a program: `python kill_scenario.py HOME [--mutant | --reopen | --lax]`. Every acknowledged commit is one
-line on standard output; what would be a process is a marker file, made after its intent is durable. The mutant
-makes the marker first, as the seed's order did, so that a kill in between leaves a marker nobody knows of.
+Run as a program: `kill_scenario.py WHERE MARKERS [--mutant | --reopen | --lax]`. Every acknowledged commit is one line
+on standard output. What would be a process is a file in MARKERS, made after its intent is durable. The mutant makes the
+file first, so that a kill in between leaves a process that no record knows.
+
+`kill_scenario.py --serve` plays many lives without the cost of an interpreter for each: see `kill_points.Victims`.
 """
 
 from __future__ import annotations
@@ -11,129 +13,156 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from uuid import UUID, uuid5
+from typing import Any
+from uuid import uuid5
 
-from ostler.store.commands import (
-    CreateTask,
-    EndAttempt,
-    Idempotency,
-    MoveInstance,
-    MoveTask,
-    RecordIdentity,
-    ReportHealth,
-    ReserveInstance,
-    RestartInstance,
-)
-from ostler.store.opening import DATABASE_FILE, sqlite_backend
+from store_ground import ENDED, new_record, new_wait
 
-from ostler.model import (
-    HOME_WORKSPACE_ID,
-    AgentHealthStatus,
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    AttemptOutcome,
-    HealthState,
-    SpawnRequest,
-    Task,
-    TaskState,
-)
-from ostler.seams import FaultPlan, FaultPoint, no_fault
-from ostler.store import AgentError, Backend, EngineStore, Seams, open_store
-from ostler.store.sqlite import SqliteSession
+import ostler.store.postgres  # noqa: F401 - else each of the forked programs would import it anew
+from ostler.model.instance import AgentHealthStatus, AgentInstance
+from ostler.model.ledger import Request, RequestState, WaitKind
+from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.model.states import AgentState, HealthState
+from ostler.policy.retention import RetentionPolicy
+from ostler.seams import FaultPlan, FaultPoint, Seams, no_fault
+from ostler.store import attempts, instances, moves, reports, retention, waits
+from ostler.store.connection import Connection
+from ostler.store.idempotency import IdempotencyKey
+from ostler.store.instances import Failure, Finish
+from ostler.store.moves import Move
+from ostler.store.reports import CallEnd
+from ostler.store.requests import RequestEnd
+from ostler.store.store import SqliteDatabase, Store
 
 _DEFINITION = uuid5(HOME_WORKSPACE_ID, "scenario")
 _AGENTS = 3
+_TTL = timedelta(minutes=1)
 
 
-def acknowledge(record: AgentInstance | Task) -> None:
+def acknowledge(kind: str, key: object, said: object) -> None:
     """One line per acknowledged commit, in one write, so that a kill cannot tear it."""
-    key = str(record.instance_id if isinstance(record, AgentInstance) else record.task_id)
-    line = json.dumps({"id": key, "version": record.version, "state": record.state.value})
+    line = json.dumps({"kind": kind, "id": str(key), "said": said})
     os.write(1, line.encode() + b"\n")
 
 
-def start_process(home: Path, marker: str) -> None:
-    """Stands for a process: a file that exists from here on."""
-    os.close(os.open(home / f"process-{marker}", os.O_CREAT | os.O_WRONLY, 0o600))
+def acknowledged(record: AgentInstance, changes: Mapping[str, Any]) -> AgentInstance:
+    new = record.evolve(**changes)
+    acknowledge("instance", new.instance_id, new.version)
+    return new
 
 
-async def spawn(store: EngineStore, home: Path, number: int, *, mutant: bool) -> AgentInstance:
-    options = AgentSpawnOptions(name=f"agent-{number}", tags=("scenario", f"n-{number}"))
-    request = SpawnRequest(agent_definition_id=_DEFINITION, options=options, context={"number": number})
-    key = Idempotency.of(f"spawn-{number}", request.to_json())
+async def spawn(store: Store, markers: Path, number: int, *, mutant: bool) -> AgentInstance:
+    marker = markers / f"process-agent-{number}"
     if mutant:
-        start_process(home, f"agent-{number}")
-    record = await store.commit(ReserveInstance(request=request, idempotency=key))
-    acknowledge(record)
+        marker.touch()
+    record = new_record(f"agent-{number}", tags=("scenario", f"n-{number}"), definition_id=_DEFINITION)
+    key = IdempotencyKey.of(f"spawn-{os.getpid()}-{number}", "body")
+    record, _ = await store.run(instances.reserve_instance, record, by=SYSTEM, key=key)
+    acknowledge("instance", record.instance_id, record.version)
     if not mutant:
-        start_process(home, f"agent-{number}")
-    await store.commit(RecordIdentity(instance_id=record.instance_id, attempt=1, identity={"pid": number}))
-    return record
+        marker.touch()
+    changes = await store.run(instances.ready_instance, record, {"pid": number}, {}, by=SYSTEM)
+    return acknowledged(record, changes)
 
 
-async def move(store: EngineStore, instance_id: UUID, *states: AgentState) -> None:
-    for state in states:
-        acknowledge(await store.commit(MoveInstance(instance_id=instance_id, to=state)))
+async def work(store: Store, one: AgentInstance) -> AgentInstance:
+    """A request with a signal and a wait in it, then its answer."""
+    asked = Request(
+        instance_id=one.instance_id,
+        request_id=f"request-{one.name}",
+        workspace_id=one.workspace_id,
+        attempt=one.attempt,
+        input_digest="d",
+        begun_at=one.created_at,
+    )
+    one = acknowledged(one, await store.run(reports.begin_call, one, Move(to=AgentState.PROCESSING), asked))
+    store.submit_lazy(reports.report_progress, one, 0.5, "half", None)
+    await store.run(reports.report_signals, one, (("hello", {"n": 1}), ("again", None)), 2)
+    acknowledge("heard", one.instance_id, 2)
+    wait = new_wait(one, kind=WaitKind.HUMAN, created_at=one.created_at)
+    _, changes = await store.run(reports.open_agent_wait, one, Move(to=AgentState.WAITING), wait)
+    one = acknowledged(one, changes)
+    await store.run(waits.end_wait, wait.wait_id, "answered", {"yes": True})
+    acknowledge("wait", wait.wait_id, "answered")
+    one = acknowledged(one, await store.run(moves.move_instance, one, Move(to=AgentState.PROCESSING)))
+    end = CallEnd(request=RequestEnd(request=asked, state=RequestState.DONE, answer='"done"'))
+    one = acknowledged(one, await store.run(reports.end_call, one, Move(to=AgentState.WAITING), end))
+    acknowledge("request", one.instance_id, asked.request_id)
+    return one
 
 
-async def fail_and_restart(store: EngineStore, instance_id: UUID) -> None:
-    error = AgentError(message="it fell over")
-    acknowledge(await store.commit(MoveInstance(instance_id=instance_id, to=AgentState.FAILED, error=error)))
-    await store.commit(EndAttempt(instance_id=instance_id, attempt=1, outcome=AttemptOutcome.SIGNAL))
-    acknowledge(await store.commit(RestartInstance(instance_id=instance_id, max_attempts=3)))
+async def fail_and_restart(store: Store, one: AgentInstance) -> AgentInstance:
+    wait = new_wait(one, kind=WaitKind.BACKOFF, created_at=one.created_at)
+    failure = Failure(end=ENDED, error=instances.error_event(one, "it fell"), reason="it fell", backoff=wait)
+    one = acknowledged(one, await store.run(instances.fail_instance, one, failure))
+    again = await store.run(instances.new_attempt, one, by=SYSTEM, reason="again", wait_id=wait.wait_id)
+    one = acknowledged(one, again)
+    one = acknowledged(one, await store.run(instances.ready_instance, one, {"pid": 9}, {}, by=SYSTEM))
     healthy = AgentHealthStatus(state=HealthState.HEALTHY)
-    acknowledge(await store.commit(ReportHealth(instance_id=instance_id, health=healthy)))
-    await move(store, instance_id, AgentState.READY)
+    return acknowledged(one, await store.run(reports.report_health, one, healthy))
 
 
-async def work(store: EngineStore) -> None:
-    task = await store.commit(CreateTask(task="mend the gate", tags=("scenario",)))
-    acknowledge(task)
-    for state in (TaskState.RUNNING, TaskState.COMPLETED, TaskState.ACCEPTED):
-        acknowledge(await store.commit(MoveTask(task_id=task.task_id, to=state)))
+async def end(store: Store, one: AgentInstance) -> None:
+    move = Move(to=AgentState.TERMINATING, act="terminate")
+    one = acknowledged(one, await store.run(moves.move_instance, one, move))
+    finish = Finish(end=ENDED, was_graceful=True, final_state={"notes": "x" * 500})
+    acknowledged(one, await store.run(instances.finish_instance, one, finish))
 
 
-async def scenario(home: Path, *, mutant: bool) -> None:
-    plan = os.environ.get("OSTLER_FAULT")
-    seams = Seams(fault=FaultPlan.parse(plan) if plan else no_fault)
-    async with lax_store(home) if "--lax" in sys.argv else open_store(home, seams) as store:
-        await store.take_lease("scenario", ttl=timedelta(minutes=1))
-        spawned = [await spawn(store, home, number, mutant=mutant) for number in range(_AGENTS)]
-        await asyncio.gather(
-            *(move(store, one.instance_id, AgentState.READY, AgentState.PROCESSING) for one in spawned)
-        )
-        await fail_and_restart(store, spawned[0].instance_id)
-        await work(store)
-        ends = (AgentState.TERMINATING, AgentState.TERMINATED)
-        await asyncio.gather(*(move(store, one.instance_id, *ends) for one in spawned[1:]))
-        await store.sweep()
+async def scenario(where: str, markers: Path, fault: FaultPoint, flags: tuple[str, ...]) -> None:
+    opened = Store(Lax(Path(where) / "ostler.db")) if "--lax" in flags else Store(where, Seams(fault=fault))
+    async with opened as store:
+        await store.take_lease("scenario", ttl=_TTL, steal=True)
+        mutant = "--mutant" in flags
+        spawned = [await spawn(store, markers, number, mutant=mutant) for number in range(_AGENTS)]
+        worked = await asyncio.gather(*(work(store, one) for one in spawned))
+        again = await fail_and_restart(store, worked[0])
+        await asyncio.gather(*(end(store, one) for one in worked[1:]))
+        await store.run(retention.sweep, RetentionPolicy())
+        await end(store, again)
+        await store.release_lease()
 
 
-def lax_store(home: Path) -> EngineStore:
+class Lax(SqliteDatabase):
     """A mutant that does not wait for the disk."""
-    backend = sqlite_backend(home / DATABASE_FILE)
 
-    def open_writer(fault: FaultPoint) -> SqliteSession:
-        assert backend.open_writer is not None
-        session = backend.open_writer(fault)
-        assert isinstance(session, SqliteSession)
-        session.connection.execute("PRAGMA synchronous = NORMAL")
-        return session
-
-    return EngineStore(Backend(open_writer=open_writer, open_reader=backend.open_reader))
+    def open_writer(self, fault: FaultPoint) -> Connection:
+        connection = super().open_writer(fault)
+        connection.execute("PRAGMA synchronous = NORMAL", {})
+        return connection
 
 
-async def reopen(home: Path) -> None:
+async def reopen(where: str) -> None:
     """What a restart does first: open, take over, look for open intents, clean up."""
-    async with open_store(home) as store:
-        await store.take_lease("successor", ttl=timedelta(minutes=1), steal=True)
-        await store.open_attempts()
-        await store.sweep()
+    async with Store(where) as store:
+        await store.take_lease("successor", ttl=_TTL, steal=True)
+        await store.read(attempts.open_attempts)
+        await store.run(retention.sweep, RetentionPolicy())
+
+
+def play(where: str, markers: str, fault: str, flags: tuple[str, ...]) -> None:
+    plan = FaultPlan.parse(fault) if fault else no_fault
+    asyncio.run(reopen(where) if "--reopen" in flags else scenario(where, Path(markers), plan, flags))
+
+
+def serve() -> None:
+    """Each line is a life to play in a process of its own; how it ended is answered with a line."""
+    for line in sys.stdin:
+        told = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(told["output"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), 1)
+            play(told["where"], told["markers"], told["fault"], tuple(told["flags"]))
+            os._exit(0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1])
-    asyncio.run(reopen(where) if "--reopen" in sys.argv else scenario(where, mutant="--mutant" in sys.argv))
+    if sys.argv[1] == "--serve":
+        serve()
+    else:
+        play(sys.argv[1], sys.argv[2], os.environ.get("OSTLER_FAULT", ""), tuple(sys.argv[3:]))

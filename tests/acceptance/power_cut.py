@@ -16,8 +16,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from kill_points import SCENARIO
+from kill_points import SCENARIO, environment
 
 _SECTOR = 512
 _CALL = re.compile(r"^\d+ +(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+)")
@@ -41,7 +42,7 @@ class Disk:
 
     safe: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, list[Step]] = field(default_factory=dict)
-    acknowledged: list[dict[str, object]] = field(default_factory=list)
+    acknowledged: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, step: Step) -> None:
         match step.kind:
@@ -86,9 +87,8 @@ def recorded(folder: Path, *flags: str) -> list[Step]:
     home.mkdir(parents=True)
     calls = "pwrite64,write,fdatasync,fsync,ftruncate,unlink"
     tracer = ("strace", "-f", "-y", "-xx", "-s", "200000", "-e", f"trace={calls}", "-o", str(log))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONDONTWRITEBYTECODE="1")
-    command = [*tracer, os.path.realpath(sys.executable), str(SCENARIO), str(home), *flags]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=50)
+    command = [*tracer, os.path.realpath(sys.executable), str(SCENARIO), str(home), str(folder), *flags]
+    subprocess.run(command, env=environment(), check=True, capture_output=True, timeout=50)
     return list(_steps(log, str(home)))
 
 

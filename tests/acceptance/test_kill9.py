@@ -1,4 +1,4 @@
-"""Kill -9 at every write: what was acknowledged is there, what is there is legal, nothing runs unknown."""
+"""Kill -9 of a writing program at every step: what was acknowledged is there, what is there is whole and legal."""
 
 from __future__ import annotations
 
@@ -6,33 +6,180 @@ import asyncio
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
+import psycopg
 import pytest
-from kill_points import KINDS, Ending, count_writes, killed_at, run, strace_missing
-from ostler.testing.folding import invariant_faults
+from kill_points import KINDS, Ending, Victims, count_writes, killed_at, strace_missing, victims
+from store_ground import HOME, Place
+from store_invariants import all_instances, invariant_faults
 
-from ostler.model import AgentState, GetInstancesFilter, TaskFilter
-from ostler.store import Seams, open_store
-from ostler.store.queries import migrations, statements
-from ostler.testing import ManualClock
+from ostler.model.ledger import RequestState
+from ostler.model.states import AgentState
+from ostler.seams import SystemClock
+from ostler.seams.faults import POINTS
+from ostler.store import attempts, requests, waits
+from ostler.store.connection import migrations
+from ostler.store.sqlite import SqliteConnection
+from ostler.store.store import Store
+from ostler.store.transaction import Reader
 
-#: The share of all points that `make test` visits; `make torture` visits every one.
-_STRIDE = 44
-_SHARDS = 4
-FAULT_POINTS = (
-    "store.begin.before",
-    "store.begin.after",
-    "store.save.before",
-    "store.save.after",
-    "store.commit.before",
-    "store.commit.after",
-    "store.ack.before",
-    "store.ack.after",
-)
+#: How many of all calls `make test` passes over between two kills; `make torture` visits every one.
+_STRIDE = 120
+MIGRATE = "store.migrate."
+FAULT_POINTS = sorted(point for point in POINTS if point.startswith("store.") and not point.startswith(MIGRATE))
+#: The visits of each point at which the program is killed: the first ones, and some in the midst of shared commits.
+VISITS = (1, 2, 9, 19)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Place]:
+    """Gives a new, empty place each time it is called."""
+    made: list[Place] = []
+
+    def fresh() -> Place:
+        if request.param == "sqlite":
+            made.append(Place("sqlite", str(tmp_path / f"home-{len(made)}")))
+        else:
+            made.append(Place("postgres", request.getfixturevalue("make_database")()))
+        return made[-1]
+
+    return fresh
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    with victims(tmp_path_factory.mktemp("victims")) as opened:
+        yield opened
+
+
+# --- what was left -----------------------------------------------------------------------------------
+
+
+async def faults_of(ending: Ending) -> list[str]:
+    """Everything that is wrong with what a killed run left behind."""
+    async with Store(ending.where) as store:
+        faults = list(await invariant_faults(store, SystemClock().wall()))
+        return faults + await store.read(_faults, ending)
+
+
+def _faults(reader: Reader, ending: Ending) -> list[str]:
+    found = {one.instance_id: one for one in all_instances(reader, HOME)}
+    faults: list[str] = []
+    for line in ending.acknowledged:
+        key, said = UUID(line["id"]), line["said"]
+        match line["kind"]:
+            case "instance":
+                kept = key in found and found[key].version >= said
+            case "wait":
+                wait = waits.get_wait(reader, key)
+                kept = wait is not None and wait.outcome == said and wait.answer == {"yes": True}
+            case "request":
+                asked = requests.get_request(reader, key, said)
+                kept = asked is not None and (asked.state, asked.answer) == (RequestState.DONE, '"done"')
+            case _:
+                attempt = attempts.get_attempt(reader, key, 1)
+                kept = attempt is not None and attempt.heard >= said
+        if not kept:
+            faults.append(f"{line} was acknowledged and is not there")
+    known = {f"process-{one.name}" for one in found.values()}
+    faults += [
+        f"{marker.name} runs, and no record knows of it"
+        for marker in ending.markers.glob("process-*")
+        if marker.name not in known
+    ]
+    for one in found.values():
+        attempt = attempts.get_attempt(reader, one.instance_id, one.attempt)
+        assert attempt is not None
+        halves = {
+            "being started without an open intent": one.state is AgentState.INITIALIZING and not attempt.is_open,
+            "ready without a handle": one.state is AgentState.READY and attempt.handle is None,
+            "failed without the end of its attempt": one.state is AgentState.FAILED and attempt.is_open,
+            "failed without the wait that it was to have": one.state is AgentState.FAILED
+            and not waits.open_waits(reader, instance_id=one.instance_id),
+            "terminated without what it left": one.state is AgentState.TERMINATED and one.final_state is None,
+        }
+        faults += [f"{one.name} is {half}" for half, true in halves.items() if true]
+    return faults
+
+
+def check(ending: Ending, what: str) -> None:
+    faults = asyncio.run(faults_of(ending))
+    assert not faults, f"killed at {what}: " + "; ".join(faults)
+
+
+# --- at every named point ----------------------------------------------------------------------------
+
+
+def test_the_scenario_ends_well_where_it_is_not_killed(place: Callable[[], Place], lives: Victims) -> None:
+    ending = lives.play(place().where)
+    assert (ending.was_killed, len(ending.acknowledged)) == (False, 37)
+    check(ending, "nothing")
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_a_kill_at_each_named_point_loses_nothing_and_leaves_no_half(
+    place: Callable[[], Place], lives: Victims, point: str
+) -> None:
+    for nth in VISITS:
+        ending = lives.play(place().where, fault=f"{point}:{nth}:kill")
+        assert ending.was_killed, f"{point} was not reached {nth} times"
+        check(ending, f"{point} number {nth}")
+
+
+def test_the_next_program_goes_on_where_a_kill_left_off(place: Callable[[], Place], lives: Victims) -> None:
+    where = place().where
+    for point in ("store.commit.before", "store.commit.after", "store.save.after"):
+        assert lives.play(where, fault=f"{point}:9:kill").was_killed
+        assert not lives.play(where, flags=("--reopen",)).was_killed
+    ending = lives.play(where)
+    check(ending, "three lives before, and then played to its end")
+
+
+# --- in the midst of a migration ---------------------------------------------------------------------
+
+
+def shape(place: Place) -> tuple[int, int]:
+    """Version and number of tables, read without Ostler."""
+    if place.kind == "sqlite":
+        with closing(sqlite3.connect(Path(place.where) / "ostler.db")) as file:
+            version: int = file.execute("PRAGMA user_version").fetchone()[0]
+            tables: int = file.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
+        return version, tables
+    with psycopg.connect(place.where) as server:
+        found = server.execute("SELECT coalesce(max(version), 0) FROM ostler_schema").fetchone()
+        count = server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone()
+    assert found is not None
+    assert count is not None
+    return int(found[0]), int(count[0]) - 1
+
+
+def statements() -> dict[int, list[str]]:
+    connection = SqliteConnection(None)
+    return {migration.number: list(migration.statements(connection)) for migration in migrations()}
+
+
+def test_a_migration_that_is_killed_at_any_step_leaves_the_old_shape_or_the_new(
+    place: Callable[[], Place], lives: Victims
+) -> None:
+    where, tables = place(), 0
+    for number, script in statements().items():
+        steps = [(f"{MIGRATE}before:1", 0), *((f"{MIGRATE}statement:{nth}", 0) for nth in range(1, len(script) + 1))]
+        for step, _ in steps:
+            assert lives.play(where.where, fault=f"{step}:kill").was_killed, step
+            assert shape(where) == (number - 1, tables), step
+        assert lives.play(where.where, fault=f"{MIGRATE}after:1:kill").was_killed
+        tables += sum(statement.startswith("CREATE TABLE") for statement in script)
+        assert shape(where) == (number, tables)
+    ending = lives.play(where.where)
+    assert not ending.was_killed, "the next program takes it from there"
+    check(ending, "every step of the migrations, and then played to its end")
+
+
+# --- at every system call ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -47,148 +194,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-async def faults_of(ending: Ending) -> list[str]:
-    """Everything that is wrong with what a killed run left behind."""
-    clock = ManualClock(datetime.now(UTC))
-    async with open_store(ending.home, Seams(clock=clock)) as store:
-        faults = list(await invariant_faults(store, clock.wall()))
-        everything = GetInstancesFilter(include_terminated=True, limit=1000)
-        instances = {str(one.instance_id): one for one in await store.list_instances(everything)}
-        tasks = {str(one.task_id): one for one in await store.list_tasks(TaskFilter(limit=1000))}
-        for line in ending.acknowledged:
-            record = instances.get(str(line["id"])) or tasks.get(str(line["id"]))
-            if record is None:
-                faults.append(f"{line} was acknowledged and is gone")
-            elif record.version < int(str(line["version"])):
-                faults.append(f"{line} was acknowledged, but the record is at version {record.version}")
-        known = {f"process-{one.name}" for one in instances.values()}
-        unknown = [marker.name for marker in ending.home.glob("process-*") if marker.name not in known]
-        faults += [f"{marker} runs, and no record knows of it" for marker in unknown]
-        open_intents = {attempt.instance_id for attempt in await store.open_attempts()}
-        starting = [one for one in instances.values() if one.state is AgentState.INITIALIZING]
-        faults += [
-            f"{one.name} is being started, but no intent says so"
-            for one in starting
-            if one.instance_id not in open_intents
-        ]
-    return faults
-
-
 @pytest.fixture(scope="module")
-def every_point(folder: Path) -> list[tuple[str, int]]:
-    """Each write-class call of the scenario, counted on a run that nobody disturbs."""
+def every_call(folder: Path) -> list[tuple[str, int]]:
+    """Each write-class call of the scenario, counted on a run that is not disturbed."""
     return sorted(count_writes(folder / "count"))
 
 
-def spread(points: list[tuple[str, int]], stride: int, first: int = 0) -> list[tuple[str, int]]:
-    return [point for kind in KINDS for point in [one for one in points if one[0] == kind][first::stride]]
-
-
-def check(ending: Ending, what: str) -> None:
-    faults = asyncio.run(faults_of(ending))
-    assert not faults, f"killed at {what}: " + "; ".join(faults)
-
-
-def require_landed(landed: list[bool]) -> None:
-    """Nearly all: commits that meet are written together, so a run may make fewer calls than the counted one."""
-    assert sum(landed) > len(landed) * 0.8, f"only {sum(landed)} of {len(landed)} kills landed"
+def spread(points: list[tuple[str, int]], stride: int) -> list[tuple[str, int]]:
+    return [point for kind in KINDS for point in [one for one in points if one[0] == kind][::stride]]
 
 
 def walk(folder: Path, points: list[tuple[str, int]]) -> None:
     """Kill one run at each of these points, and look at what it left."""
-    landed = []
+    landed = 0
     for kind, nth in points:
         ending = killed_at(folder, kind, nth)
-        landed.append(ending.returncode != 0)
+        landed += ending.was_killed
         check(ending, f"{kind} number {nth}")
-        shutil.rmtree(ending.home)
-    require_landed(landed)
+        shutil.rmtree(ending.markers)
+    # Commits that meet are written together, so a run may make fewer calls than the counted one.
+    assert landed > len(points) * 0.8, f"only {landed} of {len(points)} kills landed"
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("shard", range(_SHARDS))
-def test_a_kill_at_a_sample_of_all_writes_loses_nothing_acknowledged(
-    folder: Path, every_point: list[tuple[str, int]], shard: int
-) -> None:
-    walk(folder, spread(every_point, _STRIDE, shard * _STRIDE // _SHARDS))
+def test_a_kill_at_a_sample_of_all_calls_loses_nothing(folder: Path, every_call: list[tuple[str, int]]) -> None:
+    walk(folder, spread(every_call, _STRIDE))
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("shard", range(8))
-def test_a_kill_at_every_write_loses_nothing_acknowledged(
-    folder: Path, every_point: list[tuple[str, int]], shard: int
-) -> None:
-    assert {kind for kind, _ in every_point} >= {"pwrite64", "write", "fdatasync", "ftruncate", "mknodat", "unlink"}
-    walk(folder, every_point[shard::8])
+def test_a_kill_at_every_call_loses_nothing(folder: Path, every_call: list[tuple[str, int]], shard: int) -> None:
+    assert {kind for kind, _ in every_call} >= {"pwrite64", "write", "fdatasync", "ftruncate", "mknodat", "unlink"}
+    walk(folder, every_call[shard::8])
 
 
 @pytest.mark.torture
-def test_a_kill_during_the_recovery_from_a_kill_loses_nothing_either(
-    folder: Path, every_point: list[tuple[str, int]]
-) -> None:
-    landed = []
-    for kind, nth in spread(every_point, 10):
+def test_a_kill_during_the_recovery_from_a_kill_loses_nothing(folder: Path, every_call: list[tuple[str, int]]) -> None:
+    for kind, nth in spread(every_call, 10):
         first = killed_at(folder / "twice", kind, nth)
-        again = [killed_at(folder / "twice", kind, nth, again=f"pwrite64:{time}") for time in range(1, 4)]
-        landed += [one.returncode != 0 for one in (first, *again)]
+        for time in range(1, 4):
+            killed_at(folder / "twice", kind, nth, again=f"pwrite64:{time}")
         check(first, f"{kind} number {nth}, and again while it was opened")
-        shutil.rmtree(first.home)
-    require_landed(landed)
+        shutil.rmtree(first.markers)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("point", FAULT_POINTS)
-def test_a_kill_at_each_named_point_of_several_commits_loses_nothing(folder: Path, point: str) -> None:
-    for nth in (1, 2, 5, 9):
-        ending = run(folder / f"{point}-{nth}", fault=f"{point}:{nth}:kill")
-        assert ending.returncode != 0, f"{point} was not reached {nth} times"
-        check(ending, f"{point} number {nth}")
-
-
-def shape(home: Path) -> tuple[int, int]:
-    """Version and number of tables, read without Ostler."""
-    with closing(sqlite3.connect(home / "ostler.db")) as file:
-        version: int = file.execute("PRAGMA user_version").fetchone()[0]
-        tables: int = file.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
-    return version, tables
-
-
-def shape_after(version: int) -> tuple[int, int]:
-    scripts = [script for number, script in migrations("sqlite") if number <= version]
-    made = [one for script in scripts for one in statements(script) if one.startswith("CREATE TABLE")]
-    return version, len(made)
-
-
-#: Each with the shape that must be left: in the first migration, in the midst of the second, and between them.
-MIGRATION_POINTS = (
-    ("store.migrate.statement", 1, 0),
-    ("store.migrate.statement", len(statements(migrations("sqlite")[0][1])), 0),
-    ("store.migrate.after", 1, 1),
-    ("store.migrate.statement", len(statements(migrations("sqlite")[0][1])) + 2, 1),
-)
-
-
-@pytest.mark.parametrize(("point", "nth", "left"), MIGRATION_POINTS)
-def test_a_migration_that_is_killed_leaves_the_old_shape_or_the_new(
-    tmp_path: Path, point: str, nth: int, left: int
-) -> None:
-    ending = run(tmp_path, fault=f"{point}:{nth}:kill")
-    assert ending.returncode != 0, f"{point} was not reached {nth} times"
-    assert shape(ending.home) == shape_after(left)
-    again = run(tmp_path)
-    assert again.returncode == 0, "the next program takes it from there"
-    check(again, f"{point} number {nth}, and then played to its end")
-
-
-@pytest.mark.timeout(120)
-def test_the_harness_goes_red_when_the_process_comes_before_its_record(
-    folder: Path, every_point: list[tuple[str, int]]
+def test_the_harness_finds_a_process_that_was_started_before_its_record(
+    place: Callable[[], Place], lives: Victims
 ) -> None:
     """A mutant that starts first and writes afterwards must be caught, or the tests above prove nothing."""
-    writes = [point for point in every_point if point[0] == "pwrite64"]
-    for kind, nth in writes[len(writes) // 4 : len(writes) // 2 : 5]:
-        ending = killed_at(folder / "mutant", kind, nth, mutant=True)
-        faults = asyncio.run(faults_of(ending))
-        if any("no record knows of it" in fault for fault in faults):
+    # The third commit is the first reservation: the migration is none, the lease is the first.
+    for nth in range(1, 5):
+        ending = lives.play(place().where, fault=f"store.commit.before:{nth}:kill", flags=("--mutant",))
+        if any("no record knows of it" in fault for fault in asyncio.run(faults_of(ending))):
             return
-    pytest.fail("intent-first was switched off and nobody noticed")
+    pytest.fail("intent-first was switched off and the harness did not see it")

@@ -6,17 +6,22 @@ import asyncio
 import os
 import random
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 from kill_points import strace_missing
 from power_cut import Disk, Step, recorded
+from store_ground import verified
+from store_invariants import invariant_faults
 
-from ostler.store import open_store
+from ostler.seams import SystemClock
+from ostler.store.store import Store
 
 #: Printed when a test fails; the same seed makes the same images.
 _SEED = 20261115
+_DONE = "SELECT instance_id, id FROM requests WHERE state = 'done'"
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("power")
 
 
-def faults_after_cuts(steps: list[Step], folder: Path, images: int) -> list[str]:
+def faults_after_cuts(steps: list[Step], folder: Path, images: int) -> Iterator[str]:
     """Cut at so many moments, spread over the whole run, and look at what is left each time."""
     chance = random.Random(_SEED)
     cuts = sorted(chance.choices(range(1, len(steps) + 1), k=images))
-    disk, done, faults = Disk(), 0, []
+    disk, done = Disk(), 0
     for number, cut in enumerate(cuts):
         for step in steps[done:cut]:
             disk.take(step)
@@ -41,8 +46,7 @@ def faults_after_cuts(steps: list[Step], folder: Path, images: int) -> list[str]
         place = folder / f"image-{number}"
         place.mkdir(parents=True)
         disk.image(place, chance)
-        faults += [f"cut {cut} of {len(steps)} (seed {_SEED}): {fault}" for fault in look(place, disk)]
-    return faults
+        yield from (f"cut {cut} of {len(steps)} (seed {_SEED}): {fault}" for fault in look(place, disk))
 
 
 def look(place: Path, disk: Disk) -> list[str]:
@@ -57,24 +61,36 @@ def look(place: Path, disk: Disk) -> list[str]:
             return [f"corrupt: {sound}"]
         if not disk.acknowledged:
             return []
-        query = "SELECT id, version FROM agent_instances UNION ALL SELECT id, version FROM tasks"
-        versions = {UUID(bytes=key): version for key, version in connection.execute(query)}
+        versions = dict(connection.execute("SELECT id, version FROM agent_instances"))
+        waits = dict(connection.execute("SELECT id, outcome FROM waits"))
+        requests = {(key, name) for key, name in connection.execute(_DONE)}
+        heard = dict(connection.execute("SELECT instance_id, heard FROM attempts WHERE number = 1"))
     except sqlite3.DatabaseError as error:
         return [f"corrupt: {error}"]
     finally:
         connection.close()
-    return [
-        f"{line} was acknowledged and is not there"
-        for line in disk.acknowledged
-        if versions.get(UUID(str(line["id"])), 0) < int(str(line["version"]))
-    ]
+    faults = []
+    for line in disk.acknowledged:
+        key, said = UUID(line["id"]).bytes, line["said"]
+        match line["kind"]:
+            case "instance":
+                kept = versions.get(key, 0) >= said
+            case "wait":
+                kept = waits.get(key) == said
+            case "request":
+                kept = (key, said) in requests
+            case _:
+                kept = heard.get(key, 0) >= said
+        if not kept:
+            faults.append(f"{line} was acknowledged and is not there")
+    return faults
 
 
 @pytest.mark.timeout(120)
 def test_a_power_cut_at_any_moment_loses_nothing_acknowledged(folder: Path) -> None:
     steps = recorded(folder / "run")
     assert sum(step.kind == "ack" for step in steps) > 15
-    assert not faults_after_cuts(steps, folder / "images", 400)
+    assert list(faults_after_cuts(steps, folder / "images", 200)) == []
 
 
 @pytest.mark.timeout(120)
@@ -91,8 +107,9 @@ def test_what_a_power_cut_leaves_can_be_opened_and_used(folder: Path) -> None:
 
 
 async def _opens(place: Path) -> bool:
-    async with open_store(place) as store:
-        return (await store.verify_audit()).is_sound
+    async with Store(place) as store:
+        assert await invariant_faults(store, SystemClock().wall()) == []
+        return (await verified(store)).is_sound
 
 
 @pytest.mark.timeout(120)
@@ -105,4 +122,4 @@ def test_the_harness_goes_red_when_commits_are_not_synced(folder: Path) -> None:
 @pytest.mark.torture
 def test_ten_thousand_power_cuts_lose_nothing(folder: Path) -> None:
     steps = recorded(folder / "many")
-    assert not faults_after_cuts(steps, folder / "many-images", 10_000)
+    assert list(faults_after_cuts(steps, folder / "many-images", 10_000)) == []

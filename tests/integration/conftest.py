@@ -1,4 +1,4 @@
-"""What the tests of the lifecycle are handed: a clock, a stage, a home, and a crew on it at each level."""
+"""What the tests of the lifecycle are handed: a clock, a stage, a home, and a crew at each level."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ostler import IsolationLevel, Store, open_store
-from ostler.testing import ManualClock
-from ostler.testing.isolation_suite.ground import until
+from ostler import IsolationLevel
+from ostler.testing.clock import ManualClock
 
 pytest.register_assert_rewrite("lifecycle_ground")
 
-from lifecycle_ground import LEVELS, Crew, Stage, agent_threads, opened  # noqa: E402 - rewritten first
+from lifecycle_agents import Stage  # noqa: E402 - the ground is rewritten first
+from lifecycle_ground import NONE, THREAD, Crew, opened  # noqa: E402 - as above
 
 
 @pytest.fixture
@@ -22,18 +22,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def stage(level: IsolationLevel, tmp_path: Path) -> Stage:
-    if level is not IsolationLevel.PROCESS:
-        return Stage()
-    directory = tmp_path / "stage"
-    directory.mkdir()
-    return Stage(directory)
-
-
-@pytest.fixture(params=LEVELS, ids=str)
-def level(request: pytest.FixtureRequest) -> IsolationLevel:
-    found: IsolationLevel = request.param
-    return found
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "stage")
 
 
 @pytest.fixture
@@ -41,19 +31,15 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-@pytest.fixture
-async def store(home: Path) -> AsyncIterator[Store]:
-    async with open_store(home) as store:
-        yield store
+@pytest.fixture(params=[NONE, THREAD], ids=str)
+def level(request: pytest.FixtureRequest) -> IsolationLevel:
+    """Levels inside the program, unless a test names others."""
+    found: IsolationLevel = request.param
+    return found
 
 
 @pytest.fixture
 async def crew(home: Path, clock: ManualClock, stage: Stage, level: IsolationLevel) -> AsyncIterator[Crew]:
-    """Every test runs at both levels; what it leaves running is ended, and no thread may stay."""
-    before = len(agent_threads())
-    async with opened(home, clock) as manager:
-        try:
-            yield Crew(manager, clock, stage, level)
-        finally:
-            stage.let_go.set()
-    await until(lambda: len(agent_threads()) <= before)
+    """What a test leaves running is ended, and no thread may stay."""
+    async with opened(Crew(home, clock, stage, level)) as crew:
+        yield crew

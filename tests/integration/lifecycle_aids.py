@@ -23,19 +23,14 @@ from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.isolation import IsolationLevels
 from ostler.lifecycle import AgentLifecycleManager, LifecycleSettings
 from ostler.lifecycle.observe import Observation
-from ostler.model import (
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    AgentStateChangedEvent,
-    Attempt,
-    Event,
-    GetInstancesFilter,
-    IsolationLevel,
-    SpawnRequest,
-)
+from ostler.model.events import AgentStateChangedEvent, Event
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import Attempt
+from ostler.model.query import GetInstancesFilter
+from ostler.model.spawn import AgentSpawnOptions, SpawnRequest
+from ostler.model.states import AgentState, IsolationLevel
 from ostler.store import Seams
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 #: Real seconds in which a machine under load gets anything done that these tests wait for.
 PATIENCE = 20.0

@@ -1,34 +1,46 @@
-"""What the tests of the lifecycle stand on: a manager on a real home, a clock to drive, agents that do as told."""
+"""What the tests of the lifecycle stand on: managers of one home, a clock to drive, agents that do as they are told."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
+from lifecycle_agents import Actor, Stage
 
 import ostler
 from ostler import (
     HOME_WORKSPACE_ID,
     Agent,
-    AgentContext,
+    AgentGoneError,
+    AgentHandle,
     AgentInstance,
     AgentLifecycleManager,
     AgentSpawnOptions,
     AgentState,
+    AgentStateChangedEvent,
+    Attempt,
     AuditEntry,
+    Clock,
     Event,
+    GetInstancesFilter,
     IsolationLevel,
+    LifecycleSettings,
+    Observation,
     Permission,
     Principal,
-    PutRecord,
     Role,
     Seams,
     SpawnRequest,
@@ -36,291 +48,333 @@ from ostler import (
     Wait,
     Workspace,
 )
-from ostler.agents.marks import About
-from ostler.testing import ManualClock
-from ostler.testing.isolation_suite.ground import passing, until
+from ostler.store import attempts, audit, events, workspaces
+from ostler.store.transaction import Transaction
+from ostler.testing.clock import ManualClock
 
-LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD)
-#: Agents that misbehave are let go of after so many real seconds, even when a test forgets.
-_LAST_RESORT_SECONDS = 30
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
 
-
-class Flag(Protocol):
-    def set(self) -> None: ...
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float) -> bool: ...
-
-
-class FileFlag:
-    """An event that another process can see."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def set(self) -> None:
-        self._path.touch()
-
-    def is_set(self) -> bool:
-        return self._path.exists()
-
-    def wait(self, timeout: float) -> bool:
-        end = time.monotonic() + timeout
-        while not self.is_set() and time.monotonic() < end:
-            time.sleep(0.005)
-        return self.is_set()
+NONE, THREAD, PROCESS = IsolationLevel.NONE, IsolationLevel.THREAD, IsolationLevel.PROCESS
+LEVELS = (NONE, THREAD, PROCESS)
+S = AgentState
+#: Real seconds in which a machine under load gets anything done that these tests wait for.
+PATIENCE = 20.0
+HOUR = timedelta(hours=1)
+SETTINGS = LifecycleSettings(close_grace=timedelta(minutes=1))
 
 
-class Stage:
-    """Where a test and its agents meet. Usable from every thread and, on a directory, from every process."""
+def at(*levels: IsolationLevel) -> pytest.MarkDecorator:
+    """Run a test, or every test of a module, at these levels alone."""
+    return pytest.mark.parametrize("level", levels, ids=str)
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory
-        self._said: list[str] = []
-        #: Whatever waits, blocks or refuses to end goes on when this is set.
-        self.let_go: Flag = FileFlag(directory / "let_go") if directory else threading.Event()
-        self._began = time.monotonic()
 
-    @property
-    def said(self) -> list[str]:
-        if self.directory is None:
-            return self._said
-        file = self.directory / "said"
-        return file.read_text().splitlines() if file.exists() else []
+def do(what: str, /, **more: Any) -> dict[str, Any]:
+    """A request to an actor."""
+    return {"do": what, **more}
 
-    @property
-    def over(self) -> bool:
-        return self.let_go.is_set() or time.monotonic() - self._began > _LAST_RESORT_SECONDS
 
-    def say(self, word: str) -> None:
-        if self.directory is None:
-            self._said.append(word)
+async def until(holds: Callable[[], bool | Awaitable[bool]], what: str = "it did not happen") -> None:
+    """Wait for something that happens elsewhere, and by itself."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        answer = holds()
+        if await answer if inspect.isawaitable(answer) else answer:
             return
-        with (self.directory / "said").open("a") as file:
-            file.write(f"{word}\n")
-
-    async def heard(self, word: str, times: int = 1) -> None:
-        await until(lambda: self.said.count(word) >= times)
-
-    async def hang(self, *, heeds: bool = True) -> None:
-        """Until let go of. One that does not heed its cancelling goes on all the same."""
-        while not self.over:
-            try:
-                await asyncio.sleep(0.002)
-            except asyncio.CancelledError:
-                self.say("cancelled")
-                if heeds:
-                    raise
-
-
-class Actor(Agent):
-    """A request is a mapping: `do` names a method below. What else it does stands in the context of its spawn."""
-
-    stage: Stage
-
-    async def initialize(self, context: AgentContext) -> None:
-        self.context = context
-        self.stage.say("initialize")
-        quirk = context.data.get("initialize")
-        if quirk == "fail":
-            _ = context.workspace
-            raise ValueError("not today")
-        if quirk == "exit":
-            raise SystemExit(3)
-        if quirk is not None:
-            await self.stage.hang(heeds=quirk == "hang")
-
-    async def process(self, request: Mapping[str, Any]) -> Any:
-        return await getattr(self, request["do"])(request)
-
-    async def final_state(self) -> Any:
-        self.stage.say("final_state")
-        return {"said": len(self.stage.said)}
-
-    async def shutdown(self) -> None:
-        self.stage.say("shutdown")
-        quirk = self.context.data.get("shutdown")
-        if quirk == "fail":
-            raise ValueError("it will not close")
-        if quirk is not None:
-            await self.stage.hang(heeds=quirk == "hang")
-
-    # --- what it can be told to do --------------------------------------------------------------
-
-    async def echo(self, request: Mapping[str, Any]) -> Any:
-        return request.get("value")
-
-    async def fail(self, _request: Mapping[str, Any]) -> None:
-        raise ValueError("as told")
-
-    async def exit(self, _request: Mapping[str, Any]) -> None:
-        raise SystemExit(3)
-
-    async def hang(self, _request: Mapping[str, Any]) -> str:
-        self.stage.say("began")
-        await self.stage.hang()
-        return "let go"
-
-    async def stubborn(self, _request: Mapping[str, Any]) -> str:
-        self.stage.say("began")
-        await self.stage.hang(heeds=False)
-        return "let go"
-
-    async def block(self, _request: Mapping[str, Any]) -> str:
-        """Nothing else happens on its loop."""
-        self.stage.say("began")
-        self.stage.let_go.wait(_LAST_RESORT_SECONDS)
-        return "let go"
-
-    async def ask(self, request: Mapping[str, Any]) -> Any:
-        limit = request.get("seconds")
-        answer = await self.context.wait_for(
-            "human", reason="which colour?", timeout=timedelta(seconds=limit) if limit else None
-        )
-        self.stage.say(f"answered {answer.outcome}")
-        return [answer.outcome, dict(answer.answer) if answer.answer else None]
-
-    async def speak(self, request: Mapping[str, Any]) -> None:
-        for number in range(request.get("progress", 0)):
-            self.context.report((number + 1) / request["progress"], f"step {number + 1}")
-        if "signal" in request:
-            self.context.signal(request["signal"], {"by": "the agent"})
-        if "tokens" in request:
-            self.context.report_tokens(request["tokens"])
-        if "metric" in request:
-            self.context.report_metric("lines", request["metric"])
-
-    async def know(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """What it knows of itself."""
-        mine = self.context
-        return {
-            "instance_id": str(mine.instance_id),
-            "attempt": mine.attempt,
-            "name": mine.name,
-            "depth": mine.data.get("ANALYSISDEPTH"),
-            "workspace": str(mine.workspace),
-            "thread": threading.get_ident(),
-        }
-
-    async def hook(self, request: Mapping[str, Any]) -> None:
-        """Add clean-up hooks, each with a quirk."""
-        for name, quirk in request["hooks"].items():
-            self.context.add_cleanup(self._hook(name, quirk), name=name, timeout=timedelta(seconds=1))
-
-    def _hook(self, name: str, quirk: str | None) -> Any:
-        async def run() -> None:
-            self.stage.say(f"hook {name}")
-            if quirk == "fail":
-                raise ValueError("dirty")
-            if quirk is not None:
-                await self.stage.hang(heeds=quirk == "hang")
-
-        return run
-
-
-class ProcessActor(Actor):
-    """The same in a process of its own: it is told where the stage is."""
-
-    agent_name = "actor"
-
-    async def initialize(self, context: AgentContext) -> None:
-        self.stage = Stage(Path(context.data["stage"]))
-        await super().initialize(context)
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.002)
 
 
 class Crew:
-    """A manager, and short words for what the tests do with it all the time."""
+    """Managers of one home come and go; agents, a clock and a stage stay."""
 
-    def __init__(self, manager: AgentLifecycleManager, clock: ManualClock, stage: Stage, level: IsolationLevel) -> None:
-        self.manager = manager
+    def __init__(self, home: Path, clock: Clock, stage: Stage, level: IsolationLevel = THREAD) -> None:
+        self.home = home
         self.clock = clock
         self.stage = stage
         self.level = level
+        #: Where the managers keep their record; the home unless a test says otherwise.
+        self.where: Any = home
+        self.settings = SETTINGS
+        self._manager: AgentLifecycleManager | None = None
+        self._opening: AbstractAsyncContextManager[AgentLifecycleManager] | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    @property
+    def manager(self) -> AgentLifecycleManager:
+        assert self._manager is not None, "no manager is open"
+        return self._manager
+
+    @property
+    def is_open(self) -> bool:
+        return self._manager is not None
+
+    @property
+    def runtime(self) -> Any:
+        """What a test may look at where nothing outside tells."""
+        return self.manager._runtime  # noqa: SLF001 - tests may look inside
+
+    # --- managers --------------------------------------------------------------------------------
+
+    async def open(self, **more: Any) -> AgentLifecycleManager:
+        seams = more.pop("seams", None) or Seams(clock=self.clock)
+        settings = more.pop("settings", self.settings)
+        self._opening = ostler.open(self.where, settings=settings, seams=seams, **more)
+        self._manager = await self.passes(self._opening.__aenter__(), 300)
+        return self._manager
+
+    async def close(self, *, keep: bool = False) -> None:
+        """With `keep` what can live without a manager lives on."""
+        if self._opening is not None:
+            self.manager.keep_agents = keep
+            opening, self._opening = self._opening, None
+            await self.passes(opening.__aexit__(None, None, None), 200)
+            self._manager = None
+
+    async def reopen(self, *, keep: bool = False, **more: Any) -> AgentLifecycleManager:
+        await self.close(keep=keep)
+        return await self.open(**more)
+
+    async def finish(self) -> None:
+        """The end of a test: whatever hangs goes on, and no thread may stay."""
+        self.stage.release()
+        if self._opening is not None:
+            self.manager.keep_agents = False
+        await self.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await until(lambda: not agent_threads(), "a thread of an agent was left")
+
+    # --- doing -----------------------------------------------------------------------------------
 
     def request(
         self,
         context: Mapping[str, Any] | None = None,
         *,
-        agent: type[Agent] | None = None,
-        about: About | None = None,
+        agent: type[Agent] | Any = Actor,
+        about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> SpawnRequest:
-        kind = agent or type("Actor", (Actor,), {"stage": self.stage, "agent_name": "actor"})
-        if self.level is IsolationLevel.PROCESS and agent is None:
-            kind, context = ProcessActor, {**(context or {}), "stage": str(self.stage.directory)}
-        known = self.manager.registry.register(kind, replace=True, **(about or {}))
-        chosen = AgentSpawnOptions(**{"isolation_level": self.level, **options})
-        return SpawnRequest(agent_definition_id=known.id, options=chosen, context=context)
+        known = self.manager.registry.register(agent, replace=True, **(about or {}))
+        chosen = AgentSpawnOptions.from_dict({"isolation_level": self.level, **options})
+        data = {**(context or {}), "stage": str(self.stage.directory)}
+        return SpawnRequest(agent_definition_id=known.id, options=chosen, context=data)
 
-    async def spawn(self, context: Mapping[str, Any] | None = None, **more: Any) -> AgentInstance:
-        return await self.manager.spawn(self.request(context, **more))
+    async def start(
+        self, context: Mapping[str, Any] | None = None, *, key: str | None = None, **more: Any
+    ) -> AgentHandle:
+        record = await self.manager.spawn(self.request(context, **more), idempotency_key=key)
+        return self.manager.handle(record.instance_id)
 
-    async def do(self, one: AgentInstance, what: str, *, wait: bool = True, **more: Any) -> Any:
-        return await self.manager.process(one.instance_id, {"do": what, **more}, wait=wait)
+    def again(self, agent: AgentHandle) -> AgentHandle:
+        """The same instance at the manager that is open now."""
+        return self.manager.handle(agent.instance_id)
 
-    def start(self, one: AgentInstance, what: str, **more: Any) -> asyncio.Task[Any]:
-        return asyncio.ensure_future(self.do(one, what, **more))
+    def begin(self, work: Coroutine[Any, Any, T] | Awaitable[T]) -> asyncio.Task[T]:
+        """Let it go on beside the test; the end of the test looks at whatever it comes to."""
+        task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[arg-type, assignment]  # a coroutine becomes a task
+        self._tasks.append(task)
+        return task
 
-    async def get(self, one: AgentInstance) -> AgentInstance:
-        """As the store has it."""
-        found = await self.manager.store.get_instance(one.instance_id)
-        assert found is not None
-        return found
+    async def busy(self, agent: AgentHandle, what: str = "hang", **more: Any) -> asyncio.Task[Any]:
+        """Have it work on something that ends when the test says so; the agent is at it when this returns."""
+        before = self.stage.said.count("began")
+        options = {name: more.pop(name) for name in ("id", "timeout", "wait") if name in more}
+        task = self.begin(agent.ask(do(what, **more), **options))
+        await until(lambda: task.done() or self.stage.said.count("began") > before, "it did not begin")
+        return task
 
-    async def state(self, one: AgentInstance) -> AgentState:
-        return (await self.get(one)).state
+    async def crash(self, agent: AgentHandle) -> None:
+        with pytest.raises(AgentGoneError):
+            await agent.ask(do("exit"))
 
-    async def comes_to(self, one: AgentInstance, state: AgentState) -> AgentInstance:
-        for _ in range(5000):
-            if (found := await self.get(one)).state is state:
-                return found
-            await asyncio.sleep(0.002)
-        raise AssertionError(f"it is {found.state} and never came to {state}")
+    async def passes(self, work: Awaitable[T], seconds: float, step: float = 0.25) -> T:
+        """Let so much time pass, in steps, until the work is done."""
+        task = self.begin(work)
+        clock = self.clock
+        for _ in range(round(seconds / step) if isinstance(clock, ManualClock) else 0):
+            # Real time too, for what happens by itself.
+            await asyncio.wait((task,), timeout=0.005)
+            if task.done() or not isinstance(clock, ManualClock):
+                break
+            clock.advance(step)
+        await asyncio.wait((task,), timeout=PATIENCE)
+        assert task.done(), f"not done within {seconds} s"
+        self._tasks.remove(task)
+        return task.result()
 
-    async def wait_of(self, one: AgentInstance) -> Wait:
-        """The one that is open."""
-        for _ in range(5000):
-            if waits := await self.manager.get_waits(one.instance_id):
-                return waits[0]
-            await asyncio.sleep(0.002)
-        raise AssertionError("it waits for nothing")
+    def advance(self, seconds: float) -> None:
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
 
-    async def events(self, one: AgentInstance) -> list[Event]:
-        return [event async for event in self.manager.store.replay(instance_id=one.instance_id)]
+    async def tick(self, seconds: int, step: float = 1.0) -> None:
+        """Let time pass in steps, each of which has its effect before the next."""
+        for _ in range(round(seconds / step)):
+            self.advance(step)
+            await self.calm()
+
+    async def calm(self) -> None:
+        """Until nothing is under way by itself that does not wait for the clock or at a gate."""
+
+        def quiet() -> bool:
+            ones = list(self.runtime.instances.values())
+            return all(one._messages.empty() and not one.signs.probing for one in ones)  # noqa: SLF001 - as above
+
+        for _ in range(3):
+            await asyncio.sleep(0)
+            await until(quiet)
+        await self.committed()
+
+    async def drift(self, seconds: int) -> None:
+        """As `tick`, but a probe that hangs may hang."""
+        for _ in range(seconds):
+            self.advance(1)
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+            await self.committed()
+
+    async def committed(self) -> None:
+        """What was submitted before is on the disk, and its effects have come back."""
+        await self.manager.store.run(_nothing)
+        await asyncio.sleep(0)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def record(self, agent: AgentHandle) -> AgentInstance:
+        return await agent.record()
+
+    async def state(self, agent: AgentHandle) -> AgentState:
+        return (await agent.record()).state
+
+    async def reaches(self, agent: AgentHandle, state: AgentState, attempt: int | None = None) -> AgentInstance:
+        found = await agent.record()
+
+        async def there() -> bool:
+            nonlocal found
+            found = await agent.record()
+            return found.state is state and attempt in {None, found.attempt}
+
+        with suppress(AssertionError):
+            await until(there)
+            return found
+        raise AssertionError(f"it is {found.state} at attempt {found.attempt} and never came to {state}")
+
+    async def comes_back(self, agent: AgentHandle, attempt: int, seconds: float = 0) -> AgentInstance:
+        """The restart of a failed one, which is due after so long. Its start takes real time."""
+
+        async def begun() -> None:
+            while (await agent.record()).attempt < attempt:
+                await asyncio.sleep(0.001)
+
+        await self.passes(begun(), seconds + 5)
+        return await self.reaches(agent, S.READY, attempt)
+
+    async def only(self) -> AgentHandle:
+        """The one instance there is, as soon as it is there."""
+        wanted = GetInstancesFilter(include_terminated=True)
+
+        async def there() -> bool:
+            return bool(await self.manager.get_active_instances(wanted))
+
+        await until(there)
+        (found,) = await self.manager.get_active_instances(wanted)
+        return self.manager.handle(found.instance_id)
+
+    async def wait_of(self, agent: AgentHandle) -> Wait:
+        """The one that is open, as soon as it is."""
+
+        async def there() -> bool:
+            return bool(await agent.waits())
+
+        await until(there, "it waits for nothing")
+        (wait,) = await agent.waits()
+        return wait
+
+    async def attempts(self, agent: AgentHandle) -> list[Attempt]:
+        return await self.manager.store.read(attempts.list_attempts, _id(agent))
+
+    async def events(self, agent: AgentHandle | None, kind: type[E] = Event) -> list[E]:  # type: ignore[assignment]  # the default is the bound
+        """As the log has them."""
+        found: list[Event] = []
+        after = 0
+        while True:
+            page = await self.manager.store.read(
+                events.read_events, after, instance_id=None if agent is None else _id(agent)
+            )
+            if not page.events:
+                return [one for one in found if isinstance(one, kind)]
+            found += page.events
+            after = page.cursor
+
+    async def moves(self, agent: AgentHandle) -> list[AgentState]:
+        return [event.new_state for event in await self.events(agent, AgentStateChangedEvent)]
 
     async def audit(self, workspace_id: UUID = HOME_WORKSPACE_ID) -> list[AuditEntry]:
-        return await self.manager.store.read_audit(workspace_id)
+        return await self.manager.store.read(audit.list_entries, workspace_id)
 
-    async def set_tier(self, tier: Tier) -> None:
-        home = await self.manager.store.get_workspace(HOME_WORKSPACE_ID)
+    async def acts(self) -> list[tuple[str, str]]:
+        """What the audit says was done, and how it ended."""
+        return [(entry.action, entry.outcome) for entry in await self.audit()]
+
+    # --- people ----------------------------------------------------------------------------------
+
+    async def set_tier(self, tier: Tier, workspace_id: UUID = HOME_WORKSPACE_ID, **more: Any) -> None:
+        home = await self.manager.store.read(workspaces.get_workspace, workspace_id)
         assert home is not None
-        await self.manager.store.commit(PutRecord(record=home.evolve(tier=tier)))
-        self.clock.advance(1)  # a plan is believed for a second
+        await self.put_workspace(home.evolve(tier=tier, **more))
 
-    async def as_somebody(
-        self, *roles: Role, workspace: UUID = HOME_WORKSPACE_ID, permissions: tuple[Permission, ...] = ()
+    async def put_workspace(self, workspace: Workspace) -> None:
+        await self.manager.store.run(workspaces.put_workspace, workspace)
+        self.runtime.workspaces[workspace.workspace_id] = workspace  # the monitor reads it every few seconds
+
+    async def found_workspace(self, tier: Tier = Tier.ENTERPRISE, number: int = 7) -> UUID:
+        made = Workspace(workspace_id=UUID(int=number), name=f"room {number}", tier=tier, created_at=self.clock.wall())
+        await self.put_workspace(made)
+        return made.workspace_id
+
+    def as_principal(
+        self,
+        *roles: Role,
+        workspace: UUID = HOME_WORKSPACE_ID,
+        permissions: tuple[Permission, ...] = (),
+        disabled: bool = False,
+        number: int = 100,
     ) -> AgentLifecycleManager:
-        somebody = Principal(
-            principal_id=UUID(int=len(roles) + 100),
-            name="somebody",
+        someone = Principal(
+            principal_id=UUID(int=number),
+            name="someone",
             workspace_id=workspace,
             roles=roles,
             permissions=permissions,
             created_at=self.clock.wall(),
+            disabled_at=self.clock.wall() if disabled else None,
         )
-        return self.manager.acting_as(somebody, correlation_id="request-7")
+        return self.manager.acting_as(someone, correlation_id="request-7")
 
-    async def found_workspace(self, tier: Tier = Tier.ENTERPRISE, number: int = 7) -> UUID:
-        made = Workspace(workspace_id=UUID(int=number), name=f"room {number}", tier=tier, created_at=self.clock.wall())
-        await self.manager.store.commit(PutRecord(record=made))
-        return made.workspace_id
-
-    def counted(self, name: str) -> float:
+    def metric(self, name: str) -> float:
         """One number of `metrics()`, by its name there."""
         lines = [line for line in self.manager.metrics().splitlines() if line.startswith(f"{name} ")]
         assert len(lines) == 1, f"{name} is there {len(lines)} times"
         return float(lines[0].split()[-1])
+
+
+def _nothing(_tx: Transaction) -> None:
+    """Committed behind everything that was submitted before."""
+
+
+def _id(agent: AgentHandle) -> UUID:
+    assert isinstance(agent.instance_id, UUID)
+    return agent.instance_id
+
+
+@asynccontextmanager
+async def opened(crew: Crew, **more: Any) -> AsyncIterator[Crew]:
+    await crew.open(**more)
+    try:
+        yield crew
+    finally:
+        await crew.finish()
 
 
 def agent_threads() -> list[str]:
@@ -332,13 +386,60 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]
     return [vars(one)["fields"] for one in caplog.records if getattr(one, "event", None) == event]
 
 
-@asynccontextmanager
-async def opened(home: Path, clock: ManualClock, **more: Any) -> AsyncIterator[AgentLifecycleManager]:
-    """A manager whose closing does not wait for a clock that stands still."""
-    seams = more.pop("seams", None) or Seams(clock=clock)
-    opening = ostler.open(home, seams=seams, **more)
-    manager = await opening.__aenter__()
+async def all_of(stream: Observation) -> list[Any]:
+    """All that it says until it ends."""
+    async with asyncio.timeout(PATIENCE):
+        return [one async for one in stream]
+
+
+async def take(stream: Observation, count: int) -> list[Any]:
+    async with asyncio.timeout(PATIENCE):
+        return [await anext(stream) for _ in range(count)]
+
+
+def workdirs(home: Path) -> list[str]:
+    work = home / "work"
+    return [one.name for one in work.iterdir()] if work.exists() else []
+
+
+# --- managers that are killed --------------------------------------------------------------------------
+
+_VICTIM = Path(__file__).with_name("lifecycle_victim.py")
+
+
+class Victim:
+    """A program of its own that manages a home until it is killed with signal 9."""
+
+    def __init__(self, scene: str, home: Any, stage: Stage, given: Mapping[str, Any] | None = None) -> None:
+        """`scene` names a coroutine function of a crew, as module:name; what it returns is told here as JSON."""
+        argv = [sys.executable, str(_VICTIM), scene, str(home), str(stage.directory), json.dumps(given or {})]
+        self._program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+    def told(self) -> dict[str, Any]:
+        assert self._program.stdout is not None
+        line = self._program.stdout.readline()
+        assert line, f"it ended with {self._program.wait()}"
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def kill(self) -> None:
+        """And wait until it is gone."""
+        self._program.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        with self._program:
+            code = self._program.wait(60)
+        assert code == -signal.SIGKILL, f"it ended with {code}"
+
+    def stop(self, number: int = signal.SIGSTOP) -> None:
+        self._program.send_signal(number)
+
+
+async def killed(scene: Callable[[Crew], Any], crew: Crew, **given: Any) -> dict[str, Any]:
+    """Let a program play this scene on the crew's home, and kill it with signal 9 when it has told what it made."""
+    victim = Victim(f"{Path(inspect.getfile(scene)).stem}:{scene.__name__}", crew.home, crew.stage, given)
     try:
-        yield manager
+        return await asyncio.to_thread(victim.told)
     finally:
-        await passing(clock, opening.__aexit__(None, None, None), 60)
+        victim.kill()

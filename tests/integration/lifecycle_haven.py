@@ -17,8 +17,11 @@ from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
 from ostler.isolation import IsolationLevels
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
 from ostler.lifecycle import AgentLifecycleManager, LifecycleSettings
-from ostler.model import AgentInstance, AgentState, AgentStateChangedEvent, AttemptOutcome, IsolationLevel
-from ostler.testing import ManualClock
+from ostler.model.events import AgentStateChangedEvent
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import AttemptOutcome
+from ostler.model.states import AgentState, IsolationLevel
+from ostler.testing.clock import ManualClock
 
 _GONE = "the agent has ended"
 Name = tuple[UUID, int]

@@ -21,7 +21,7 @@ from ostler.isolation.loopcell import LoopCell
 from ostler.lifecycle import open_manager
 from ostler.lifecycle.observe import Observation
 from ostler.store import Seams
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

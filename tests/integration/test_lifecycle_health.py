@@ -1,202 +1,170 @@
-"""Health: how it is asked for, what it takes to change, what follows; and the samples that are taken beside it."""
+"""Health: heartbeats and probes with thresholds, stalls, shared memory, samples; and what follows from being unwell."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lifecycle_aids import Gate, Scene, until
+from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, at, do, logged, take, until
 
-from ostler.errors import AgentGoneError
-from ostler.isolation import IsolationLevels
-from ostler.lifecycle import LifecycleSettings
-from ostler.model import (
+from ostler import (
+    AgentGoneError,
+    AgentHandle,
     AgentHealthChangedEvent,
     AgentInstance,
     AgentMetricsUpdatedEvent,
-    AgentState,
     AttemptOutcome,
     HealthCheckConfig,
     HealthState,
-    IsolationLevel,
+    LifecycleSettings,
+    ObservationOptions,
     ProbeType,
+    ResourceLimits,
     RestartPolicy,
 )
-from ostler.testing.simulated import Misfortune, SimulatedIsolation, World
+from ostler.isolation.base import Verb
+from ostler.lifecycle.reports import Listener
+from ostler.store import reports
 
 pytestmark = pytest.mark.anyio
 
-S = AgentState
 H = HealthState
 SECOND = timedelta(seconds=1)
 CUSTOM = HealthCheckConfig(probe=ProbeType.CUSTOM, interval=SECOND, timeout=SECOND)
+MISSPELT = CUSTOM.evolve(probe=ProbeType.COMMAND, target="no-such-program --check")
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(home=tmp_path)
+def says(crew: Crew, word: str) -> None:
+    """What the agents answer to a custom probe from now on; nothing is well."""
+    new = crew.stage.directory / "health.new"
+    new.write_text(word)
+    new.replace(crew.stage.directory / "health")
 
 
-async def healths(scene: Scene, instance: AgentInstance) -> list[HealthState]:
-    return [one.new_health for one in await scene.events(instance, AgentHealthChangedEvent)]
+async def healths(crew: Crew, agent: AgentHandle) -> list[HealthState]:
+    return [one.new_health for one in await crew.events(agent, AgentHealthChangedEvent)]
 
 
-async def turns(scene: Scene, instance: AgentInstance, state: HealthState) -> AgentInstance:
-    """Let time pass until its health is this."""
+async def turns(crew: Crew, agent: AgentHandle, state: HealthState, *, hangs: bool = False) -> AgentInstance:
+    """Let time pass until its health is this; each probe is waited for, unless probes hang."""
 
     async def there() -> bool:
-        await scene.drift(1)
-        return (await scene.record(instance)).health.state is state
+        await (crew.drift(1) if hangs else crew.tick(1))
+        return (await agent.record()).health.state is state
 
-    await until(there, what=f"it is not {state}")
-    return await scene.record(instance)
+    await until(there, f"it is not {state}")
+    return await agent.record()
 
 
 # --- the heartbeat -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [IsolationLevel.NONE, IsolationLevel.THREAD])
-async def test_the_heartbeat_is_the_default(scene: Scene, level: IsolationLevel) -> None:
-    async with scene.open():
-        instance = await scene.spawn(level)
-        assert (await scene.record(instance)).health.state is H.UNKNOWN
-        await scene.tick(5)
-        assert (await scene.record(instance)).health.state is H.UNKNOWN  # one good answer is no health yet
-        await scene.tick(6)
-        record = await scene.record(instance)
-        assert (record.health.state, record.health.consecutive_successes) == (H.HEALTHY, 2)
-        assert record.health.checked_at is not None
-        await scene.tick(60)
-        assert await healths(scene, instance) == [H.HEALTHY]
+@at(*LEVELS)
+async def test_the_heartbeat_is_the_default(crew: Crew) -> None:
+    agent = await crew.start()
+    assert (await agent.record()).health.state is H.UNKNOWN
+    healthy = await turns(crew, agent, H.HEALTHY)
+    assert healthy.health.consecutive_successes == 2, "one good answer is no health yet"
+    assert healthy.health.checked_at is not None
+    await crew.tick(60)
+    assert await healths(crew, agent) == [H.HEALTHY]
 
 
-async def test_one_that_blocks_misses_its_heartbeats_and_nobody_else_does(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(IsolationLevel.THREAD)
-        other = await scene.spawn(IsolationLevel.THREAD)
-        await ticks(scene, instance, H.HEALTHY)
-        call = await scene.busy(instance, "wall")
-        sick = await turns(scene, instance, H.UNHEALTHY)
-        assert sick.health.details == "no answer within 3 s"
-        assert (await scene.record(other)).health.state is H.HEALTHY
-        assert await manager.process(other.instance_id, "hello") == "hello"
-        scene.stage.wall.set()
-        assert await call == "wall"
-        await ticks(scene, instance, H.HEALTHY)
-        assert await healths(scene, instance) == [H.HEALTHY, H.DEGRADED, H.UNHEALTHY, H.HEALTHY]
+@at(THREAD, PROCESS)
+async def test_an_agent_that_blocks_misses_its_heartbeats_and_no_other_does(crew: Crew) -> None:
+    agent, other = await crew.start(), await crew.start()
+    await turns(crew, agent, H.HEALTHY)
+    call = await crew.busy(agent, "block")
+    sick = await turns(crew, agent, H.UNHEALTHY, hangs=True)
+    assert "no answer within 3 s" in (sick.health.details or "")
+    assert (await other.record()).health.state is H.HEALTHY
+    assert await other.ask(do("echo", value=1)) == 1
+    crew.stage.release("work")
+    assert await call == "let go"
+    await turns(crew, agent, H.HEALTHY)
+    assert await healths(crew, agent) == [H.HEALTHY, H.DEGRADED, H.UNHEALTHY, H.HEALTHY]
 
 
-async def test_a_death_that_nobody_told_of_is_found(scene: Scene) -> None:
-    class Always(random.Random):
-        def random(self) -> float:
-            return 0.999
+@at(NONE)
+async def test_a_death_whose_notice_was_lost_is_found_by_the_next_probe(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await crew.start(restart_policy=RestartPolicy.immediate(), health_check=CUSTOM)
+    instance = crew.runtime.instances[agent.instance_id]
+    monkeypatch.setattr(Listener, "exited", lambda *_: None)  # the notice is lost
+    crew.begin(instance.cell.call(Verb.PROCESS, do("exit")))
+    await until(lambda: instance.cell is None or instance.cell.ended is not None)
 
-    world = World(chance=Always(), luck=Misfortune(notice_lost=1.0))
-    levels = IsolationLevels(scene.clock)
-    levels.use(IsolationLevel.THREAD, SimulatedIsolation(scene.clock, world))
-    async with scene.open(levels=levels):
-        spawning = scene.begin(scene.spawn(IsolationLevel.THREAD, restart_policy=RestartPolicy.immediate()))
-        while not spawning.done():
-            await scene.drift(1)
-        instance = spawning.result()
-        (cell,) = world.alive[instance.instance_id]
-        cell.die()
-        await scene.drift(7)
-        await until(lambda: _attempt(scene, instance, 2, scene.drift))
+    async def back() -> bool:
+        await crew.tick(1)
+        return (await agent.record()).attempt == 2
 
-
-async def _attempt(
-    scene: Scene, instance: AgentInstance, number: int, passes: Callable[[int], Awaitable[None]]
-) -> bool:
-    await passes(1)
-    record = await scene.record(instance)
-    return (record.state, record.attempt) == (S.READY, number)
+    await until(back)
+    await crew.reaches(agent, S.READY, 2)
 
 
 # --- the agent's own word ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [IsolationLevel.NONE, IsolationLevel.THREAD])
 @pytest.mark.parametrize(
     ("answer", "details"),
-    [
-        (False, ""),
-        ("the model is gone", "the model is gone"),
-        (ValueError("no model"), "ValueError: no model"),
-        ("hang", "no answer within 1 s"),
-    ],
-    ids=["false", "text", "raise", "hang"],
+    [("the model is gone", "the model is gone"), ("raise", "ValueError: no idea"), ("hang", "no answer within 1 s")],
+    ids=["text", "raise", "hang"],
 )
-async def test_an_agent_that_says_it_is_unwell(scene: Scene, answer: Any, details: str, level: IsolationLevel) -> None:
-    scene.stage.health = Gate() if answer == "hang" else answer
-    async with scene.open() as manager:
-        instance = await scene.spawn(level, health_check=CUSTOM)
-        sick = await (turns if answer == "hang" else ticks)(scene, instance, H.UNHEALTHY)
-        assert details in (sick.health.details or "")
-        assert sick.health.details
-        assert sick.state is S.READY
-        assert await manager.process(instance.instance_id, "hello") == "hello"
+@at(*LEVELS)
+async def test_an_agent_that_says_it_is_unwell(crew: Crew, answer: str, details: str) -> None:
+    says(crew, answer)
+    agent = await crew.start(health_check=CUSTOM)
+    sick = await turns(crew, agent, H.UNHEALTHY, hangs=answer == "hang")
+    assert details in (sick.health.details or "")
+    assert sick.state is S.READY
+    assert await agent.ask(do("echo", value=1)) == 1
 
 
-@pytest.mark.parametrize("answer", [None, True])
-async def test_an_agent_that_says_it_is_well(scene: Scene, answer: object) -> None:
-    scene.stage.health = answer
-    async with scene.open():
-        instance = await scene.spawn(health_check=CUSTOM)
-        await ticks(scene, instance, H.HEALTHY)
-        assert scene.stage.looks >= 2
+async def test_the_thresholds_hold_in_both_directions(crew: Crew) -> None:
+    agent = await crew.start(health_check=CUSTOM.evolve(failure_threshold=3, success_threshold=2))
+    await turns(crew, agent, H.HEALTHY)
+    says(crew, "unwell")
+    before = crew.stage.said.count("health")
+    assert (await turns(crew, agent, H.DEGRADED)).health.details == "unwell"
+    await turns(crew, agent, H.UNHEALTHY)
+    assert crew.stage.said.count("health") == before + 3
+    says(crew, "")
+    await turns(crew, agent, H.HEALTHY)
+    assert crew.stage.said.count("health") == before + 5
+    changes = await crew.events(agent, AgentHealthChangedEvent)
+    assert [(one.previous_health, one.new_health) for one in changes] == [
+        (H.UNKNOWN, H.HEALTHY),
+        (H.HEALTHY, H.DEGRADED),
+        (H.DEGRADED, H.UNHEALTHY),
+        (H.UNHEALTHY, H.HEALTHY),
+    ]
+    assert (await crew.manager.get_statistics()).by_health[H.HEALTHY] == 1
 
 
-async def test_the_thresholds_hold_in_both_directions(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(health_check=CUSTOM.evolve(failure_threshold=3, success_threshold=2))
-        await ticks(scene, instance, H.HEALTHY)
-        scene.stage.health = "unwell"
-        before = scene.stage.looks
-        degraded = await ticks(scene, instance, H.DEGRADED)
-        assert degraded.health.details == "unwell"
-        await ticks(scene, instance, H.UNHEALTHY)
-        assert scene.stage.looks == before + 3
-        scene.stage.health = None
-        await ticks(scene, instance, H.HEALTHY)
-        assert scene.stage.looks == before + 5
-        events = await scene.events(instance, AgentHealthChangedEvent)
-        assert [(one.previous_health, one.new_health) for one in events] == [
-            (H.UNKNOWN, H.HEALTHY),
-            (H.HEALTHY, H.DEGRADED),
-            (H.DEGRADED, H.UNHEALTHY),
-            (H.UNHEALTHY, H.HEALTHY),
-        ]
-        assert (await manager.get_statistics()).by_health[H.HEALTHY] == 1
+async def test_failures_right_after_a_start_do_not_count(crew: Crew) -> None:
+    says(crew, "warming up")
+    agent = await crew.start(health_check=CUSTOM.evolve(start_period=timedelta(seconds=30)))
+    crew.clock.jump(timedelta(days=365))  # type: ignore[attr-defined]  # a manual clock
+    await crew.tick(28)
+    assert crew.stage.said.count("health") > 20
+    assert (await agent.record()).health.state is H.UNKNOWN
+    await crew.tick(7)
+    assert (await agent.record()).health.state is H.UNHEALTHY
 
 
-async def test_failures_right_after_a_start_do_not_count(scene: Scene) -> None:
-    scene.stage.health = "warming up"
-    async with scene.open():
-        instance = await scene.spawn(health_check=CUSTOM.evolve(start_period=timedelta(seconds=30)))
-        scene.clock.jump(timedelta(days=365))
-        await scene.tick(28)
-        assert scene.stage.looks > 20
-        assert (await scene.record(instance)).health.state is H.UNKNOWN
-        await scene.tick(7)
-        assert (await scene.record(instance)).health.state is H.UNHEALTHY
-
-
-async def test_one_that_is_suspended_is_left_alone(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(health_check=CUSTOM)
-        await manager.suspend(instance.instance_id)
-        await scene.tick(20)
-        assert scene.stage.looks == 0
-        await manager.resume(instance.instance_id)
-        await ticks(scene, instance, H.HEALTHY)
+async def test_a_suspended_agent_is_not_probed(crew: Crew) -> None:
+    agent = await crew.start(health_check=CUSTOM)
+    await agent.pause()
+    await crew.tick(20)
+    assert "health" not in crew.stage.said
+    await agent.resume()
+    await turns(crew, agent, H.HEALTHY)
 
 
 # --- probes from outside -----------------------------------------------------------------------------
@@ -204,7 +172,7 @@ async def test_one_that_is_suspended_is_left_alone(scene: Scene) -> None:
 
 @asynccontextmanager
 async def serving(answers: list[bytes]) -> AsyncIterator[int]:
-    """Says the first of these to everybody; nothing, where it is empty."""
+    """Says the first of these to every client; nothing, where it is empty."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if answers[0]:
@@ -220,108 +188,219 @@ async def serving(answers: list[bytes]) -> AsyncIterator[int]:
         server.close()
 
 
-async def test_an_http_probe(scene: Scene) -> None:
+@at(NONE)
+async def test_an_http_probe(crew: Crew) -> None:
     answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
-    async with serving(answers) as port, scene.open():
+    async with serving(answers) as port:
         check = CUSTOM.evolve(probe=ProbeType.HTTP, target=f"http://127.0.0.1:{port}/health")
-        instance = await scene.spawn(health_check=check)
-        await ticks(scene, instance, H.HEALTHY)
+        agent = await crew.start(health_check=check)
+        await turns(crew, agent, H.HEALTHY)
         answers[0] = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
-        sick = await ticks(scene, instance, H.UNHEALTHY)
+        sick = await turns(crew, agent, H.UNHEALTHY)
         assert sick.health.details == "HTTP status 503"
 
 
-async def test_a_tcp_probe(scene: Scene) -> None:
-    async with scene.open():
-        async with serving([b""]) as port:
-            check = CUSTOM.evolve(probe=ProbeType.TCP, target=f"127.0.0.1:{port}")
-            instance = await scene.spawn(health_check=check)
-            await ticks(scene, instance, H.HEALTHY)
-        await ticks(scene, instance, H.UNHEALTHY)
+@at(NONE)
+async def test_a_tcp_probe(crew: Crew) -> None:
+    async with serving([b""]) as port:
+        agent = await crew.start(health_check=CUSTOM.evolve(probe=ProbeType.TCP, target=f"127.0.0.1:{port}"))
+        await turns(crew, agent, H.HEALTHY)
+    await turns(crew, agent, H.UNHEALTHY)
 
 
-async def test_a_command_probe(scene: Scene, tmp_path: Path) -> None:
+@at(NONE)
+async def test_a_command_probe(crew: Crew, tmp_path: Path) -> None:
     sick = tmp_path / "sick"
     program = f"import os, sys; sys.exit(os.path.exists({str(sick)!r}))"
     check = CUSTOM.evolve(probe=ProbeType.COMMAND, target=f'{sys.executable} -c "{program}"', failure_threshold=1)
-    async with scene.open():
-        instance = await scene.spawn(health_check=check)
-        await ticks(scene, instance, H.HEALTHY)
-        sick.touch()
-        await ticks(scene, instance, H.UNHEALTHY)
+    agent = await crew.start(health_check=check)
+    await turns(crew, agent, H.HEALTHY)
+    sick.touch()
+    await turns(crew, agent, H.UNHEALTHY)
 
 
-async def ticks(scene: Scene, instance: AgentInstance, state: HealthState) -> AgentInstance:
-    """The same as `turns`, where a look takes real time: each is waited for."""
+@at(NONE)
+async def test_a_probe_that_could_not_run_says_nothing_and_is_told_once(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = await crew.start(health_check=MISSPELT)
+    await crew.tick(10)
+    health = (await agent.record()).health
+    assert health.state is H.UNKNOWN
+    assert health.details == "the probe could not run: cannot run no-such-program: No such file or directory"
+    assert [line["error"] for line in logged(caplog, "look_failed")] == [health.details]
+    assert health.details in " ".join((await agent.why()).evidence)
 
-    async def there() -> bool:
-        await scene.tick(1)
-        return (await scene.record(instance)).health.state is state
 
-    await until(there, what=f"it is not {state}")
-    return await scene.record(instance)
+@at(NONE)
+async def test_closing_does_not_wait_for_a_slow_probe(crew: Crew) -> None:
+    asked = asyncio.Event()
+
+    async def never_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never_answers, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    await crew.start(health_check=CUSTOM.evolve(probe=ProbeType.HTTP, target=f"http://127.0.0.1:{port}/"))
+    while not asked.is_set():
+        await crew.drift(1)
+    await crew.close()
+    server.close()
+
+
+# --- reasons -----------------------------------------------------------------------------------------
+
+
+async def test_a_new_reason_for_the_same_health_is_kept(crew: Crew) -> None:
+    says(crew, "first reason")
+    agent = await crew.start(health_check=CUSTOM)
+    await crew.tick(6)
+    before = (await agent.record()).health
+    assert (before.state, before.details) == (H.UNHEALTHY, "first reason")
+    says(crew, "second reason")
+    await crew.tick(2)
+    after = (await agent.record()).health
+    assert after.details == "second reason"
+    assert after.consecutive_failures > before.consecutive_failures
+    assert len(await crew.events(agent, AgentHealthChangedEvent)) == 1
+
+
+async def test_a_reason_that_changes_with_every_probe_is_not_written_with_every_probe(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(crew, "unwell")
+    agent = await crew.start(health_check=CUSTOM)
+    await crew.tick(6)
+    written = 0
+    report = reports.report_health
+
+    def counting(*given: object) -> object:
+        nonlocal written
+        written += 1
+        return report(*given)  # type: ignore[arg-type]  # as they come
+
+    monkeypatch.setattr(reports, "report_health", counting)
+    for number in range(60):
+        says(crew, f"{number} requests wait")
+        await crew.tick(1)
+    assert 4 <= written <= 7
+    assert "59 requests wait" in " ".join((await agent.why()).evidence), "who asks why is told of the latest probe"
+    assert (await agent.record()).health.details != "59 requests wait"
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+async def test_memory_above_the_limit_degrades_the_health_of_an_agent_inside_the_program(crew: Crew) -> None:
+    """The program of the tests takes more than 64 MB, and each of its agents shares it."""
+    agent = await crew.start(resource_limits=ResourceLimits(max_memory_mb=64))
+    roomy = await crew.start(resource_limits=ResourceLimits(max_memory_mb=4096))
+    sick = await turns(crew, agent, H.DEGRADED)
+    assert "MB of memory, its limit is 64 MB" in (sick.health.details or "")
+    assert "its limit is 64 MB" in " ".join((await agent.why()).evidence)
+    assert await agent.ask(do("echo", value=1)) == 1, "advisory: it goes on"
+    await turns(crew, roomy, H.HEALTHY)
+    await crew.tick(20)
+    assert (await agent.record()).attempt == 1
+    assert (await agent.record()).health.state is H.DEGRADED
+
+
+@at(PROCESS)
+async def test_memory_above_the_limit_kills_a_process(crew: Crew) -> None:
+    agent = await crew.start(resource_limits=ResourceLimits(max_memory_mb=64))
+    held = (await agent.record()).enforcement
+    assert held is not None
+    if held["max_memory_mb"] != "enforced":
+        pytest.skip("this machine does not hold the memory of a process")
+    with pytest.raises(AgentGoneError):
+        await agent.ask(do("grow", megabytes=200))
+    failed = await agent.record()
+    assert failed.state is S.FAILED
+    (attempt,) = await crew.attempts(agent)
+    assert attempt.outcome is AttemptOutcome.OOM
 
 
 # --- what follows ------------------------------------------------------------------------------------
 
 
-async def test_one_that_is_unhealthy_is_restarted_where_a_policy_says_so(scene: Scene) -> None:
-    async with scene.open():
-        stays = await scene.spawn(health_check=CUSTOM)
-        never = await scene.spawn(health_check=CUSTOM, restart_policy=RestartPolicy.none())
-        comes = await scene.spawn(health_check=CUSTOM, restart_policy=RestartPolicy.immediate())
-        await ticks(scene, comes, H.HEALTHY)
-        call = await scene.busy(comes)
-        scene.stage.health = "unwell"
-        await until(lambda: _attempt(scene, comes, 2, scene.tick))
-        scene.stage.health = None
-        with pytest.raises(AgentGoneError):
-            await call
-        first, *_ = await scene.attempts(comes)
-        assert (first.outcome, first.detail) == (AttemptOutcome.STOPPED, "unhealthy: unwell")
-        for one in (stays, never):
-            record = await scene.record(one)
-            assert (record.state, record.attempt) == (S.READY, 1)
-        back = await ticks(scene, comes, H.HEALTHY)
-        assert (back.restart_count, back.lifetime_restarts) == (0, 1)
+@at(*LEVELS)
+async def test_an_unhealthy_agent_is_restarted_where_a_policy_says_so(crew: Crew) -> None:
+    stays = await crew.start(health_check=CUSTOM)
+    never = await crew.start(health_check=CUSTOM, restart_policy=RestartPolicy.none())
+    comes = await crew.start(health_check=CUSTOM, restart_policy=RestartPolicy.immediate())
+    await turns(crew, comes, H.HEALTHY)
+    call = await crew.busy(comes)
+    says(crew, "unwell")
+
+    async def back() -> bool:
+        await crew.drift(1)
+        return (await comes.record()).attempt == 2
+
+    await until(back)
+    says(crew, "")
+    with pytest.raises(AgentGoneError):
+        await call
+    first, *_ = await crew.attempts(comes)
+    assert (first.outcome, first.detail) == (AttemptOutcome.STOPPED, "unhealthy: unwell")
+    for agent in (stays, never):
+        record = await agent.record()
+        assert (record.state, record.attempt) == (S.READY, 1)
+    await crew.reaches(comes, S.READY, 2)
+    healthy = await turns(crew, comes, H.HEALTHY)
+    assert (healthy.restart_count, healthy.lifetime_restarts) == (0, 1)
 
 
 # --- samples -----------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("interval", [timedelta(seconds=5), timedelta(minutes=10)])
-async def test_samples_are_taken_every_five_seconds_and_kept_when_they_say_something_new(
-    scene: Scene, interval: timedelta
-) -> None:
-    check = HealthCheckConfig(interval=interval)
-    async with scene.open() as manager:
-        instance = await scene.spawn(health_check=check)
-        await scene.tick(12)
-        first = await scene.events(instance, AgentMetricsUpdatedEvent)
-        assert len(first) == 1
-        await scene.tick(60)
-        assert await scene.events(instance, AgentMetricsUpdatedEvent) == first  # an idle one has nothing to tell
-        await manager.process(instance.instance_id, {"tokens": 42})
-        await scene.tick(11)
-        second = await scene.events(instance, AgentMetricsUpdatedEvent)
-        assert len(second) == 2
-        metrics = second[1].metrics
-        assert (metrics.completed_tasks, metrics.tokens_used, metrics.open_tasks) == (1, 42, 0)
-        assert metrics.memory_bytes > 0
-        assert metrics.memory_is_shared
-        assert (await scene.record(instance)).metrics == metrics
-        call = await scene.busy(instance)
-        await scene.tick(11)
-        assert (await scene.record(instance)).metrics.open_tasks == 1  # type: ignore[union-attr]  # it has been measured
-        scene.stage.gate.open()
-        await call
+METRICS = ObservationOptions(include_metrics=True, include_state_changes=False, include_health_checks=False)
 
 
-async def test_the_interval_of_samples_can_be_set(scene: Scene) -> None:
-    scene.settings = LifecycleSettings(metrics_interval=SECOND, close_grace=timedelta(0))
-    async with scene.open() as manager:
-        instance = await scene.spawn(health_check=CUSTOM)
-        for number in range(1, 6):
-            await manager.process(instance.instance_id, {"tokens": 1})
-            await scene.tick(2)
-            assert len(await scene.events(instance, AgentMetricsUpdatedEvent)) >= number
+@at(*LEVELS)
+async def test_metrics_are_published_at_every_interval_live_and_without_a_number(crew: Crew) -> None:
+    agent = await crew.start()
+    stream = agent.events(options=METRICS)
+    first = crew.begin(take(stream, 1))
+    await crew.passes(first, 30, step=1)
+    before = first.result()[0]
+    assert (before.sequence, before.metrics.completed_tasks) == (0, 0)
+    await agent.ask(do("speak", tokens=42, metrics={"files read": 3}))
+    later = await crew.passes(take(stream, 2), 60, step=1)
+    metrics = later[-1].metrics
+    assert (metrics.completed_tasks, metrics.tokens_used, metrics.open_tasks) == (1, 42, 0)
+    assert metrics.custom == {"files read": 3}
+    assert metrics.memory_bytes > 0
+    assert metrics.memory_is_shared is (crew.level is not PROCESS)
+    assert (later[1].occurred_at - later[0].occurred_at) >= timedelta(seconds=5)
+    assert await crew.events(agent, AgentMetricsUpdatedEvent) == [], "they are no part of the log"
+    call = await crew.busy(agent)
+    await crew.reaches(agent, S.PROCESSING)
+    kept = (await agent.record()).metrics
+    assert kept is not None
+    assert (kept.tokens_used, kept.open_tasks) == (42, 1), "the last sample is kept with the next change"
+    crew.stage.release("work")
+    await call
+    await stream.aclose()
+
+
+@at(THREAD)
+async def test_the_interval_of_samples_can_be_set(crew: Crew) -> None:
+    await crew.reopen(settings=LifecycleSettings(metrics_interval=SECOND))
+    agent = await crew.start()
+    stream = agent.events(options=METRICS)
+    seen = await crew.passes(take(stream, 5), 20, step=1)
+    steps = [later.occurred_at - one.occurred_at for one, later in zip(seen, seen[1:], strict=False)]
+    assert max(steps) <= timedelta(seconds=2)
+    await stream.aclose()
+
+
+async def test_tokens_and_counts_are_in_the_record(crew: Crew) -> None:
+    agent = await crew.start()
+    await agent.ask(do("speak", tokens=120))
+    await agent.ask(do("speak", tokens=3))
+    with pytest.raises(Exception, match="as told"):
+        await agent.ask(do("fail"))
+    metrics = (await agent.record()).metrics
+    assert metrics is not None
+    assert (metrics.tokens_used, metrics.completed_tasks, metrics.failed_tasks) == (123, 2, 1)

@@ -1,23 +1,22 @@
-"""Looking at agents as they live: in order, complete, bounded, and never in anybody's way."""
+"""Observers: every event once and in order, live and replayed; an end with the instance; slow ones are told."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from uuid import uuid4
 
 import pytest
-from lifecycle_aids import Scene, all_of, delivered, moves, take
+from lifecycle_ground import LEVELS, THREAD, Crew, S, all_of, at, do, take, until
 
-from ostler.errors import CursorGoneError
-from ostler.model import (
+from ostler import (
     AgentErrorEvent,
     AgentEvent,
+    AgentHandle,
     AgentHealthChangedEvent,
-    AgentInstance,
     AgentMetricsUpdatedEvent,
+    AgentNotFoundError,
     AgentProgressEvent,
     AgentRestartingEvent,
     AgentSignalEvent,
@@ -25,122 +24,164 @@ from ostler.model import (
     AgentState,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
+    AuthorizationError,
+    CursorGoneError,
     EventsMissed,
-    IsolationLevel,
+    Observation,
     ObservationOptions,
+    Permission,
     RestartPolicy,
+    RetentionPolicy,
+    Role,
     TerminationOptions,
+    ValidationError,
 )
-from ostler.store.base import EventPage
-from ostler.store.commands import ReportSignal
+from ostler.store.retention import sweep
 
 pytestmark = pytest.mark.anyio
 
-S = AgentState
-AT_ONCE = TerminationOptions.immediate()
 SLOW = RestartPolicy(initial_delay=timedelta(seconds=2), use_jitter=False)
+ROOMY = ObservationOptions(buffer_capacity=10_000)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(home=tmp_path)
+def moves(seen: list[object]) -> list[AgentState]:
+    return [one.new_state for one in seen if isinstance(one, AgentStateChangedEvent)]
 
 
-async def chatter(scene: Scene, instance: AgentInstance, count: int) -> None:
-    for number in range(count):
-        await scene.manager.store.commit(
-            ReportSignal(instance_id=instance.instance_id, attempt=1, name="count", payload={"number": number})
-        )
+async def delivered(crew: Crew) -> None:
+    """Everything that is committed has gone to the observers."""
+    await crew.committed()
+    newest = crew.manager.store.newest
+    await until(lambda: crew.runtime.fanout.cursor >= newest)
+
+
+async def chatter(agent: AgentHandle, count: int) -> None:
+    await agent.ask(do("speak", signals=count))
+
+
+async def listens(crew: Crew, stream: Observation) -> None:
+    """It has caught up with the log, and is handed every event as it comes."""
+    before = len(crew.runtime.fanout)
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: len(crew.runtime.fanout) > before)
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
+def numbers(seen: list[AgentSignalEvent]) -> list[int]:
+    return [(one.payload or {})["number"] for one in seen]
 
 
 # --- what is seen ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [IsolationLevel.NONE, IsolationLevel.THREAD])
-async def test_a_life_in_order_until_its_end(scene: Scene, level: IsolationLevel) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(level)
-        await delivered(scene)
-        stream = manager.observe(instance.instance_id)
-        seen = scene.begin(all_of(stream))
-        await manager.process(instance.instance_id, "hello")
-        await manager.suspend(instance.instance_id)
-        await manager.resume(instance.instance_id)
-        await manager.terminate(instance.instance_id)
-        found = await seen
-        assert moves(found) == [S.PROCESSING, S.WAITING, S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
+@at(*LEVELS)
+async def test_a_life_in_order_until_its_end(crew: Crew) -> None:
+    agent = await crew.start()
+    seen = crew.begin(all_of(agent.events()))
+    await agent.ask(do("echo"))
+    await agent.pause()
+    await agent.resume()
+    await agent.stop()
+    found = await seen
+    assert moves(found) == [S.PROCESSING, S.WAITING, S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
+    assert isinstance(found[-1], AgentTerminatedEvent)
+    sequence = [one.sequence for one in found]
+    assert sequence == sorted(set(sequence))
+
+
+async def test_it_listens_from_the_moment_it_is_made(crew: Crew) -> None:
+    """Though it is first read when all is over."""
+    for _ in range(10):
+        agent = await crew.start()
+        stream = agent.events()
+        await agent.stop()
+        found = await all_of(stream)
+        assert moves(found) == [S.TERMINATING, S.TERMINATED]
         assert isinstance(found[-1], AgentTerminatedEvent)
-        numbers = [one.sequence for one in found]
-        assert numbers == sorted(set(numbers))
 
 
-async def test_it_listens_from_the_moment_it_is_made(scene: Scene) -> None:
-    """Though it is first asked when all is over."""
-    async with scene.open() as manager:
-        for _ in range(20):
-            instance = await scene.spawn()
-            await delivered(scene)
-            stream = manager.observe(instance.instance_id)
-            await manager.terminate(instance.instance_id)
-            found = await all_of(stream)
-            assert moves(found) == [S.TERMINATING, S.TERMINATED]
-            assert isinstance(found[-1], AgentTerminatedEvent)
-
-
-async def test_one_that_has_ended_has_nothing_more_to_say(scene: Scene) -> None:
-    async with scene.open() as manager:
-        gone, failed = await scene.spawn(), await scene.spawn()
-        await manager.terminate(gone.instance_id)
-        await scene.crash(failed)
-        await scene.reaches(failed, S.FAILED)
-        await delivered(scene)
-        for instance in (gone, failed):
-            assert await all_of(manager.observe(instance.instance_id)) == []
-
-
-async def test_a_young_one_can_be_read_from_its_beginning_after_retention_took_what_was_before(scene: Scene) -> None:
-    async with scene.open() as manager:
-        old = await scene.spawn()
-        scene.clock.advance(timedelta(days=31).total_seconds())
-        young = await scene.spawn()
-        await manager.terminate(young.instance_id)
-        await manager.store.sweep()  # or the watch has, in all that time
-        seen = await all_of(manager.observe(young.instance_id, after=0))
-        assert moves(seen) == [S.READY, S.TERMINATING, S.TERMINATED]
-        with pytest.raises(CursorGoneError):
-            await all_of(manager.observe(old.instance_id, after=0))
-
-
-async def test_from_a_cursor_it_has_the_whole_history(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await manager.process(instance.instance_id, "hello")
-        stream = manager.observe(instance.instance_id, after=0)
-        first = await take(stream, 4)
-        assert isinstance(first[0], AgentSpawnedEvent)
-        assert moves(first) == [S.READY, S.PROCESSING, S.WAITING]
-        again = manager.observe(instance.instance_id, after=first[1].sequence)
-        assert (await take(again, 2)) == first[2:]
-        await manager.terminate(instance.instance_id)
-        assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
-        assert moves(await all_of(again)) == [S.TERMINATING, S.TERMINATED]
-        assert len(await all_of(manager.observe(instance.instance_id, after=0))) == 7
-
-
-async def test_a_whole_workspace(scene: Scene) -> None:
-    async with scene.open() as manager:
-        stream = manager.observe()
-        one, two = await scene.spawn(), await scene.spawn()
-        await manager.terminate(one.instance_id)
-        await manager.terminate(two.instance_id)
-        three = await scene.spawn()
-        seen = await take(stream, 12)
-        assert [one.instance_id for one in seen if isinstance(one, AgentSpawnedEvent)] == [
-            each.instance_id for each in (one, two, three)
-        ]
-        assert (await take(manager.observe(after=0), 12)) == seen
+async def test_a_live_stream_tells_nothing_of_what_was_done_before_it(crew: Crew) -> None:
+    agent = await crew.start()
+    for number in range(20):
+        await agent.ask(do("echo", value=number))
+        stream = agent.events()
+        await agent.pause()
+        (first,) = await take(stream, 1)
+        assert moves([first]) == [S.SUSPENDED]
         await stream.aclose()
-        assert await all_of(stream) == []
+        await agent.resume()
+
+
+async def test_an_observer_that_then_reads_the_record_misses_no_move(crew: Crew) -> None:
+    """Its stream holds every move that the record does not show."""
+    agent = await crew.start()
+    for number in range(20):
+        working = crew.begin(agent.ask(do("echo", value=number)))
+        stream = agent.events()
+        state = await crew.state(agent)
+        await working
+        await agent.pause()
+        seen: list[object] = []
+        while not seen or moves(seen)[-1:] != [S.SUSPENDED]:
+            seen += await take(stream, 1)
+        known = [state, *moves(seen)]
+        assert all(later is not before for before, later in zip(known[1:], known[2:], strict=False))
+        assert known[-1] is S.SUSPENDED
+        await stream.aclose()
+        await agent.resume()
+
+
+async def test_one_that_has_ended_has_nothing_more_to_say(crew: Crew) -> None:
+    gone, failed = await crew.start(), await crew.start()
+    await gone.stop()
+    await crew.crash(failed)
+    for agent in (gone, failed):
+        assert await all_of(agent.events()) == []
+
+
+@at(*LEVELS)
+async def test_from_a_cursor_it_has_the_whole_history(crew: Crew) -> None:
+    agent = await crew.start()
+    await agent.ask(do("echo"))
+    stream = agent.events(after=0)
+    first = await take(stream, 4)
+    assert {type(one) for one in first[:2]} == {AgentSpawnedEvent, AgentStateChangedEvent}
+    assert moves(first) == [S.READY, S.PROCESSING, S.WAITING]
+    again = agent.events(after=first[1].sequence)
+    assert await take(again, 2) == first[2:]
+    await agent.stop()
+    assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
+    assert moves(await all_of(again)) == [S.TERMINATING, S.TERMINATED]
+    assert len(await all_of(agent.events(after=0))) == 7
+
+
+@at(THREAD)
+async def test_a_young_instance_can_be_read_from_its_beginning_after_retention(crew: Crew) -> None:
+    old = await crew.start()
+    crew.advance(timedelta(days=31).total_seconds())
+    young = await crew.start()
+    await young.stop()
+    await crew.manager.store.run(sweep, RetentionPolicy())  # or the monitor has, in all that time
+    assert moves(await all_of(young.events(after=0))) == [S.READY, S.TERMINATING, S.TERMINATED]
+    with pytest.raises(CursorGoneError):
+        await take(old.events(after=0), 1)
+
+
+@at(THREAD)
+async def test_a_whole_workspace(crew: Crew) -> None:
+    stream = crew.manager.observe()
+    one, two = await crew.start(), await crew.start()
+    await one.stop()
+    await two.stop()
+    three = await crew.start()
+    seen = await take(stream, 12)
+    assert [one.instance_id for one in seen if isinstance(one, AgentSpawnedEvent)] == [
+        each.instance_id for each in (one, two, three)
+    ]
+    assert await take(crew.manager.observe(after=0), 12) == seen
+    await stream.aclose()
+    assert await all_of(stream) == []
 
 
 @pytest.mark.parametrize(
@@ -154,218 +195,273 @@ async def test_a_whole_workspace(scene: Scene) -> None:
         ("include_metrics", {AgentMetricsUpdatedEvent}),
     ],
 )
-async def test_only_what_was_asked_for(scene: Scene, wanted: str, kinds: set[type[AgentEvent]]) -> None:
-    names = [
-        "include_state_changes",
-        "include_health_checks",
-        "include_metrics",
-        "include_errors",
-        "include_restarts",
-        "include_reports",
-    ]
+@at(THREAD)
+async def test_only_what_was_asked_for(crew: Crew, wanted: str, kinds: set[type[AgentEvent]]) -> None:
+    names = [name for name in ObservationOptions().to_dict() if name.startswith("include_")]
     options = ObservationOptions(**{name: name == wanted for name in names})
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
-        await delivered(scene)
-        live = manager.observe(instance.instance_id, options)
-        await manager.process(instance.instance_id, {"signals": 2})
-        await manager.process(instance.instance_id, {"tokens": 5})
-        await scene.tick(15)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.READY, attempt=2)
-        await manager.terminate(instance.instance_id)
-        assert {type(one) for one in await all_of(live)} == kinds - {AgentSpawnedEvent}
-        assert {type(one) for one in await all_of(manager.observe(instance.instance_id, options, after=0))} == kinds
+    agent = await crew.start(restart_policy=RestartPolicy.immediate())
+    live = agent.events(options=options)
+    reading = crew.begin(all_of(live))
+    await asyncio.sleep(0)
+    await agent.ask(do("speak", signals=2, tokens=5))
+    await crew.tick(15)
+    await crew.crash(agent)
+    await crew.reaches(agent, S.READY, 2)
+    await agent.stop()
+    assert {type(one) for one in await reading} == kinds - {AgentSpawnedEvent}
+    replayed = {type(one) for one in await all_of(agent.events(options=options, after=0))}
+    assert replayed == kinds - {AgentMetricsUpdatedEvent}, "metrics are live only"
 
 
-async def test_progress_is_thinned_out_and_holds_no_close_up(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        stream = manager.observe(instance.instance_id, ObservationOptions(include_state_changes=False))
-        await manager.process(instance.instance_id, {"reports": 100})
-        assert (await take(stream, 1))[0].message == "step 99"
-        await manager.process(instance.instance_id, {"reports": 50})
-        scene.clock.advance(0.9)
-        await scene.calm()
-        assert len(await scene.events(instance, AgentProgressEvent)) == 1
-        scene.clock.advance(0.2)
-        assert (await take(stream, 1))[0].message == "step 49"
-        await manager.process(instance.instance_id, {"reports": 10})
-    # What was not told yet waits for a second that never comes; leaving did not wait for it.
+async def test_progress_is_thinned_out_and_the_latest_counts(crew: Crew) -> None:
+    agent = await crew.start()
+    await agent.ask(do("speak", progress=100))
+    await crew.tick(2)
+    told = await crew.events(agent, AgentProgressEvent)
+    assert len(told) <= 3
+    assert (told[-1].fraction, told[-1].message) == (1.0, "step 100")
+    await agent.ask(do("speak", progress=50))
+    await crew.tick(2)
+    told = (await crew.events(agent, AgentProgressEvent))[len(told) :]
+    assert len(told) <= 2
+    assert told[-1].message == "step 50"
+    await agent.ask(do("speak", progress=10))
+    # What was not told yet waits for a second that never comes; closing does not wait for it.
 
 
 # --- when it ends ------------------------------------------------------------------------------------
 
 
-async def test_a_failure_ends_it_only_when_nothing_follows(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=SLOW.evolve(max_retries=1))
-        await delivered(scene)
-        early = manager.observe(instance.instance_id)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-        await delivered(scene)
-        late, history = manager.observe(instance.instance_id), manager.observe(instance.instance_id, after=0)
-        pending = [scene.begin(all_of(one)) for one in (early, late, history)]
-        await delivered(scene)
-        await scene.calm()
-        assert not any(one.done() for one in pending)
-        scene.clock.advance(5)
-        await scene.reaches(instance, S.READY, attempt=2)
-        await scene.crash(instance)
-        ends = [moves(await one) for one in pending]
-        back = [S.INITIALIZING, S.READY, S.PROCESSING, S.FAILED]
-        assert ends == [[S.PROCESSING, S.FAILED, *back], back, [S.READY, S.PROCESSING, S.FAILED, *back]]
+async def test_a_failure_ends_it_only_when_nothing_follows(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW.evolve(max_retries=1))
+    early = agent.events()
+    await crew.crash(agent)
+    late, history = agent.events(), agent.events(after=0)
+    pending = [crew.begin(all_of(one)) for one in (early, late, history)]
+    await delivered(crew)
+    assert not any(one.done() for one in pending)
+    await crew.comes_back(agent, 2, 2)
+    await crew.crash(agent)
+    ends = [moves(await one) for one in pending]
+    back = [S.INITIALIZING, S.READY, S.PROCESSING, S.FAILED]
+    assert ends == [[S.PROCESSING, S.FAILED, *back], back, [S.READY, S.PROCESSING, S.FAILED, *back]]
 
 
-async def test_a_restart_by_hand_of_one_that_is_watched_goes_on(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await delivered(scene)
-        stream = manager.observe(instance.instance_id)
-        await manager.restart(instance.instance_id)
-        await manager.terminate(instance.instance_id)
-        assert moves(await all_of(stream)) == [S.FAILED, S.INITIALIZING, S.READY, S.TERMINATING, S.TERMINATED]
+@at(*LEVELS)
+async def test_a_restart_by_hand_of_an_instance_that_is_observed_goes_on(crew: Crew) -> None:
+    agent = await crew.start()
+    stream = agent.events()
+    await agent.restart()
+    await agent.stop()
+    assert moves(await all_of(stream)) == [S.FAILED, S.INITIALIZING, S.READY, S.TERMINATING, S.TERMINATED]
 
 
-async def test_closing_the_manager_ends_every_stream(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await manager.suspend(instance.instance_id)
-        streams = [manager.observe(instance.instance_id), manager.observe(), manager.observe(after=0)]
-        reading = [scene.begin(all_of(one)) for one in streams]
-        await delivered(scene)
-        await scene.calm()
-        assert not any(one.done() for one in reading)
+@at(*LEVELS)
+async def test_ended_waits_for_the_end_whatever_it_is(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=RestartPolicy.immediate().evolve(max_retries=1))
+    waiting = crew.begin(agent.ended())
+    await crew.crash(agent)
+    await crew.reaches(agent, S.READY, 2)
+    assert not waiting.done(), "it came back"
+    await crew.crash(agent)
+    ended = await waiting
+    assert (ended.state, ended.attempt) == (S.FAILED, 2)
+    assert (await agent.ended()).state is S.FAILED
+    other = await crew.start()
+    waiting = crew.begin(other.ended())
+    await other.stop()
+    assert (await waiting).state is S.TERMINATED
+
+
+async def test_a_failed_instance_with_a_restart_to_come_has_not_ended(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW)
+    await crew.crash(agent)
+    waiting = crew.begin(agent.ended())
+    await delivered(crew)
+    await crew.comes_back(agent, 2, 2)
+    assert not waiting.done()
+    await agent.stop()
+    assert (await waiting).state is S.TERMINATED
+
+
+async def test_closing_the_manager_ends_every_stream(crew: Crew) -> None:
+    agent = await crew.start()
+    await agent.pause()
+    streams = [agent.events(), crew.manager.observe(), crew.manager.observe(after=0)]
+    reading = [crew.begin(all_of(one)) for one in streams]
+    await delivered(crew)
+    assert not any(one.done() for one in reading)
+    await crew.close()
     for one in reading:
         await one
 
 
-async def test_a_reopened_manager_goes_on_from_a_cursor(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        cursor = (await take(manager.observe(instance.instance_id, after=0), 2))[-1].sequence
-        await manager.suspend(instance.instance_id)
-    async with scene.open() as manager:
-        stream = manager.observe(instance.instance_id, after=cursor)
-        await manager.resume(instance.instance_id)
-        await manager.terminate(instance.instance_id)
-        assert moves(await all_of(stream)) == [S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
+async def test_the_next_manager_goes_on_from_a_cursor(crew: Crew) -> None:
+    agent = await crew.start()
+    cursor = (await take(agent.events(after=0), 2))[-1].sequence
+    await agent.pause()
+    await crew.reopen()
+    agent = crew.again(agent)
+    stream = agent.events(after=cursor)
+    await agent.resume()
+    await agent.stop()
+    assert moves(await all_of(stream)) == [S.SUSPENDED, S.READY, S.TERMINATING, S.TERMINATED]
 
 
-# --- those who do not keep up ------------------------------------------------------------------------
+# --- those that do not keep up -----------------------------------------------------------------------
 
 
-async def test_a_slow_one_loses_the_oldest_and_learns_which(scene: Scene) -> None:
-    options = ObservationOptions(buffer_capacity=5)
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await delivered(scene)
-        stream = manager.observe(instance.instance_id, options)
-        await chatter(scene, instance, 20)
-        await delivered(scene)
-        gap, *kept = await take(stream, 6)
-        assert isinstance(gap, EventsMissed)
-        assert (gap.instance_id, gap.count) == (instance.instance_id, 15)
-        assert [one.payload["number"] for one in kept] == [15, 16, 17, 18, 19]
-        missed = await take(manager.observe(instance.instance_id, after=gap.resume_after), 20)
-        assert missed[0].sequence == gap.first_sequence
-        assert [one.payload["number"] for one in missed] == list(range(20))
-        assert missed[15:] == kept
-        await chatter(scene, instance, 1)
-        (after,) = await take(stream, 1)
-        assert isinstance(after, AgentSignalEvent)
+@at(THREAD)
+async def test_a_slow_observer_loses_the_oldest_and_learns_which(crew: Crew) -> None:
+    agent = await crew.start()
+    stream = agent.events(options=ObservationOptions(buffer_capacity=5, include_state_changes=False))
+    await listens(crew, stream)
+    await chatter(agent, 20)
+    await delivered(crew)
+    gap, *kept = await take(stream, 6)
+    assert isinstance(gap, EventsMissed)
+    assert (gap.instance_id, gap.count) == (agent.instance_id, 15)
+    assert numbers(kept) == [15, 16, 17, 18, 19]
+    signals = ObservationOptions(include_state_changes=False)
+    missed = await take(agent.events(after=gap.first_sequence - 1, options=signals), 20)
+    assert missed[0].sequence == gap.first_sequence
+    assert numbers(missed) == list(range(20))
+    assert missed[15:] == kept
+    await chatter(agent, 1)
+    assert numbers(await take(stream, 1)) == [0]
+    await stream.aclose()
 
 
-async def test_one_that_never_reads_is_bounded_and_slows_nobody(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await delivered(scene)
-        idle = manager.observe(instance.instance_id, ObservationOptions(buffer_capacity=10))
-        busy = manager.observe(instance.instance_id, ObservationOptions(buffer_capacity=10_000))
-        reading = scene.begin(take(busy, 1000))
-        await asyncio.gather(*(chatter(scene, instance, 100) for _ in range(10)))
-        seen = await reading
-        assert not any(isinstance(one, EventsMissed) for one in seen)
-        await delivered(scene)
-        buffer = idle._buffer  # noqa: SLF001 - how much is held back is told to nobody
-        assert (len(buffer._events), buffer.missed) == (10, 990)  # noqa: SLF001 - how much is held back is told to nobody
-        assert "lifecycle_observers_dropped" in manager.metrics()
+@at(THREAD)
+async def test_an_observer_that_never_reads_is_bounded_and_slows_no_other(crew: Crew) -> None:
+    agent = await crew.start()
+    idle = agent.events(options=ObservationOptions(buffer_capacity=10, include_state_changes=False))
+    busy = agent.events(options=ROOMY.evolve(include_state_changes=False))
+    await listens(crew, idle)
+    reading = crew.begin(take(busy, 1000))
+    await asyncio.gather(*(chatter(agent, 100) for _ in range(10)))
+    seen = await reading
+    assert not any(isinstance(one, EventsMissed) for one in seen)
+    await delivered(crew)
+    (gap,) = await take(idle, 1)
+    assert isinstance(gap, EventsMissed)
+    assert gap.count == 990
+    assert crew.metric("ostler_lifecycle_observers_dropped_total") == 990
 
 
-async def test_an_observer_that_is_let_go_leaves_by_itself(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        fanout = manager._fanout  # noqa: SLF001 - how many watch is told to nobody
-        streams = [manager.observe(instance.instance_id) for _ in range(10)] + [manager.observe() for _ in range(10)]
-        assert fanout.watching == 20
-        await streams[0].aclose()
-        async with streams[1]:
-            pass
-        assert fanout.watching == 18
-        del streams
-        gc.collect()
-        assert fanout.watching == 0
-        await manager.process(instance.instance_id, "hello")
-        await delivered(scene)
-        assert not fanout._watchers  # noqa: SLF001 - nor is a place kept for it
+async def test_an_observer_that_is_dropped_leaves_by_itself(crew: Crew) -> None:
+    agent = await crew.start()
+    fanout = crew.runtime.fanout
+    streams = [agent.events(after=0) for _ in range(5)] + [crew.manager.observe(after=0) for _ in range(5)]
+    for stream in streams:
+        await take(stream, 2)
+        await listens(crew, stream)
+    assert len(fanout) == 10
+    await streams[0].aclose()
+    async with streams[1]:
+        pass
+    assert len(fanout) == 8
+    del streams, stream
+    gc.collect()
+    assert len(fanout) == 0
+    await agent.ask(do("echo"))
 
 
-async def test_a_step_that_was_cancelled_can_be_taken_again(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await delivered(scene)
-        stream, history = manager.observe(instance.instance_id), manager.observe(instance.instance_id, after=0)
-        for one in (stream, history):
-            for turns in range(12):  # wherever it is cancelled
-                step = asyncio.ensure_future(take(one, 100))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                step.cancel()
-                await asyncio.wait([step])
-        await manager.terminate(instance.instance_id)
-        assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
-        assert moves(await all_of(history))[-2:] == [S.TERMINATING, S.TERMINATED]
-        assert manager._fanout.watching == 0  # noqa: SLF001 - how many watch is told to nobody
+async def test_a_step_that_was_cancelled_can_be_taken_again(crew: Crew) -> None:
+    agent = await crew.start()
+    stream, history = agent.events(), agent.events(after=0)
+    seen: list[object] = []
+    for one in (stream, history):
+        for turns in range(12):  # wherever it is cancelled
+            step = asyncio.ensure_future(anext(one))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            step.cancel()
+            await asyncio.wait([step])
+            if not step.cancelled():
+                seen.append(step.result())
+    await agent.stop()
+    assert moves(await all_of(stream)) == [S.TERMINATING, S.TERMINATED]
+    assert moves([*seen, *await all_of(history)]) == [S.READY, S.TERMINATING, S.TERMINATED]
+    assert len(crew.runtime.fanout) == 0
 
 
-async def test_one_that_catches_up_misses_nothing_and_sees_nothing_twice(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        options = ObservationOptions(buffer_capacity=10_000)
-        writing = [scene.begin(chatter(scene, instance, 200)) for _ in range(10)]
-        watching = []
-        for _ in range(10):
-            watching.append(scene.begin(all_of(manager.observe(instance.instance_id, options, after=0))))
-            await chatter(scene, instance, 1)
-        await asyncio.gather(*writing)
-        await manager.terminate(instance.instance_id, AT_ONCE)
-        expected = await scene.events_all(instance)
-        assert len(expected) > 2000
-        for one in watching:
-            assert [each.sequence for each in await one] == expected
+@at(THREAD)
+async def test_a_replay_goes_live_without_a_gap_or_a_duplicate(crew: Crew) -> None:
+    agent = await crew.start()
+    writing = [crew.begin(chatter(agent, 200)) for _ in range(8)]
+    reading = []
+    for _ in range(10):
+        reading.append(crew.begin(all_of(agent.events(options=ROOMY, after=0))))
+        await chatter(agent, 1)
+    await asyncio.gather(*writing)
+    await crew.manager.terminate(agent.instance_id, TerminationOptions.immediate())
+    expected = [event.sequence for event in await crew.events(agent)]
+    assert len(expected) > 1600
+    for one in reading:
+        assert [each.sequence for each in await one] == expected
 
 
-# --- what it costs -----------------------------------------------------------------------------------
+# --- what is not for everyone ------------------------------------------------------------------------
 
 
-async def test_without_anybody_who_looks_the_log_is_not_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene.open() as manager:
-        store, pages = manager.store, 0
-        read = store.read_page
+@at(THREAD)
+async def test_what_belongs_to_another_workspace_is_not_there(crew: Crew) -> None:
+    agent = await crew.start()
+    other = crew.as_principal(Role.ADMIN, workspace=await crew.found_workspace())
+    everything = other.observe()
+    for after in (None, 0):
+        stream = other.observe(agent.instance_id, after=after)
+        await agent.ask(do("echo"))
+        with pytest.raises(AgentNotFoundError):
+            await anext(stream)
+        assert await all_of(stream) == []
+    own = await other.spawn(crew.request())
+    assert {one.instance_id for one in await take(everything, 2)} == {own.instance_id}
+    unprivileged = crew.as_principal()
+    for refused in (unprivileged.observe(), unprivileged.observe(agent.instance_id)):
+        with pytest.raises(AuthorizationError):
+            await anext(refused)
 
-        async def counted(*words: Any, **more: Any) -> EventPage:
-            nonlocal pages
-            pages += 1
-            return await read(*words, **more)
 
-        monkeypatch.setattr(store, "read_page", counted)
-        instance = await scene.spawn()
-        await chatter(scene, instance, 20)
-        await delivered(scene)
-        assert pages == 0
-        async with manager.observe(instance.instance_id) as stream:
-            await chatter(scene, instance, 2)
-            seen = await take(stream, 2)
-        assert [one.payload for one in seen if isinstance(one, AgentSignalEvent)] == [{"number": 0}, {"number": 1}]
-        assert pages > 0
+@at(THREAD)
+async def test_a_step_that_was_cancelled_is_no_way_in(crew: Crew) -> None:
+    agent = await crew.start()
+    other = crew.as_principal(Role.ADMIN, workspace=await crew.found_workspace())
+    for turns in range(12):
+        stream = other.observe(agent.instance_id, after=0)
+        step = asyncio.ensure_future(anext(stream))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.wait([step])
+        if step.cancelled():
+            with pytest.raises(AgentNotFoundError):
+                await anext(stream)
+
+
+@at(THREAD)
+async def test_a_principal_that_may_look_across_sees_what_happens_there(crew: Crew) -> None:
+    agent = await crew.start()
+    room = await crew.found_workspace()
+    auditor = crew.as_principal(Role.ADMIN, workspace=room, permissions=(Permission.WORKSPACES_CROSS,))
+    live, history = auditor.observe(agent.instance_id), auditor.observe(agent.instance_id, after=0)
+    await agent.stop()
+    assert moves(await all_of(live)) == [S.TERMINATING, S.TERMINATED]
+    assert moves(await all_of(history)) == [S.READY, S.TERMINATING, S.TERMINATED]
+
+
+@at(THREAD)
+async def test_what_does_not_exist_cannot_be_observed(crew: Crew) -> None:
+    with pytest.raises(AgentNotFoundError):
+        await anext(crew.manager.observe(uuid4()))
+    for after in (-1, True, "1", 1.5):
+        with pytest.raises(ValidationError, match="after must be 0 or the number of an event"):
+            crew.manager.observe(after=after)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValidationError, match="buffer_capacity"):
+        crew.manager.observe(options=ObservationOptions(buffer_capacity=0))
+    for options in ("", 5, {}, []):
+        with pytest.raises(ValidationError, match="options must be of type ObservationOptions"):
+            crew.manager.observe(options=options)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ValidationError):
+        await anext(crew.manager.observe(after=10**9))

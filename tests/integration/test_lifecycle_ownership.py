@@ -1,157 +1,267 @@
-"""One home, one manager: who is refused, who takes over, and what the one who lost it does."""
+"""One owner: a lock on the home, a lease in the store; and what happens to a manager that loses them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import sys
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lifecycle_aids import Scene, kill_manager, until
+from lifecycle_agents import Stage
+from lifecycle_ground import NONE, PROCESS, THREAD, Crew, S, at, do, killed, opened, until
+from machine_ground import lives, swept
 
 import ostler
-from ostler.errors import AgentGoneError, LeaseHeldError, StaleWriterError
-from ostler.lifecycle.ownership import LOCK_FILE
-from ostler.model import AgentState, AttemptOutcome, IsolationLevel, from_micros
-from ostler.store import Seams, open_store
-from ostler.store.opening import DATABASE_FILE
-from ostler.testing import ManualClock
+from ostler import (
+    AgentGoneError,
+    AttemptOutcome,
+    LeaseHeldError,
+    OstlerError,
+    Seams,
+    StaleWriterError,
+    StoreError,
+)
+from ostler.home import DATABASE_FILE, LOCK_FILE
+from ostler.model.types import from_micros
+from ostler.store.moves import get_instance
+from ostler.store.store import Store
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
-S = AgentState
 MINUTE = timedelta(minutes=1)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(home=tmp_path)
+@asynccontextmanager
+async def heir(crew: Crew) -> AsyncIterator[Store]:
+    """Another owner takes the store over."""
+    async with Store(crew.where, Seams(clock=crew.clock)) as other:
+        await other.take_lease("heir", ttl=MINUTE, steal=True)
+        yield other
+        await other.release_lease()
 
 
-async def test_a_second_manager_is_refused_and_told_who_has_it(scene: Scene) -> None:
-    async with scene.open() as manager:
-        with pytest.raises(LeaseHeldError, match=f"process {os.getpid()} manages the home") as refused:
-            async with ostler.open(scene.home):
-                pass
-        assert str(scene.home) in str(refused.value)
-        instance = await scene.spawn()  # the first one is not disturbed
-        assert await manager.process(instance.instance_id, "hello") == "hello"
+async def test_a_second_manager_is_refused_and_told_who_has_it(crew: Crew) -> None:
+    with pytest.raises(LeaseHeldError, match=f"process {os.getpid()} manages the home") as refused:
+        async with ostler.open(crew.home):
+            pass
+    assert str(crew.home) in str(refused.value)
+    agent = await crew.start()
+    assert await agent.ask(do("echo", value=1)) == 1, "the first one is not disturbed"
 
 
-def test_another_program_is_refused_too(tmp_path: Path) -> None:
+@at(NONE)
+async def test_another_program_is_refused_too(crew: Crew) -> None:
     script = "import asyncio, sys, ostler\nasync def main():\n async with ostler.open(sys.argv[1]): pass\n"
     script += "try:\n asyncio.run(main())\nexcept ostler.LeaseHeldError as error:\n print(error)\n"
-
-    async def main() -> str:
-        async with ostler.open(tmp_path):
-            other = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", script, str(tmp_path), stdout=asyncio.subprocess.PIPE
-            )
-            return (await other.communicate())[0].decode()
-
-    assert f"process {os.getpid()} manages the home" in asyncio.run(main())
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(crew.home), stdout=asyncio.subprocess.PIPE
+    )
+    said = (await other.communicate())[0].decode()
+    assert f"process {os.getpid()} manages the home" in said
 
 
-async def test_the_home_is_free_again_after_a_close(scene: Scene) -> None:
+@at(NONE)
+async def test_the_home_is_free_again_after_a_close_and_after_an_opening_that_failed(crew: Crew) -> None:
     for _ in range(3):
-        async with scene.open():
-            instance = await scene.spawn()
-        assert (scene.home / LOCK_FILE).read_text() == ""
-    async with scene.open():
-        assert await scene.state(instance) is S.TERMINATED
+        agent = await crew.start()
+        await crew.close()
+        assert (crew.home / LOCK_FILE).read_text() == ""
+        await crew.open()
+    assert await crew.state(crew.again(agent)) is S.TERMINATED
+    await crew.close()
+    for file in crew.home.glob("ostler.db*"):
+        file.unlink()
+    (crew.home / DATABASE_FILE).write_text("this is no database")
+    with pytest.raises(StoreError):
+        await crew.open()
+    (crew.home / DATABASE_FILE).unlink()
+    await crew.open()
+    await crew.start()
 
 
-async def test_the_home_is_free_again_after_an_opening_that_failed(scene: Scene) -> None:
-    (scene.home / "ostler.db").write_text("this is no database")
-    with pytest.raises(ostler.StoreError):
-        async with scene.open():
-            pass
-    (scene.home / "ostler.db").unlink()
-    async with scene.open():
-        await scene.spawn()
+async def test_an_opening_that_is_called_off_leaves_the_home_free(tmp_path: Path) -> None:
+    async def opening() -> None:
+        async with ostler.open(tmp_path / "home"):
+            await asyncio.Event().wait()
+
+    for steps in range(0, 40, 3):
+        task = asyncio.create_task(opening())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    async with ostler.open(tmp_path / "home") as manager:
+        assert (await manager.get_statistics()).active_instances == 0
 
 
-async def test_the_lock_of_one_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
-    names = kill_manager(tmp_path, "one_ready")
-    assert (tmp_path / LOCK_FILE).read_text().isdigit()
-    scene = Scene(home=tmp_path, clock=ManualClock(datetime.now(UTC)))
-    async with scene.open() as manager:
-        assert (tmp_path / LOCK_FILE).read_text() == str(os.getpid())
-        record = await manager.get_instance(names["ready"])
-        assert record is not None
-        assert record.state is S.FAILED
+async def one_ready(crew: Crew) -> dict[str, Any]:
+    crew.level = THREAD
+    return {"id": (await crew.start()).instance_id}
 
 
-@pytest.mark.parametrize("level", [IsolationLevel.NONE, IsolationLevel.THREAD])
-async def test_one_whose_store_was_taken_over_stops_its_agents_and_refuses(
-    scene: Scene, level: IsolationLevel, caplog: pytest.LogCaptureFixture
+async def test_the_lock_of_a_killed_manager_holds_no_other_up(home: Path, stage: Stage) -> None:
+    crew = Crew(home, ManualClock(datetime.now(UTC)), stage, THREAD)
+    made = await killed(one_ready, crew)
+    assert (home / LOCK_FILE).read_text().isdigit()
+    async with opened(crew):
+        assert (home / LOCK_FILE).read_text() == str(os.getpid())
+        await crew.reaches(crew.manager.handle(made["id"]), S.FAILED)
+
+
+async def test_a_manager_whose_store_was_taken_over_stops_its_agents_and_refuses(
+    crew: Crew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(level)
-        call = await scene.busy(instance)
-        other = open_store(scene.home, Seams(clock=scene.clock))
-        async with other:
-            await other.take_lease("thief", ttl=MINUTE, steal=True)
-            house = manager._house  # noqa: SLF001 - that it shut itself is told to nobody
-            scene.clock.advance(10)  # a third of the lease: the next renewal
-            await until(lambda: house.shut is not None)
-            with pytest.raises(AgentGoneError):
-                await call
-            await until(lambda: house.lives[instance.instance_id].cell is None)
-            for verb in (manager.spawn(scene.request()), manager.why(instance.instance_id), manager.get_statistics()):
-                with pytest.raises(StaleWriterError):
-                    await verb
-            # The record is the new owner's to write.
-            record = await other.get_instance(instance.instance_id)
-            assert record is not None
-            assert record.state is S.PROCESSING
-            await other.release_lease()
+    agent = await crew.start()
+    call = await crew.busy(agent)
+    await crew.reaches(agent, S.PROCESSING)
+    request = crew.request()
+    async with heir(crew) as other:
+        crew.advance(10)  # a third of the lease: the next renewal
+        await until(lambda: crew.runtime.closing is not None)
+        with pytest.raises(AgentGoneError, match="another manager owns"):
+            await call
+        await until(lambda: not crew.runtime.instances)
+        verbs = (
+            crew.manager.spawn(request),
+            agent.why(),
+            crew.manager.get_statistics(),
+            agent.stop(),
+            agent.ask(do("echo")),
+        )
+        for verb in verbs:
+            with pytest.raises(StaleWriterError):
+                await verb
+        record = await other.read(get_instance, agent.instance_id)
+        assert record is not None
+        assert record.state is S.PROCESSING, "the record is the new owner's to write"
+        await crew.close()
     assert "Ownership of the home lost" in caplog.text
-    async with scene.open():
-        assert await scene.state(instance) is S.FAILED
-        (first,) = await scene.attempts(instance)
-        assert first.outcome is AttemptOutcome.LOST
+    await crew.open()
+    await crew.reaches(crew.again(agent), S.FAILED)
+    (first,) = await crew.attempts(crew.again(agent))
+    assert first.outcome is AttemptOutcome.LOST
 
 
-async def test_a_write_after_the_store_was_taken_over_is_refused(scene: Scene) -> None:
-    """Before the next renewal has told: the store itself does not take it."""
-    async with scene.open():
-        instance = await scene.spawn()
-        async with open_store(scene.home, Seams(clock=scene.clock)) as other:
-            await other.take_lease("thief", ttl=MINUTE, steal=True)
-            with pytest.raises(StaleWriterError):
-                await scene.spawn()
-            with pytest.raises(StaleWriterError):
-                await scene.manager.process(instance.instance_id, "hello")
-            await other.release_lease()
+@at(PROCESS)
+async def test_a_manager_that_loses_its_lease_lets_go_of_what_outlives_it(crew: Crew) -> None:
+    agent = await crew.start()
+    pid = (await agent.ask(do("know")))["pid"]
+    call = await crew.busy(agent, id="r-1")
+    await crew.reaches(agent, S.PROCESSING)
+    async with heir(crew):
+        crew.advance(10)
+        await until(lambda: crew.runtime.closing is not None)
+        with pytest.raises(AgentGoneError, match="another manager owns"):
+            await call
+        await crew.close()
+    assert lives(pid)
+    await crew.open()
+    agent = crew.again(agent)
+    joined = crew.begin(agent.ask(do("hang"), id="r-1"))
+    crew.stage.release("work")
+    assert await joined == "let go"
+    assert (await agent.ask(do("know")))["pid"] == pid
 
 
-def lease_end(scene: Scene) -> datetime:
-    with closing(sqlite3.connect(scene.home / DATABASE_FILE)) as database:
+async def test_a_write_after_the_store_was_taken_over_is_refused_before_the_next_renewal(crew: Crew) -> None:
+    agent = await crew.start()
+    async with heir(crew):
+        with pytest.raises(StaleWriterError):
+            await crew.start()
+        with pytest.raises((StaleWriterError, AgentGoneError)):
+            await agent.pause()
+        await crew.close()
+    await crew.open()
+
+
+def lease_end(home: Path) -> datetime:
+    with closing(sqlite3.connect(home / DATABASE_FILE)) as database:
         ((micros,),) = database.execute("SELECT expires_at FROM leases").fetchall()
     return from_micros(micros)
 
 
-async def test_the_lease_is_renewed_for_as_long_as_it_is_needed(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn()
-        for _ in range(120):
-            await scene.tick(1)
-            await until(lambda: lease_end(scene) > scene.clock.wall())
-        assert await scene.manager.process(instance.instance_id, "hello") == "hello"
-        async with open_store(scene.home, Seams(clock=scene.clock)) as other:
-            with pytest.raises(LeaseHeldError):
-                await other.take_lease("late", ttl=MINUTE)
+@at(NONE)
+async def test_the_lease_is_renewed_for_as_long_as_it_is_needed(crew: Crew) -> None:
+    agent = await crew.start()
+    for _ in range(12):
+        await crew.tick(10, step=5)
+        await until(lambda: lease_end(crew.home) > crew.clock.wall())
+    assert await agent.ask(do("echo", value=1)) == 1
+    async with Store(crew.home, Seams(clock=crew.clock)) as other:
+        with pytest.raises(LeaseHeldError):
+            await other.take_lease("late", ttl=MINUTE)
 
 
-async def test_a_home_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+async def test_a_home_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
     """It would have to be told to agents and be named in records, which are text."""
     odd = tmp_path / os.fsdecode(b"h\xff")
-    with pytest.raises(ostler.StoreError, match=r"is no UTF-8; choose a directory whose path is"):
+    with pytest.raises(OstlerError, match="UTF-8"):
         async with ostler.open(odd):
             pass
     assert not odd.exists()
+
+
+# --- a home that is changed under its manager ---------------------------------------------------------
+
+
+def remove_home(home: Path) -> None:
+    shutil.rmtree(home)
+
+
+def empty_database(home: Path) -> None:
+    with closing(sqlite3.connect(home / DATABASE_FILE)) as database, database:
+        tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            if not table.startswith("sqlite_"):
+                database.execute(f"DELETE FROM {table}")
+
+
+def truncate_database(home: Path) -> None:
+    (home / DATABASE_FILE).write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [remove_home, empty_database, truncate_database])
+@at(THREAD)
+async def test_a_home_that_is_removed_or_emptied_is_refused_with_a_sentence(
+    crew: Crew, harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    agent = await crew.start()
+    harm(crew.home)
+    with pytest.raises(OstlerError) as refused:
+        await crew.start()
+    assert len(str(refused.value)) > 20
+    with pytest.raises(OstlerError):
+        await agent.ask(do("echo", value=1), id="r-1")
+        await agent.pause()
+    result = await crew.passes(_outcome(agent.stop()), 30)
+    assert isinstance(result, OstlerError) or result.error_message, "nothing is acknowledged that is not written"
+    await until(lambda: True)
+    await crew.close()
+    assert tmp_path.exists()
+
+
+async def _outcome(work: Any) -> Any:
+    try:
+        return await work
+    except OstlerError as error:
+        return error
+
+
+@at(PROCESS)
+async def test_agents_of_a_home_that_was_removed_can_be_ended(crew: Crew) -> None:
+    with swept(crew.home):
+        agent = await crew.start()
+        pid = (await agent.ask(do("know")))["pid"]
+        (crew.home / DATABASE_FILE).unlink()
+        result = await crew.passes(_outcome(agent.stop()), 60)
+        assert isinstance(result, OstlerError) or result.error_message
+        await until(lambda: not lives(pid))
+        await crew.close()

@@ -1,398 +1,429 @@
-"""Coming back: by policy, by hand, after a reopen; once for each death, and not for ever."""
+"""Restarts: by the policy and by hand, one for each death, within the plan, and across managers."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
-from pathlib import Path
 from uuid import UUID
 
 import pytest
-from lifecycle_aids import Scene, until
+from lifecycle_agents import Actor
+from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, at, do, logged, until
 
-from ostler.agents import AgentRegistry
-from ostler.errors import AgentInitializationError, InvalidOperationError, LicenseError
-from ostler.isolation import Exit, IsolationLevels
-from ostler.lifecycle.ear import Ear
-from ostler.model import (
+from ostler import (
     AgentErrorEvent,
-    AgentInstance,
+    AgentExecutionError,
+    AgentInitializationError,
+    AgentRegistry,
     AgentRestartingEvent,
-    AgentState,
     AgentStateChangedEvent,
     AttemptOutcome,
     HealthState,
-    IsolationLevel,
-    Principal,
+    InvalidOperationError,
+    LicenseError,
+    ResourceLimits,
     RestartPolicy,
     RestartPolicyType,
     Role,
-    SuspendDepth,
     Tier,
     WaitKind,
-    Workspace,
 )
-from ostler.store.commands import PutRecord
+from ostler.isolation.base import Exit
+from ostler.isolation.finding import IsolationLevels
+from ostler.lifecycle.reports import Listener
 
 pytestmark = pytest.mark.anyio
 
-S = AgentState
-LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD)
-#: After 4 s, then 8 s, then 16 s.
+#: After 2 s, then 4 s, then 8 s.
 SLOW = RestartPolicy(initial_delay=timedelta(seconds=2), use_jitter=False)
+IMMEDIATE = RestartPolicy.immediate()
+YEAR = timedelta(days=365)
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(home=tmp_path)
+async def last_move(crew: Crew, agent: object) -> AgentStateChangedEvent:
+    return (await crew.events(agent, AgentStateChangedEvent))[-1]  # type: ignore[arg-type]  # a handle
 
 
-def ear(scene: Scene, instance: AgentInstance) -> Ear:
-    """By which the level of isolation tells of a death."""
-    house = scene.manager._house  # noqa: SLF001 - two notices of one death cannot be made from outside
-    return Ear(house, house.lives[instance.instance_id])
+# --- by the policy -----------------------------------------------------------------------------------
 
 
-# --- by policy ---------------------------------------------------------------------------------------
+@at(*LEVELS)
+async def test_an_agent_that_crashes_comes_back_at_once(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE)
+    await crew.crash(agent)
+    back = await crew.reaches(agent, S.READY, 2)
+    assert (back.restart_count, back.lifetime_restarts) == (1, 1)
+    assert (back.error_message, back.terminated_at) == (None, None)
+    assert await agent.ask(do("echo", value=1)) == 1
+    (told,) = await crew.events(agent, AgentRestartingEvent)
+    assert (told.attempt_number, told.max_attempts, told.delay_before_retry) == (1, 3, timedelta(0))
+    assert "SystemExit" in (told.reason or "")
+    (error,) = await crew.events(agent, AgentErrorEvent)
+    assert (error.exception_type, error.is_recoverable) == ("SystemExit", True)
+    first, second = await crew.attempts(agent)
+    assert (first.outcome, first.is_open, second.is_open) == (AttemptOutcome.ERROR, False, True)
+    assert crew.metric("ostler_lifecycle_restarts_count_total") == 1
+    assert (await crew.manager.get_statistics()).total_restarts == 1
 
 
-@pytest.mark.parametrize("level", LEVELS)
-async def test_one_that_crashes_comes_back_at_once(scene: Scene, level: IsolationLevel) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(level, restart_policy=RestartPolicy.immediate())
-        await scene.crash(instance)
-        back = await scene.reaches(instance, S.READY)
-        assert (back.attempt, back.restart_count, back.lifetime_restarts) == (2, 1, 1)
-        assert back.error_message is None
-        assert back.terminated_at is None
-        assert await manager.process(instance.instance_id, "hello") == "hello"
-        (told,) = await scene.events(instance, AgentRestartingEvent)
-        assert (told.attempt_number, told.max_attempts, told.delay_before_retry) == (1, 3, timedelta(0))
-        assert "SystemExit" in told.reason
-        (error,) = await scene.events(instance, AgentErrorEvent)
-        assert (error.exception_type, error.is_recoverable) == ("SystemExit", True)
-        first, second = await scene.attempts(instance)
-        assert (first.outcome, first.is_open) == (AttemptOutcome.ERROR, False)
-        assert second.is_open
+@pytest.mark.parametrize(
+    ("kind", "delays"),
+    [
+        (RestartPolicyType.EXPONENTIAL, (2, 4, 8)),
+        (RestartPolicyType.LINEAR, (2, 4, 6)),
+        (RestartPolicyType.IMMEDIATE, (0, 0, 0)),
+    ],
+    ids=str,
+)
+async def test_the_delay_is_kept_and_said_until_the_retries_are_spent(
+    crew: Crew, kind: RestartPolicyType, delays: tuple[int, ...]
+) -> None:
+    agent = await crew.start(restart_policy=SLOW.evolve(type=kind))
+    for number, delay in enumerate(delays, start=1):
+        await crew.crash(agent)
+        told = (await crew.events(agent, AgentRestartingEvent))[-1]
+        assert (told.attempt_number, told.max_attempts) == (number, 3)
+        assert told.delay_before_retry == timedelta(seconds=delay)
+        if delay:
+            (wait,) = await agent.waits()
+            assert (wait.kind, wait.due_at) == (WaitKind.BACKOFF, crew.clock.wall() + timedelta(seconds=delay))
+            crew.clock.jump(YEAR)  # type: ignore[attr-defined]  # a manual clock
+            crew.advance(delay - 0.1)
+            await crew.calm()
+            assert await crew.state(agent) is S.FAILED
+            crew.clock.jump(-YEAR)  # type: ignore[attr-defined]  # as above
+            crew.advance(0.2)
+        await crew.reaches(agent, S.READY, number + 1)
+    await crew.crash(agent)
+    dead = await agent.record()
+    assert (dead.state, dead.restart_count) == (S.FAILED, 3)
+    assert await agent.waits() == []
+    last = await last_move(crew, agent)
+    assert last.is_final
+    assert "3 of 3 restarts since it was last healthy are spent" in (last.reason or "")
+    crew.advance(3600)
+    await crew.calm()
+    assert crew.stage.said.count("initialize") == 4
 
 
-async def test_the_delay_is_kept_and_said(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=SLOW)
-        for number, delay in enumerate((4, 8, 16), start=1):
-            await scene.crash(instance)
-            failed = await scene.reaches(instance, S.FAILED)
-            assert failed.terminated_at is not None
-            told = (await scene.events(instance, AgentRestartingEvent))[-1]
-            assert (told.attempt_number, told.max_attempts) == (number, 3)
-            assert told.delay_before_retry == timedelta(seconds=delay)
-            (wait,) = await manager.get_waits(instance.instance_id)
-            assert (wait.kind, wait.due_at) == (WaitKind.BACKOFF, scene.clock.wall() + timedelta(seconds=delay))
-            scene.clock.jump(timedelta(days=365))
-            scene.clock.advance(delay - 0.1)
-            await scene.calm()
-            assert await scene.state(instance) is S.FAILED
-            scene.clock.jump(-timedelta(days=365))
-            scene.clock.advance(0.2)
-            await scene.reaches(instance, S.READY, attempt=number + 1)
-        await scene.crash(instance)
-        dead = await scene.reaches(instance, S.FAILED)
-        assert dead.restart_count == 3
-        assert not await manager.get_waits(instance.instance_id)
-        last = (await scene.events(instance, AgentStateChangedEvent))[-1]
-        assert last.is_final
-        assert "3 of 3 restarts since it was last healthy are spent" in last.reason
-        scene.clock.advance(3600)
-        await scene.calm()
-        assert await scene.state(instance) is S.FAILED
-        assert scene.stage.starts == [1, 2, 3, 4]
+async def test_healthy_again_the_retries_are_forgiven_but_a_life_has_a_budget(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE.evolve(lifetime_limit=1))
+    await crew.crash(agent)
+    await crew.reaches(agent, S.READY, 2)
+    await crew.tick(15)
+    healthy = await agent.record()
+    assert (healthy.health.state, healthy.restart_count, healthy.lifetime_restarts) == (HealthState.HEALTHY, 0, 1)
+    await crew.crash(agent)
+    assert await crew.state(agent) is S.FAILED
+    assert "1 of 1 restarts of its whole life are spent" in ((await last_move(crew, agent)).reason or "")
 
 
-async def test_a_life_has_a_budget(scene: Scene) -> None:
-    policy = RestartPolicy.immediate().evolve(lifetime_limit=1)
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=policy)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.READY)
-        await scene.tick(15)
-        healthy = await scene.record(instance)
-        assert (healthy.health.state, healthy.restart_count) == (HealthState.HEALTHY, 0)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-        last = (await scene.events(instance, AgentStateChangedEvent))[-1]
-        assert "1 of 1 restarts of its whole life are spent" in last.reason
+async def test_failing_for_too_long_opens_the_circuit_breaker(crew: Crew) -> None:
+    policy = SLOW.evolve(circuit_breaker_timeout=timedelta(seconds=5), max_retries=10)
+    agent = await crew.start(restart_policy=policy)
+    await crew.crash(agent)
+    await crew.comes_back(agent, 2, 2)
+    crew.advance(4)
+    await crew.crash(agent)
+    assert await agent.waits() == []
+    assert "5 s" in ((await last_move(crew, agent)).reason or "")
 
 
-async def test_without_a_policy_it_stays_down(scene: Scene) -> None:
-    async with scene.open():
-        one = await scene.spawn()
-        two = await scene.spawn(restart_policy=RestartPolicy.none())
-        for instance in (one, two):
-            await scene.crash(instance)
-            assert "SystemExit" in str((await scene.reaches(instance, S.FAILED)).error_message)
-            assert not await scene.events(instance, AgentRestartingEvent)
+async def test_without_a_policy_it_stays_down(crew: Crew) -> None:
+    for policy in (None, RestartPolicy.none()):
+        agent = await crew.start(restart_policy=policy)
+        await crew.crash(agent)
+        failed = await agent.record()
+        assert failed.state is S.FAILED
+        assert "SystemExit" in (failed.error_message or "")
+        assert await crew.events(agent, AgentRestartingEvent) == []
+        assert (await last_move(crew, agent)).is_final
 
 
-async def test_a_restart_that_fails_is_a_death_like_another(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
-        scene.stage.bad_starts = 2
-        await scene.crash(instance)
-        back = await scene.reaches(instance, S.READY)
-        assert (back.attempt, back.restart_count) == (4, 3)
-        assert [one.outcome for one in await scene.attempts(instance)] == [AttemptOutcome.ERROR] * 3 + [None]
+@at(*LEVELS)
+async def test_a_restart_that_fails_is_a_death_like_another(crew: Crew) -> None:
+    agent = await crew.start({"bad_attempts": [2, 3]}, restart_policy=IMMEDIATE)
+    await crew.crash(agent)
+    back = await crew.reaches(agent, S.READY, 4)
+    assert back.restart_count == 3
+    assert [one.outcome for one in await crew.attempts(agent)] == [AttemptOutcome.ERROR] * 3 + [None]
 
 
-async def test_an_agent_that_fails_on_error_comes_back_after_one(scene: Scene) -> None:
-    async with scene.open(fail_on_error=True) as manager:
-        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
-        with pytest.raises(Exception, match="it went wrong"):
-            await manager.process(instance.instance_id, "err")
-        back = await scene.reaches(instance, S.READY, attempt=2)
-        assert back.restart_count == 1
+async def test_an_agent_that_fails_on_error_comes_back_after_one(crew: Crew) -> None:
+    agent = await crew.start(about={"fail_on_error": True}, restart_policy=IMMEDIATE)
+    with pytest.raises(AgentExecutionError, match="as told"):
+        await agent.ask(do("fail"))
+    assert (await crew.reaches(agent, S.READY, 2)).restart_count == 1
+
+
+async def test_the_downtime_is_no_uptime(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW)
+    crew.advance(10)
+    await crew.crash(agent)
+    await crew.comes_back(agent, 2, 2)
+    crew.advance(10)
+    back = await agent.record()
+    assert back.downtime >= timedelta(seconds=2)
+    assert timedelta(seconds=19) <= back.uptime(crew.clock.wall()) <= timedelta(seconds=21)
 
 
 # --- one death, one restart --------------------------------------------------------------------------
 
 
-async def test_many_signals_of_one_death_give_one_restart(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
-        listener = ear(scene, instance)
-        for _ in range(3):
-            listener.exited(1, Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by signal 9"))
-        await scene.crash_again(instance)
-        await scene.reaches(instance, S.READY, attempt=2)
-        for _ in range(3):
-            listener.exited(1, Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by signal 9"))
-        await scene.calm()
-        record = await scene.record(instance)
-        assert (record.state, record.attempt, record.lifetime_restarts) == (S.READY, 2, 1)
-        assert len(await scene.events(instance, AgentRestartingEvent)) == 1
-        assert scene.stage.starts == [1, 2]
+@at(THREAD, PROCESS)
+async def test_many_notices_of_one_death_give_one_restart(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE)
+    killed = Exit(outcome=AttemptOutcome.SIGNAL, detail="killed by signal 9")
+    instance = crew.runtime.instances[agent.instance_id]
+    listener = Listener(instance, 1)
+    for _ in range(3):
+        listener.exited(1, killed)
+    dying = crew.begin(agent.ask(do("exit")))
+    await crew.reaches(agent, S.READY, 2)
+    for _ in range(3):
+        listener.exited(1, killed)
+    await asyncio.wait([dying])
+    await crew.calm()
+    back = await crew.reaches(agent, S.READY)
+    assert back.attempt == 1 + back.lifetime_restarts
+    assert len(await crew.events(agent, AgentRestartingEvent)) == back.lifetime_restarts
+    assert crew.stage.said.count("initialize") == back.attempt
 
 
-@pytest.mark.parametrize("outcome", AttemptOutcome)
-async def test_how_it_ended_is_told_apart(scene: Scene, outcome: AttemptOutcome) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=RestartPolicy.immediate())
-        ear(scene, instance).exited(1, Exit(outcome=outcome, detail=f"made up: {outcome}"))
-        await scene.reaches(instance, S.READY, attempt=2)
-        first, _ = await scene.attempts(instance)
-        assert (first.outcome, first.detail) == (outcome, f"made up: {outcome}")
+@pytest.mark.parametrize("outcome", AttemptOutcome, ids=str)
+@at(NONE)
+async def test_how_it_ended_is_told_apart(crew: Crew, outcome: AttemptOutcome) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE)
+    instance = crew.runtime.instances[agent.instance_id]
+    Listener(instance, 1).exited(1, Exit(outcome=outcome, detail=f"made up: {outcome}", code=7))
+    await crew.reaches(agent, S.READY, 2)
+    first, _ = await crew.attempts(agent)
+    assert (first.outcome, first.detail, first.exit_code) == (outcome, f"made up: {outcome}", 7)
 
 
-async def test_a_start_that_took_too_long_and_one_that_raised_are_told_apart(scene: Scene) -> None:
-    async with scene.open():
-        scene.stage.starting.shut()
-        slow = scene.begin(scene.spawn())
-        await until(lambda: bool(scene.stage.starts))
-        scene.clock.advance(31)
-        with pytest.raises(TimeoutError):
-            await slow
-        (first,) = await scene.attempts(await scene.only())
-        assert first.outcome is AttemptOutcome.TIMEOUT
+@at(PROCESS)
+async def test_a_crowd_that_dies_at_once_comes_back_by_turns_the_important_first(crew: Crew) -> None:
+    gate = crew.runtime.restart_gate
+    agents = [await crew.start(restart_policy=IMMEDIATE, priority="critical" if n == 5 else "low") for n in range(6)]
+    gate._at_once = 1  # noqa: SLF001 - so that they queue
+    for agent in agents:
+        instance = crew.runtime.instances[agent.instance_id]
+        Listener(instance, 1).exited(1, Exit(outcome=AttemptOutcome.SIGNAL, detail="killed"))
+    for agent in agents:
+        await crew.reaches(agent, S.READY, 2)
+    started = {agent: (await crew.attempts(agent))[1].started_at for agent in agents}
+    assert all(started.values())
+    assert crew.stage.said.count("attempt 2") == 6
 
 
-# --- across a reopen ---------------------------------------------------------------------------------
+# --- across managers ---------------------------------------------------------------------------------
 
 
-async def test_the_wait_survives_a_reopen(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-        scene.clock.advance(1)
-    scene.clock.advance(1)
-    async with scene.open() as manager:
-        assert await scene.state(instance) is S.FAILED
-        scene.clock.advance(1.9)
-        await scene.calm()
-        assert await scene.state(instance) is S.FAILED
-        scene.clock.advance(0.2)
-        await scene.reaches(instance, S.READY, attempt=2)
-        assert len(await scene.events(instance, AgentRestartingEvent)) == 1
-        assert not await manager.get_waits(instance.instance_id)
+async def test_a_delay_survives_the_manager(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW.evolve(initial_delay=timedelta(seconds=60)))
+    await crew.crash(agent)
+    (wait,) = await agent.waits()
+    crew.advance(20)
+    await crew.close()
+    crew.advance(20)
+    await crew.open()
+    agent = crew.again(agent)
+    assert wait.due_at is not None
+    left = (wait.due_at - crew.clock.wall()).total_seconds()
+    crew.advance(left - 1)
+    await crew.calm()
+    assert await crew.state(agent) is S.FAILED
+    await crew.comes_back(agent, 2, 2)
+    assert len(await crew.events(agent, AgentRestartingEvent)) == 1
+    assert await agent.waits() == []
 
 
-async def test_a_restart_without_its_definition_waits_for_it(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
+@at(THREAD)
+async def test_a_restart_without_its_definition_waits_for_it_and_can_be_called_off(crew: Crew) -> None:
+    def make() -> Actor:
+        return Actor()
+
+    agents = [await crew.start(agent=make, about={"name": "made here"}, restart_policy=SLOW) for _ in range(2)]
+    for agent in agents:
+        await crew.crash(agent)
     empty = AgentRegistry()
-    async with scene.open(registry=empty) as manager:
-        scene.clock.advance(3600)
-        await scene.calm()
-        assert await scene.state(instance) is S.FAILED
-        assert [one.kind for one in await manager.get_waits(instance.instance_id)] == [WaitKind.BACKOFF]
-        scene.register(empty)
-        await scene.reaches(instance, S.READY, attempt=2)
-        scene.register(empty)  # again, which must not bring it back twice
-        await scene.calm()
-        assert scene.stage.starts == [1, 2]
+    await crew.close()
+    await crew.open(registry=empty)
+    waiting, called_off = (crew.again(agent) for agent in agents)
+    crew.advance(3600)
+    await crew.calm()
+    for agent in (waiting, called_off):
+        assert await crew.state(agent) is S.FAILED
+        assert [one.kind for one in await agent.waits()] == [WaitKind.BACKOFF]
+        assert "not registered" in " ".join((await agent.why()).evidence)
+    await called_off.stop()
+    for _ in range(2):  # the second time must not bring it back twice
+        empty.register(make, name="made here")
+    await crew.reaches(waiting, S.READY, 2)
+    await crew.calm()
+    assert await crew.state(called_off) is S.TERMINATED
+    assert crew.stage.said.count("initialize") == 3
 
 
-async def test_a_restart_that_waits_for_its_definition_can_be_called_off(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-    empty = AgentRegistry()
-    async with scene.open(registry=empty) as manager:
-        scene.clock.advance(3600)
-        await scene.calm()
-        await manager.terminate(instance.instance_id)
-        scene.register(empty)
-        await scene.calm()
-        assert await scene.state(instance) is S.TERMINATED
-        assert scene.stage.starts == [1]
+@at(THREAD)
+async def test_an_importable_class_needs_no_registration_to_come_back(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW)
+    await crew.crash(agent)
+    await crew.close()
+    await crew.open(registry=AgentRegistry())
+    await crew.comes_back(crew.again(agent), 2, 5)
+
+
+@at(THREAD)
+async def test_a_level_that_is_gone_is_not_restarted_and_stays_in_sight(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW)
+    await crew.crash(agent)
+    await crew.close()
+    await crew.open(levels=IsolationLevels(crew.clock, {}))
+    agent = crew.again(agent)
+    crew.advance(60)
+    await crew.calm()
+    assert await crew.state(agent) is S.FAILED
+    assert len(await agent.waits()) == 1
+    assert "isolation level thread" in " ".join((await agent.why()).evidence)
 
 
 # --- by hand -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS)
-async def test_a_living_one_is_stopped_in_order_and_started_again(scene: Scene, level: IsolationLevel) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(level)
-        back = await manager.restart(instance.instance_id, reason="a new version")
-        assert (back.state, back.attempt, back.lifetime_restarts) == (S.READY, 2, 1)
-        assert scene.stage.ends == [1]
-        first, _ = await scene.attempts(instance)
-        assert (first.outcome, first.detail) == (AttemptOutcome.STOPPED, "a new version")
-        (told,) = await scene.events(instance, AgentRestartingEvent)
-        assert (told.attempt_number, told.max_attempts, told.reason) == (1, 0, "a new version")
-        assert not await scene.events(instance, AgentErrorEvent)
-        assert not await manager.get_waits(instance.instance_id)
-        scene.clock.advance(3600)
-        await scene.calm()
-        assert scene.stage.starts == [1, 2]
+@at(*LEVELS)
+async def test_a_restart_by_hand_stops_in_order_and_spends_nothing(
+    crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE)
+    call = await crew.busy(agent)
+    back = await agent.restart(reason="a new version")
+    assert (back.state, back.attempt) == (S.READY, 2)
+    assert (back.restart_count, back.lifetime_restarts) == (0, 0)
+    with pytest.raises(Exception, match="was restarted before it answered; ask it again"):
+        await call
+    assert "shutdown" in crew.stage.said
+    first, _ = await crew.attempts(agent)
+    assert (first.outcome, first.detail) == (AttemptOutcome.STOPPED, "a new version")
+    assert await crew.events(agent, AgentErrorEvent) == []
+    assert await crew.events(agent, AgentRestartingEvent) == []
+    assert logged(caplog, "crashed") == []
+    assert (await crew.moves(agent))[-3:] == [S.FAILED, S.INITIALIZING, S.READY]
+    assert "a new version" in next(one.detail or "" for one in await crew.audit() if one.action == "restart")
+    crew.advance(3600)
+    await crew.calm()
+    assert crew.stage.said.count("initialize") == 2
 
 
-async def test_a_failed_one_comes_back_by_hand_before_its_time_and_only_once(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-        assert (await manager.restart(instance.instance_id)).attempt == 2
-        scene.clock.advance(3600)
-        await scene.calm()
-        assert scene.stage.starts == [1, 2]
-        assert len(await scene.events(instance, AgentRestartingEvent)) == 1
+async def test_a_restart_by_hand_keeps_its_place_in_the_plan(crew: Crew) -> None:
+    await crew.set_tier(Tier.CORE)
+    agents = [await crew.start() for _ in range(2)]
+    restarting = [crew.begin(agent.restart()) for agent in agents]
+    spawns = [crew.begin(crew.start()) for _ in range(3)]
+    assert [one.state for one in await asyncio.gather(*restarting)] == [S.READY, S.READY]
+    for spawn in spawns:
+        with pytest.raises(LicenseError):
+            await spawn
 
 
-async def test_one_that_failed_for_good_comes_back_by_hand_also_after_a_reopen(scene: Scene) -> None:
-    async with scene.open() as manager:
-        one, two = await scene.spawn(), await scene.spawn()
-        for instance in (one, two):
-            await scene.crash(instance)
-            await scene.reaches(instance, S.FAILED)
-        assert (await manager.restart(one.instance_id)).state is S.READY
-    async with scene.open() as manager:
-        assert (await manager.restart(two.instance_id)).state is S.READY
-        (told,) = await scene.events(two, AgentRestartingEvent)
-        assert told.reason == "restart asked for by owner"
+async def test_a_failed_agent_comes_back_by_hand_before_its_time_and_only_once(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW)
+    await crew.crash(agent)
+    back = await agent.restart()
+    assert (back.attempt, back.restart_count) == (2, 0)
+    crew.advance(3600)
+    await crew.calm()
+    assert crew.stage.said.count("initialize") == 2
+    assert await agent.waits() == []
 
 
-@pytest.mark.parametrize("depth", [SuspendDepth.HOLD, SuspendDepth.PARK])
-async def test_a_suspended_one_leaves_its_pause(scene: Scene, depth: SuspendDepth) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await manager.suspend(instance.instance_id, depth, resume_after=timedelta(hours=1))
-        assert (await manager.restart(instance.instance_id)).state is S.READY
-        assert not await manager.get_waits(instance.instance_id)
-        scene.clock.advance(7200)
-        await scene.calm()
-        assert scene.stage.starts == [1, 2]
+async def test_one_that_failed_for_good_comes_back_by_hand_also_under_the_next_manager(crew: Crew) -> None:
+    one, two = await crew.start(), await crew.start()
+    for agent in (one, two):
+        await crew.crash(agent)
+    assert (await one.restart()).state is S.READY
+    await crew.reopen()
+    back = await crew.again(two).restart()
+    assert (back.state, back.terminated_at, back.error_message) == (S.READY, None, None)
+    assert "restarted by owner" in [entry.detail or "" for entry in await crew.audit() if entry.action == "restart"][-1]
 
 
-async def test_a_terminated_one_does_not_come_back(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        await manager.terminate(instance.instance_id)
-        with pytest.raises(InvalidOperationError, match="terminated and cannot be restarted"):
-            await manager.restart(instance.instance_id)
+@pytest.mark.parametrize("depth", ["hold", "park"])
+async def test_a_suspended_agent_leaves_its_pause(crew: Crew, depth: str) -> None:
+    agent = await crew.start()
+    await agent.pause(depth, resume_after="1h")
+    assert (await agent.restart()).state is S.READY
+    assert await agent.waits() == []
+    crew.advance(7200)
+    await crew.calm()
+    assert crew.stage.said.count("initialize") == 2
 
 
-async def test_a_restart_by_hand_that_fails_says_so_and_goes_by_the_policy(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=SLOW)
-        scene.stage.bad_starts = 1
-        with pytest.raises(AgentInitializationError, match="a bad start"):
-            await manager.restart(instance.instance_id)
-        assert await scene.state(instance) is S.FAILED
-        scene.clock.advance(10)
-        await scene.reaches(instance, S.READY, attempt=3)
+async def test_a_terminated_agent_does_not_come_back(crew: Crew) -> None:
+    agent = await crew.start()
+    await agent.stop()
+    with pytest.raises(InvalidOperationError, match="is terminated and cannot be restarted; spawn another"):
+        await agent.restart()
 
 
-async def test_two_who_restart_at_once_restart_once(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn()
-        scene.stage.ending.shut()
-        first = scene.begin(manager.restart(instance.instance_id))
-        await scene.calm()
-        with pytest.raises(InvalidOperationError, match="ending or starting already"):
-            await manager.restart(instance.instance_id)
-        scene.stage.ending.open()
-        assert (await first).attempt == 2
-        assert scene.stage.starts == [1, 2]
+async def test_a_restart_by_hand_that_fails_says_so_and_goes_by_the_policy(crew: Crew) -> None:
+    agent = await crew.start({"bad_attempts": [2]}, restart_policy=SLOW)
+    with pytest.raises(AgentInitializationError, match="a bad start"):
+        await agent.restart()
+    assert await crew.state(agent) is S.FAILED
+    await crew.comes_back(agent, 3, 2)
 
 
-async def test_terminating_a_failed_one_calls_its_return_off(scene: Scene) -> None:
-    async with scene.open() as manager:
-        instance = await scene.spawn(restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-        await manager.terminate(instance.instance_id)
-        scene.clock.advance(3600)
-        await scene.calm()
-        assert await scene.state(instance) is S.TERMINATED
-        assert not await manager.get_waits(instance.instance_id)
+async def test_two_that_restart_at_once_restart_once(crew: Crew) -> None:
+    agent = await crew.start({"shutdown": "hang"})
+    first = crew.begin(agent.restart())
+    await until(lambda: "shutdown" in crew.stage.said)
+    with pytest.raises(InvalidOperationError, match="it is ending already"):
+        await agent.restart()
+    crew.stage.release("stop")
+    assert (await first).attempt == 2
+    assert crew.stage.said.count("initialize") == 2
 
 
-# --- the quota ---------------------------------------------------------------------------------------
+async def test_starts_by_hand_are_not_held_up_by_the_burst_window(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=SLOW.evolve(max_retries=10, burst_limit=3))
+    for number in range(2, 7):
+        assert (await agent.restart()).attempt == number
+    await crew.crash(agent)
+    (wait,) = await agent.waits()
+    assert "because the limit is 3 starts in 1 min" in (wait.reason or "")
+    await crew.comes_back(agent, 7, 61)
 
 
-async def test_a_restart_waits_for_room_in_the_plan(scene: Scene) -> None:
-    space = Workspace(workspace_id=UUID(int=7), name="pro", tier=Tier.WRITER_PRO, created_at=scene.clock.wall())
-    who = Principal(
-        principal_id=UUID(int=8),
-        name="ada",
-        workspace_id=space.workspace_id,
-        roles=(Role.ADMIN,),
-        created_at=scene.clock.wall(),
-    )
+async def test_an_immediate_policy_is_not_delayed_by_the_burst_window(crew: Crew) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE.evolve(max_retries=6, burst_limit=2))
+    for number in range(2, 8):
+        await crew.crash(agent)
+        await crew.reaches(agent, S.READY, number)
+
+
+# --- the plan ----------------------------------------------------------------------------------------
+
+
+@at(THREAD)
+async def test_a_restart_waits_for_room_in_the_plan(crew: Crew) -> None:
+    space = await crew.found_workspace(Tier.WRITER_PRO)
+    client = crew.as_principal(Role.ADMIN, workspace=space)
     linear = RestartPolicy(type=RestartPolicyType.LINEAR, initial_delay=timedelta(seconds=10), use_jitter=False)
-    async with scene.open() as manager:
-        await manager.store.commit(PutRecord(record=space))
-        scene.manager = manager.acting_as(who)
-        lives = [await scene.spawn(restart_policy=linear) for _ in range(5)]
-        with pytest.raises(LicenseError):
-            await scene.spawn()
-        await scene.crash(lives[0])
-        await scene.reaches(lives[0], S.FAILED)
-        await scene.spawn()
-        with pytest.raises(LicenseError):
-            await scene.manager.restart(lives[0].instance_id)
-        scene.clock.advance(10)
-        await scene.calm()
-        scene.clock.advance(5)
-        await scene.calm()
-        assert await scene.state(lives[0]) is S.FAILED
-        assert [one.kind for one in await scene.manager.get_waits(lives[0].instance_id)] == [WaitKind.BACKOFF]
-        await scene.manager.terminate(lives[1].instance_id)
-        scene.clock.advance(5)
-        await scene.reaches(lives[0], S.READY, attempt=2)
-        assert (await scene.manager.get_statistics()).active_instances == 5
-
-
-async def test_a_level_that_is_gone_is_not_restarted_and_stays_in_sight(scene: Scene) -> None:
-    async with scene.open():
-        instance = await scene.spawn(IsolationLevel.THREAD, restart_policy=SLOW)
-        await scene.crash(instance)
-        await scene.reaches(instance, S.FAILED)
-    async with scene.open(levels=IsolationLevels(scene.clock, {})) as manager:
-        scene.clock.advance(60)
-        await scene.calm()
-        assert await scene.state(instance) is S.FAILED
-        assert await manager.get_waits(instance.instance_id)
+    request = crew.request(restart_policy=linear, resource_limits=ResourceLimits())
+    records = [await client.spawn(request) for _ in range(5)]
+    with pytest.raises(LicenseError):
+        await client.spawn(request)
+    agent = client.handle(records[0].instance_id)
+    await crew.crash(agent)
+    await client.spawn(request)
+    with pytest.raises(LicenseError):
+        await agent.restart()
+    await crew.tick(15)
+    assert await crew.state(agent) is S.FAILED
+    assert [one.kind for one in await agent.waits()] == [WaitKind.BACKOFF]
+    assert "writer_pro" in " ".join((await agent.why()).evidence)
+    await client.terminate(records[1].instance_id)
+    await crew.comes_back(agent, 2, 6)
+    assert (await client.get_statistics()).active_instances == 5
+    assert isinstance(space, UUID)

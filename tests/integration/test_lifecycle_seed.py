@@ -31,7 +31,7 @@ from ostler import (
     TerminationOptions,
     Tier,
 )
-from ostler.model import EventsMissed
+from ostler.model.events import EventsMissed
 from ostler.testing.isolation_suite.ground import passing
 
 pytestmark = pytest.mark.anyio

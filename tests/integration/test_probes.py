@@ -19,10 +19,11 @@ import pytest
 
 from ostler.isolation import probes
 from ostler.isolation.probes import MAX_DETAILS, MAX_HEAD, MAX_OUTPUT, probe
-from ostler.model import HealthCheckConfig, ProbeType
-from ostler.policy import ProbeOutcome, ProbeResult
+from ostler.model.spawn import HealthCheckConfig
+from ostler.model.states import ProbeType
+from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.seams import SystemClock
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -1,28 +1,34 @@
+"""A disk that is full, slow to lock, or broken: new work is refused, reading goes on, nothing acknowledged is lost."""
+
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from uuid import UUID
 
 import pytest
+from store_ground import count, current, do_nothing, finished, moved, newest, readied, ready, reserved
+from store_invariants import invariant_faults
 
 from ostler.errors import StoreBusyError, StoreFailedError, StoreFullError
-from ostler.model import AgentState
-from ostler.seams import FaultPlan
-from ostler.store import Backend, EngineStore, Seams, open_store
-from ostler.store.commands import TakeLease
-from ostler.store.kinds import Key, Kind
-from ostler.store.opening import sqlite_backend
-from ostler.store.sqlite import SqliteSession
-from ostler.testing import ManualClock, invariant_faults
-from ostler.testing.store_suite.ground import moved, reserved
+from ostler.model.instance import AgentInstance
+from ostler.model.states import AgentState
+from ostler.seams import FaultPlan, FaultPoint, Seams
+from ostler.store.connection import Connection
+from ostler.store.sqlite import SqliteConnection, store_error
+from ostler.store.store import SqliteDatabase, Store
+from ostler.store.transaction import Transaction
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
+
+BIG = {"big": "x" * 200_000}
 
 
 @pytest.fixture
@@ -30,57 +36,90 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-class Watched:
-    """A store whose writing connection a test can reach."""
+class Watched(SqliteDatabase):
+    """Its writing connection can be reached by a test, while the writer is idle."""
 
-    def __init__(self, home: Path, seams: Seams | None = None) -> None:
-        inner = sqlite_backend(home / "ostler.db")
-        self.writers: list[SqliteSession] = []
+    def __init__(self, home: Path) -> None:
+        super().__init__(home / "ostler.db")
+        self.writer: SqliteConnection | None = None
 
-        def open_writer(fault: object) -> SqliteSession:
-            assert inner.open_writer is not None
-            session = inner.open_writer(fault)  # type: ignore[arg-type]  # passed on as it came
-            assert isinstance(session, SqliteSession)
-            self.writers.append(session)
-            return session
-
-        self.store = EngineStore(Backend(open_writer=open_writer, open_reader=inner.open_reader), seams)
+    def open_writer(self, fault: FaultPoint) -> Connection:
+        opened = super().open_writer(fault)
+        assert isinstance(opened, SqliteConnection)
+        self.writer = opened
+        return opened
 
     def pragma(self, text: str) -> object:
-        """Asked on the writer's own connection, while it is idle."""
-        return self.writers[-1].connection.execute(f"PRAGMA {text}").fetchone()[0]
+        assert self.writer is not None
+        return self.writer.fetch(f"PRAGMA {text}", {})[0][0]
 
 
 async def test_every_commit_of_the_writer_is_synced(home: Path) -> None:
     watched = Watched(home)
-    async with watched.store as store:
+    async with Store(watched) as store:
         await reserved(store)
         assert watched.pragma("journal_mode") == "wal"
         assert watched.pragma("synchronous") == 2
         assert watched.pragma("foreign_keys") == 1
 
 
-async def test_a_full_disk_turns_work_away_and_reading_goes_on(home: Path) -> None:
-    watched = Watched(home, Seams(clock=ManualClock()))
-    async with watched.store as store:
-        made = await reserved(store)
+# --- full --------------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_new_work_and_heals_by_itself(home: Path) -> None:
+    watched, clock = Watched(home), ManualClock()
+    async with Store(watched, Seams(clock=clock)) as store:
+        one = await ready(store)
         watched.pragma(f"max_page_count = {watched.pragma('page_count')}")
         with pytest.raises(StoreFullError, match="free some space"):
             await _fill(store)
-        count = len(await store.list_instances())
-        assert await store.get_instance(made.instance_id) == made
+        number = await store.read(count("agent_instances"))
+        assert await current(store, one) == one, "reading goes on"
         with pytest.raises(StoreFullError):
-            await reserved(store, context={"big": "x" * 200_000})
+            await reserved(store, context=BIG)
         watched.pragma("max_page_count = 1000000")
-        await moved(store, made, AgentState.READY)
-        await reserved(store, context={"big": "x" * 200_000})
-        assert len(await store.list_instances()) == count + 1
-        assert await invariant_faults(store, ManualClock().wall()) == []
+        await moved(store, one, AgentState.PROCESSING)
+        await reserved(store, context=BIG)
+        assert await store.read(count("agent_instances")) == number + 1
+        assert await invariant_faults(store, clock.wall()) == []
 
 
-async def _fill(store: EngineStore) -> None:
+async def _fill(store: Store, acknowledged: list[UUID] | None = None) -> None:
+    made = [] if acknowledged is None else acknowledged
     for _ in range(100):
-        await reserved(store, context={"big": "x" * 50_000})
+        made.append((await reserved(store, context={"big": "x" * 50_000})).instance_id)
+
+
+async def test_a_disk_that_fills_within_a_batch_fails_the_whole_of_it_and_commits_no_part(home: Path) -> None:
+    """SQLite ends the whole transaction: a later command of the batch must not be committed alone."""
+    watched, clock = Watched(home), ManualClock()
+    async with Store(watched, Seams(clock=clock)) as store:
+        await reserved(store)
+        watched.pragma(f"max_page_count = {watched.pragma('page_count')}")
+        before = await newest(store)
+        loop = asyncio.get_running_loop()
+        begun, gone_on = asyncio.Event(), asyncio.Event()
+
+        def hold(_: Transaction) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(gone_on.wait(), loop).result(30)
+
+        held = store.submit(hold)
+        await begun.wait()
+        wishes = [asyncio.ensure_future(reserved(store, name, context=wish)) for name, wish in WISHES]
+        await asyncio.sleep(0)
+        gone_on.set()
+        await held
+        answers = await asyncio.gather(*wishes, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreFullError] * len(WISHES)
+        watched.pragma("max_page_count = 1000000")
+        assert await store.read(count("agent_instances")) == 1, "what was told as failed is not there"
+        assert await newest(store) == before
+        assert await invariant_faults(store, clock.wall()) == []
+        await reserved(store, context=BIG)
+
+
+WISHES = [("small", None), ("large", BIG), ("small too", None)]
 
 
 @pytest.fixture
@@ -98,77 +137,92 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_disk_that_is_really_full_is_borne_and_works_again_with_space(small_disk: Path) -> None:
-    ballast = small_disk / "ballast"
+    ballast, clock = small_disk / "ballast", ManualClock()
     ballast.write_bytes(b"x" * 700_000)
-    async with open_store(small_disk / "home", Seams(clock=ManualClock())) as store:
-        made = await reserved(store)
+    async with Store(small_disk / "home", Seams(clock=clock)) as store:
+        one = await reserved(store)
+        acknowledged: list[UUID] = []
         with pytest.raises(StoreFullError):
-            await _fill(store)
-        assert await store.get_instance(made.instance_id) == made
+            await _fill(store, acknowledged)
+        assert await current(store, one) == one
         ballast.unlink()
-        assert (await moved(store, made, AgentState.READY)).state is AgentState.READY
-    async with open_store(small_disk / "home", Seams(clock=ManualClock())) as store:
-        assert await invariant_faults(store, ManualClock().wall()) == []
+        up = await readied(store, one)
+        await finished(store, await moved(store, up, AgentState.TERMINATING))
+    async with Store(small_disk / "home", Seams(clock=clock)) as store:
+        assert await invariant_faults(store, clock.wall()) == []
+        for instance_id in acknowledged:
+            await current(store, instance_id)
+
+
+def test_no_room_for_the_memory_that_readers_share_is_a_full_disk(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert isinstance(store_error(error, tmp_path), StoreFullError)
+
+
+# --- broken ------------------------------------------------------------------------------------------
 
 
 async def test_an_input_output_error_ends_all_writing_until_a_restart(home: Path) -> None:
     plan = FaultPlan(action="oserror")
-    async with open_store(home, Seams(fault=plan)) as store:
-        made = await reserved(store)
+    async with Store(home, Seams(fault=plan)) as store:
+        one = await ready(store)
         plan.name = "store.commit.before"
         with pytest.raises(StoreFailedError, match="restart to recover"):
-            await moved(store, made, AgentState.READY)
+            await moved(store, one, AgentState.PROCESSING)
         plan.name = ""
         with pytest.raises(StoreFailedError, match="injected"):
-            await moved(store, made, AgentState.READY)
-        assert await store.get_instance(made.instance_id) == made
-    async with open_store(home) as store:
-        assert (await moved(store, made, AgentState.READY)).version == 2
+            await moved(store, one, AgentState.PROCESSING)
+        assert await current(store, one) == one
+    async with Store(home) as store:
+        assert (await moved(store, one, AgentState.PROCESSING)).version == one.version + 1
 
 
-class Failing(SqliteSession):
+class Failing(SqliteConnection):
     """Its disk cannot be read any more, once a test says so."""
 
     broken = False
 
-    def load(self, kind: Kind, key: Key) -> Any:
+    def fetch(self, sql: str, values: object) -> list[tuple[object, ...]]:
         if self.broken:
             raise StoreFailedError("a sector is gone")
-        return super().load(kind, key)
+        return super().fetch(sql, values)  # type: ignore[arg-type]  # passed on as it came
 
 
-async def test_an_error_while_reading_inside_a_transaction_ends_the_whole_of_it(home: Path) -> None:
-    async with open_store(home) as store:
-        made = await reserved(store)
-    sessions: list[Failing] = []
+async def test_a_disk_error_while_reading_inside_a_transaction_fails_the_whole_batch(home: Path) -> None:
+    async with Store(home) as store:
+        one = await ready(store)
 
-    def open_writer(_fault: object) -> Failing:
-        sessions.append(Failing(home / "ostler.db"))
-        return sessions[-1]
+    class Breaking(SqliteDatabase):
+        writer: Failing
 
-    backend = Backend(open_writer=open_writer, open_reader=sqlite_backend(home / "ostler.db").open_reader)
-    async with EngineStore(backend) as store:
-        before = await store.head()
-        sessions[0].broken = True
-        # Neither names a record that is cached, and the second would need nothing but the first one's refusal.
-        wishes = (moved(store, made, AgentState.READY), store.commit(TakeLease(owner="me")))
+        def open_writer(self, fault: FaultPoint) -> Connection:
+            self.writer = Failing(self.path)
+            self.writer.migrate(fault)
+            return self.writer
+
+    breaking = Breaking(home / "ostler.db")
+    async with Store(breaking) as store:
+        before = await newest(store)
+        breaking.writer.broken = True
+        wishes = (moved(store, one, AgentState.PROCESSING), store.run(do_nothing))
         answers = await asyncio.gather(*wishes, return_exceptions=True)
-        assert [str(one) for one in answers] == ["a sector is gone"] * 2
-        sessions[0].broken = False
-        with pytest.raises(StoreFailedError):
-            await moved(store, made, AgentState.READY)
-        assert await store.head() == before
+        assert isinstance(answers[0], StoreFailedError)
+        breaking.writer.broken = False
+        with pytest.raises(StoreFailedError, match="a sector is gone"):
+            await moved(store, one, AgentState.PROCESSING)
+        assert await newest(store) == before
 
 
 _LIMITED = """
 import asyncio, resource, sys
 from ostler.errors import StoreFailedError
-from ostler.store import open_store
-from ostler.testing.store_suite.ground import reserved
+from ostler.store.store import Store
+from store_ground import current, reserved
 
 async def main():
-    async with open_store(sys.argv[1]) as store:
-        made = await reserved(store)
+    async with Store(sys.argv[1]) as store:
+        one = await reserved(store)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
         seen = []
         for _ in range(3):
@@ -178,7 +232,7 @@ async def main():
                 seen.append(str(error))
         assert len(seen) == 3, seen
         assert "disk I/O error" in seen[0], seen
-        assert await store.get_instance(made.instance_id) == made
+        assert await current(store, one) == one
 
 asyncio.run(main())
 """
@@ -187,22 +241,30 @@ asyncio.run(main())
 def test_a_real_input_output_error_is_seen_as_one(home: Path) -> None:
     """The kernel refuses to let the file grow: SQLite reports what a broken disk would make it report."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     done = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(home), "600000"], check=False, capture_output=True, text=True
+        [sys.executable, "-c", _LIMITED, str(home), "600000"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
 
 
+# --- locked ------------------------------------------------------------------------------------------
+
+
 async def test_a_lock_held_by_another_process_is_said_and_passes(home: Path) -> None:
     watched = Watched(home)
-    async with watched.store as store:
-        made = await reserved(store)
+    async with Store(watched) as store:
+        one = await ready(store)
         watched.pragma("busy_timeout = 20")
         other = sqlite3.connect(home / "ostler.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusyError):
-            await moved(store, made, AgentState.READY)
-        assert await store.get_instance(made.instance_id) == made
+            await moved(store, one, AgentState.PROCESSING)
+        assert await current(store, one) == one
         other.execute("ROLLBACK")
         other.close()
-        assert (await moved(store, made, AgentState.READY)).version == 2
+        assert isinstance(await moved(store, one, AgentState.PROCESSING), AgentInstance)

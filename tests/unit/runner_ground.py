@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import Agent, AgentContext, AgentRunner, Message, WaitAnswer, WaitAsked
-from ostler.model import ResourceLimits
-from ostler.testing import ManualClock
+from ostler.model.spawn import ResourceLimits
+from ostler.testing.clock import ManualClock
 
 
 class Deaf:

@@ -18,8 +18,9 @@ from ostler.agents import AgentContext, Message, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, MAX_MESSAGE, CallToken
 from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed
 from ostler.errors import ValidationError
-from ostler.model import ContextData, ResourceLimits
-from ostler.testing import ManualClock
+from ostler.model.context import ContextData
+from ostler.model.spawn import ResourceLimits
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from ostler.isolation import BUILT_IN, Cell, Isolation, IsolationLevels, LevelSo
 from ostler.isolation.base import Capabilities
 from ostler.isolation.none import NoIsolation
 from ostler.isolation.thread import ThreadIsolation
-from ostler.model import IsolationLevel
-from ostler.testing import ManualClock
+from ostler.model.states import IsolationLevel
+from ostler.testing.clock import ManualClock
 
 NONE, THREAD, PROCESS, CONTAINER = IsolationLevel
 
@@ -125,7 +125,7 @@ async def test_all_are_closed_also_those_that_were_replaced(
 def test_a_level_is_loaded_when_it_is_first_used() -> None:
     code = (
         "import sys, ostler.isolation as i; from ostler.seams import SystemClock\n"
-        "from ostler.model import IsolationLevel\n"
+        "from ostler.model.states import IsolationLevel\n"
         "levels = i.IsolationLevels(SystemClock()); levels.get(IsolationLevel.NONE)\n"
         "assert 'ostler.isolation.none' in sys.modules and 'ostler.isolation.thread' not in sys.modules"
     )

@@ -9,23 +9,23 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from ostler.lifecycle.fanout import Buffer, Fanout, is_last
+from ostler.store.commands import ReportSignal, ReserveInstance
 
 from ostler.errors import StoreBusyError
-from ostler.lifecycle.fanout import Buffer, Fanout, is_last
-from ostler.model import (
-    HOME_WORKSPACE_ID,
+from ostler.model.events import (
     AgentEvent,
     AgentSignalEvent,
-    AgentState,
     AgentStateChangedEvent,
     AgentTerminatedEvent,
     Event,
     EventsMissed,
-    SpawnRequest,
 )
+from ostler.model.people import HOME_WORKSPACE_ID
+from ostler.model.spawn import SpawnRequest
+from ostler.model.states import AgentState
 from ostler.store import Store
-from ostler.store.commands import ReportSignal, ReserveInstance
-from ostler.testing import ManualClock, memory_store
+from ostler.testing.clock import ManualClock, memory_store
 
 pytestmark = pytest.mark.anyio
 

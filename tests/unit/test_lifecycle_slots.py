@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ostler.lifecycle.slots import Slots
 
 from ostler.errors import AgentBusyError, AgentGoneError
-from ostler.lifecycle.slots import Slots
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,11 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
-
 from ostler.lifecycle.timers import Timers
-from ostler.model import HOME_WORKSPACE_ID, Wait, WaitKind
-from ostler.testing import ManualClock
+
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.people import HOME_WORKSPACE_ID
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

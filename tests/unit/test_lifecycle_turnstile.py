@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from ostler.lifecycle.turnstile import PATIENCE, Turnstile
-from ostler.model import AgentPriority
-from ostler.testing import ManualClock
+
+from ostler.model.states import AgentPriority
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from ostler.model import ContextData, Definition, SpawnRequest
-from ostler.model.context import MAX_BYTES, MAX_DEPTH
+from ostler.model.context import MAX_BYTES, MAX_DEPTH, ContextData
+from ostler.model.people import Definition
+from ostler.model.spawn import SpawnRequest
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ID = UUID(int=7)
@@ -87,8 +88,8 @@ def test_context_is_read_with_keys_in_any_case() -> None:
 
 
 def test_the_context_of_one_agent_can_be_passed_on_to_the_next() -> None:
-    request = SpawnRequest(agent_definition_id=ID, context=ContextData({"a": 1}))
-    assert request.validate()
+    request = SpawnRequest(agent_definition_id=ID, context=ContextData({"a": 1})).checked()
+    assert request.context == {"a": 1}
     assert SpawnRequest.from_json(request.to_json()) == request
 
 
@@ -97,6 +98,6 @@ def test_a_manifest_must_be_json_but_may_tell_keys_apart_by_case() -> None:
         definition_id=ID, name="d", kind="python", manifest={"a": 1, "A": 2}, created_at=NOW, updated_at=NOW
     )
     assert definition.validate()
-    bad = definition.evolve(manifest={"a": "\0"}, kind="", source="\ud800")
-    assert {fault.field for fault in bad.validate()} == {"kind", "source", "manifest.a"}
+    bad = definition.evolve(manifest={"a": "\0"}, source="\ud800")
+    assert {fault.field for fault in bad.validate()} == {"source", "manifest.a"}
     assert definition.evolve(manifest=None).validate().errors == ("manifest must be a mapping, was None",)

@@ -1,3 +1,5 @@
+"""What a record is made of: the defaults and ranges of the contract, words for values, one record laid over another."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
@@ -6,81 +8,122 @@ from uuid import UUID
 
 import pytest
 
-from ostler.model import (
-    AgentErrorEvent,
-    AgentHealthStatus,
-    AgentInstance,
-    AgentPriority,
+from ostler.model.events import AgentErrorEvent, EventsMissed
+from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics, TerminationResult
+from ostler.model.people import HOME_WORKSPACE_ID, Definition, Principal, Role, Workspace
+from ostler.model.query import GetInstancesFilter, ObservationOptions
+from ostler.model.record import Record
+from ostler.model.spawn import (
     AgentSpawnOptions,
-    AgentState,
-    Enforcement,
-    GetInstancesFilter,
     HealthCheckConfig,
-    HealthState,
-    IsolationLevel,
-    LifecycleStatistics,
-    ObservationOptions,
-    Principal,
-    ProbeType,
-    Record,
     ResourceLimits,
     RestartPolicy,
-    RestartPolicyType,
-    Role,
     SpawnRequest,
-    Task,
-    TaskFilter,
-    TaskState,
     TerminationOptions,
-    TerminationResult,
 )
+from ostler.model.states import (
+    AgentPriority,
+    AgentState,
+    Enforcement,
+    HealthState,
+    IsolationLevel,
+    ProbeType,
+    RestartPolicyType,
+    Tier,
+)
+from ostler.policy.retention import RetentionPolicy
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 ID = UUID(int=7)
-MS, S, MIN, H, D = (timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1),
-                    timedelta(hours=1), timedelta(days=1))  # fmt: skip
-INSTANCE = AgentInstance(instance_id=ID, definition_id=ID, state=AgentState.READY, created_at=NOW, updated_at=NOW)
-TASK = Task(task_id=ID, task="write it", created_at=NOW, updated_at=NOW)
-STATISTICS = LifecycleStatistics(
-    active_instances=1, by_state={AgentState.READY: 1}, by_health={HealthState.HEALTHY: 1}, max_concurrent=None,
-    total_spawned=2, total_terminated=1, average_uptime=5 * MIN, total_restarts=0,
-)  # fmt: skip
+MS, S, MIN, H, D = (
+    timedelta(milliseconds=1),
+    timedelta(seconds=1),
+    timedelta(minutes=1),
+    timedelta(hours=1),
+    timedelta(days=1),
+)
+INSTANCE = AgentInstance(
+    instance_id=ID, definition_id=ID, workspace_id=ID, state=AgentState.READY, created_at=NOW, updated_at=NOW
+)
+WORKSPACE = Workspace(workspace_id=ID, name="w", tier=Tier.TEAMS, created_at=NOW)
+REQUEST = SpawnRequest(agent_definition_id=ID)
+METRICS = AgentMetrics(sampled_at=NOW)
+PRINCIPAL = Principal(principal_id=ID, name="p", workspace_id=ID, created_at=NOW)
+DEFINITION = Definition(definition_id=ID, name="d", kind="k", manifest={}, created_at=NOW, updated_at=NOW)
 
 #: What the contract says of a record that is made with as little as possible.
 DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
-    (SpawnRequest(agent_definition_id=ID), {"options": None, "context": None}),
+    (SpawnRequest(agent_definition_id=ID), {"options": None, "context": None, "task_id": None, "crew": None}),
     (
         AgentSpawnOptions(),
-        {"initialization_timeout": 30 * S, "resource_limits": None, "isolation_level": IsolationLevel.THREAD,
-         "restart_policy": None, "health_check": None, "name": None, "tags": None,
-         "priority": AgentPriority.NORMAL, "min_enforcement": Enforcement.ADVISORY},
+        {
+            "initialization_timeout": 30 * S,
+            "resource_limits": None,
+            "isolation_level": IsolationLevel.THREAD,
+            "restart_policy": None,
+            "health_check": None,
+            "name": None,
+            "tags": None,
+            "priority": AgentPriority.NORMAL,
+            "min_enforcement": Enforcement.ADVISORY,
+            "workdir": None,
+            "env": None,
+        },
     ),
     (
         ResourceLimits(),
-        {"max_memory_mb": 512, "max_cpu_percent": 0, "execution_timeout": 5 * MIN, "max_worker_threads": 4,
-         "max_concurrent_tasks": 10, "max_tokens_per_minute": 0},
+        {
+            "max_memory_mb": 512,
+            "max_cpu_percent": 0,
+            "execution_timeout": 5 * MIN,
+            "max_worker_threads": 4,
+            "max_concurrent_tasks": 10,
+            "max_tokens_per_minute": 0,
+        },
     ),
     (
         RestartPolicy.default(),
-        {"type": RestartPolicyType.EXPONENTIAL, "max_retries": 3, "initial_delay": S, "max_delay": MIN,
-         "backoff_multiplier": 2.0, "use_jitter": True, "circuit_breaker_timeout": 5 * MIN},
+        {
+            "type": RestartPolicyType.EXPONENTIAL,
+            "max_retries": 3,
+            "initial_delay": S,
+            "max_delay": MIN,
+            "backoff_multiplier": 2.0,
+            "use_jitter": True,
+            "circuit_breaker_timeout": 5 * MIN,
+        },
     ),
     (RestartPolicy.none(), {"type": RestartPolicyType.NONE, "max_retries": 0}),
-    (
-        RestartPolicy.immediate(),
-        {"type": RestartPolicyType.IMMEDIATE, "max_retries": 3, "initial_delay": 0 * S},
-    ),
+    (RestartPolicy.immediate(), {"type": RestartPolicyType.IMMEDIATE, "max_retries": 3, "initial_delay": 0 * S}),
     (
         HealthCheckConfig(),
-        {"probe": ProbeType.HEARTBEAT, "interval": 5 * S, "timeout": 3 * S, "failure_threshold": 3,
-         "success_threshold": 2, "is_custom": False},
+        {
+            "probe": ProbeType.HEARTBEAT,
+            "interval": 5 * S,
+            "timeout": 3 * S,
+            "failure_threshold": 3,
+            "success_threshold": 2,
+            "is_custom": False,
+        },
     ),
     (AgentHealthStatus(), {"state": HealthState.UNKNOWN, "checked_at": None}),
     (
         INSTANCE,
-        {"health": AgentHealthStatus(), "metrics": None, "terminated_at": None, "restart_count": 0,
-         "error_message": None, "spawn_options": None, "tags": (), "name": None, "owner_id": None,
-         "workspace_id": None, "is_active": True, "final_state": None},
+        {
+            "health": AgentHealthStatus(),
+            "metrics": None,
+            "terminated_at": None,
+            "restart_count": 0,
+            "error_message": None,
+            "spawn_options": None,
+            "tags": (),
+            "name": None,
+            "owner_id": None,
+            "attempt": 1,
+            "version": 1,
+            "is_active": True,
+            "final_state": None,
+        },
     ),
     (
         TerminationOptions.default(),
@@ -92,34 +135,50 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
     ),
     (
         GetInstancesFilter.all(),
-        {"state": None, "health_state": None, "tag": None, "definition_id": None, "owner_id": None,
-         "name_pattern": None, "include_terminated": False, "limit": 100, "offset": 0},
+        {
+            "state": None,
+            "health_state": None,
+            "tag": None,
+            "definition_id": None,
+            "owner_id": None,
+            "name_pattern": None,
+            "include_terminated": False,
+            "limit": 100,
+            "offset": 0,
+        },
     ),
     (
         ObservationOptions.default(),
-        {"include_state_changes": True, "include_health_checks": True, "include_metrics": False,
-         "include_errors": True, "include_restarts": True, "buffer_capacity": 100},
+        {
+            "include_state_changes": True,
+            "include_health_checks": True,
+            "include_metrics": False,
+            "include_errors": True,
+            "include_restarts": True,
+            "buffer_capacity": 100,
+        },
     ),
     (
-        TASK,
-        {"state": TaskState.QUEUED, "generated_code": None, "submission_summary": None, "changed_files": (),
-         "error": None, "definition_id": None, "attempt": 0, "spawn_count": 0, "retry_count": 0,
-         "priority": AgentPriority.NORMAL, "dependencies": (), "workspace": None, "branch": None,
-         "version": 1, "is_finished": False},
-    ),
-    (
-        AgentErrorEvent(instance_id=ID, occurred_at=NOW, error_message="e"),
+        AgentErrorEvent(instance_id=ID, error_message="e"),
         {"correlation_id": None, "exception_type": None, "stack_trace": None, "is_recoverable": False},
     ),
-]  # fmt: skip
+    (DEFINITION, {"workspace_id": HOME_WORKSPACE_ID, "source": None, "version": 1}),
+    (WORKSPACE, {"disabled_features": (), "max_tokens_per_minute": 0}),
+    (
+        RetentionPolicy(),
+        {"finished": D, "events": 30 * D, "audit": None, "idempotency": D, "batch": 500},
+    ),
+]
 
-#: The first and the last value that is good, and how small a step leads out.
+#: The first and the last value that is good, and how small a step leads out. Where the design overrules the seed, its
+#: bound stands here: memory, CPU, execution time-out.
 RANGES: list[tuple[Record, str, Any, Any, Any]] = [
-    (ResourceLimits(), "max_memory_mb", 64, 8192, 1),
-    (ResourceLimits(), "max_cpu_percent", 0, 100, 1),
-    (ResourceLimits(), "execution_timeout", S, H, MS),
+    (ResourceLimits(), "max_memory_mb", 64, 16 * 1024 * 1024, 1),
+    (ResourceLimits(), "max_cpu_percent", 0, 100 * 1024, 1),
+    (ResourceLimits(), "execution_timeout", S, 7 * D, MS),
     (ResourceLimits(), "max_worker_threads", 1, 32, 1),
     (ResourceLimits(), "max_concurrent_tasks", 1, 100, 1),
+    (ResourceLimits(), "max_tokens_per_minute", 0, None, 1),
     (RestartPolicy(), "max_retries", 0, 10, 1),
     (RestartPolicy(max_delay=10 * MIN), "initial_delay", 0 * S, 5 * MIN, MS),
     (RestartPolicy(), "max_delay", S, 10 * MIN, MS),
@@ -137,8 +196,16 @@ RANGES: list[tuple[Record, str, Any, Any, Any]] = [
     (TerminationOptions(), "graceful_timeout", S, 5 * MIN, MS),
     (GetInstancesFilter(), "limit", 1, 1000, 1),
     (GetInstancesFilter(), "offset", 0, 1_000_000, 1),
-    (TaskFilter(), "limit", 1, 1000, 1),
     (ObservationOptions(), "buffer_capacity", 1, 10_000, 1),
+    (SpawnRequest(agent_definition_id=ID), "generation", 0, 2**31 - 1, 1),
+    (AgentHealthStatus(), "consecutive_failures", 0, None, 1),
+    (WORKSPACE, "max_tokens_per_minute", 0, None, 1),
+    (DEFINITION, "version", 1, 2**31 - 1, 1),
+    (RetentionPolicy(), "finished", MIN, 3650 * D, MS),
+    (RetentionPolicy(), "events", MIN, 3650 * D, MS),
+    (RetentionPolicy(), "audit", MIN, 3650 * D, MS),
+    (RetentionPolicy(), "idempotency", MIN, D, MS),
+    (RetentionPolicy(), "batch", 1, 10_000, 1),
 ]
 
 
@@ -151,9 +218,120 @@ def test_a_record_has_the_defaults_of_the_contract(record: Record, expected: dic
 @pytest.mark.parametrize(("record", "name", "low", "high", "step"), RANGES)
 def test_a_range_holds_at_both_ends(record: Record, name: str, low: Any, high: Any, step: Any) -> None:
     for good in (low, high):
-        assert record.evolve(**{name: good}).validate().errors == ()
-    for bad in (low - step, high + step):
-        assert [fault.field for fault in record.evolve(**{name: bad}).validate()] == [name]
+        if good is not None:
+            assert record.evolve(**{name: good}).validate().errors == ()
+    for bad in (low - step, None if high is None else high + step):
+        if bad is not None:
+            assert [fault.field for fault in record.evolve(**{name: bad}).validate()] == [name]
+
+
+def test_a_graceful_timeout_of_zero_is_allowed() -> None:
+    assert TerminationOptions(graceful_timeout=0 * S).validate().errors == ()
+
+
+# --- words for values --------------------------------------------------------------------------------
+
+#: What a caller may write, and the value that `checked()` makes of it.
+COERCED: list[tuple[Record, dict[str, Any], str, Any]] = [
+    (ResourceLimits(), {"max_memory_mb": "256M"}, "max_memory_mb", 256),
+    (ResourceLimits(), {"max_memory_mb": "1.5G"}, "max_memory_mb", 1536),
+    (ResourceLimits(), {"max_memory_mb": "2 GiB"}, "max_memory_mb", 2048),
+    (ResourceLimits(), {"max_memory_mb": "131072kb"}, "max_memory_mb", 128),
+    (ResourceLimits(), {"max_memory_mb": "512"}, "max_memory_mb", 512),
+    (ResourceLimits(), {"execution_timeout": "30s"}, "execution_timeout", 30 * S),
+    (ResourceLimits(), {"execution_timeout": "1h 30min"}, "execution_timeout", 90 * MIN),
+    (ResourceLimits(), {"execution_timeout": "1500 ms"}, "execution_timeout", 1500 * MS),
+    (ResourceLimits(), {"execution_timeout": "PT5M"}, "execution_timeout", 5 * MIN),
+    (ResourceLimits(), {"execution_timeout": 30}, "execution_timeout", 30 * S),
+    (AgentSpawnOptions(), {"initialization_timeout": 0.5}, "initialization_timeout", 500 * MS),
+    (AgentSpawnOptions(), {"isolation_level": "process"}, "isolation_level", IsolationLevel.PROCESS),
+    (AgentSpawnOptions(), {"priority": "high"}, "priority", AgentPriority.HIGH),
+    (AgentSpawnOptions(), {"tags": ["a", "b"]}, "tags", ("a", "b")),
+    (
+        AgentSpawnOptions(),
+        {"resource_limits": {"max_memory_mb": "1G"}},
+        "resource_limits",
+        ResourceLimits(max_memory_mb=1024),
+    ),
+    (AgentSpawnOptions(), {"restart_policy": "exponential"}, "restart_policy", RestartPolicy()),
+    (AgentSpawnOptions(), {"restart_policy": "no"}, "restart_policy", RestartPolicy.none()),
+    (
+        AgentSpawnOptions(),
+        {"restart_policy": "immediate:5"},
+        "restart_policy",
+        RestartPolicy.immediate().evolve(max_retries=5),
+    ),
+    (AgentSpawnOptions(), {"restart_policy": "on-failure:2"}, "restart_policy", RestartPolicy(max_retries=2)),
+    (
+        AgentSpawnOptions(),
+        {"restart_policy": {"type": "linear"}},
+        "restart_policy",
+        RestartPolicy(type=RestartPolicyType.LINEAR),
+    ),
+    (REQUEST, {"agent_definition_id": str(ID)}, "agent_definition_id", ID),
+    (REQUEST, {"agent_definition_id": "coder"}, "agent_definition_id", "coder"),
+    (PRINCIPAL, {"roles": ["viewer"]}, "roles", (Role.VIEWER,)),
+    (INSTANCE, {"state": "failed"}, "state", AgentState.FAILED),
+    (METRICS, {"sampled_at": "2026-03-01T12:30:15.123456Z"}, "sampled_at", NOW),
+]
+
+
+@pytest.mark.parametrize(("record", "words", "name", "value"), COERCED)
+def test_words_for_values_are_understood(record: Record, words: dict[str, Any], name: str, value: Any) -> None:
+    record = record.evolve(**words)
+    checked = getattr(record.checked(), name)
+    assert checked == value
+    assert type(checked) is type(value)
+    assert record.validate().value == record.checked()
+
+
+# --- one record laid over another --------------------------------------------------------------------
+
+
+def test_a_partial_record_changes_only_the_fields_that_it_names() -> None:
+    base = AgentSpawnOptions(isolation_level=IsolationLevel.PROCESS, name="base", priority=AgentPriority.HIGH)
+    asked = AgentSpawnOptions(name="asked", priority=AgentPriority.NORMAL)
+    laid = asked.over(base)
+    assert (laid.name, laid.isolation_level) == ("asked", IsolationLevel.PROCESS)
+    assert laid.priority is AgentPriority.NORMAL, "a default that is named counts"
+    assert laid.initialization_timeout == AgentSpawnOptions().initialization_timeout
+    assert AgentSpawnOptions().over(base) == base
+    assert laid.given == {"isolation_level", "name", "priority"}
+
+
+def test_a_partial_record_inside_is_laid_over_its_counterpart() -> None:
+    base = AgentSpawnOptions(resource_limits=ResourceLimits(max_memory_mb=1024, max_worker_threads=8))
+    asked = AgentSpawnOptions(resource_limits=ResourceLimits(max_worker_threads=2))
+    assert asked.over(base).resource_limits == ResourceLimits(max_memory_mb=1024, max_worker_threads=2)
+    assert asked.over(AgentSpawnOptions()).resource_limits == ResourceLimits(max_worker_threads=2)
+    removed = AgentSpawnOptions(resource_limits=None)
+    assert removed.over(base).resource_limits is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        AgentSpawnOptions(name="n", resource_limits=ResourceLimits(max_memory_mb="256M")).checked(),  # type: ignore[arg-type]  # words on purpose
+        AgentSpawnOptions.from_json('{"name": "n", "resource_limits": {"max_memory_mb": "256M"}}'),
+        AgentSpawnOptions.from_dict({"name": "n", "resource_limits": {"max_memory_mb": 256}}),
+        SpawnRequest.from_dict(
+            {"agent_definition_id": "d", "options": {"name": "n", "resource_limits": {"max_memory_mb": 256}}}
+        )
+        .checked()
+        .options,
+        AgentSpawnOptions(name="n").evolve(resource_limits=ResourceLimits(max_memory_mb=256)),
+    ],
+    ids=["checked", "json", "dict", "inside", "evolved"],
+)
+def test_what_was_named_survives_checking_json_and_changes(asked: AgentSpawnOptions) -> None:
+    assert asked.given == {"name", "resource_limits"}
+    base = AgentSpawnOptions(priority=AgentPriority.LOW, resource_limits=ResourceLimits(max_worker_threads=9))
+    laid = asked.over(base)
+    assert (laid.priority, laid.name) == (AgentPriority.LOW, "n")
+    assert laid.resource_limits == ResourceLimits(max_memory_mb=256, max_worker_threads=9)
+
+
+# --- what records say of themselves ------------------------------------------------------------------
 
 
 def test_an_evolved_record_is_another_one() -> None:
@@ -163,24 +341,17 @@ def test_an_evolved_record_is_another_one() -> None:
     assert more != ResourceLimits()
 
 
-def test_lists_are_taken_and_kept_as_tuples() -> None:
-    listed: Any = ["a"]
-    assert AgentSpawnOptions(tags=listed).tags == ("a",)
-    assert INSTANCE.evolve(tags=listed).tags == ("a",)
-    assert TASK.evolve(tags=listed, changed_files=listed, dependencies=[ID]).validate()
-    roles: Any = [Role.VIEWER]
-    assert Principal(principal_id=ID, name="ada", workspace_id=ID, roles=roles, created_at=NOW).roles == (Role.VIEWER,)
-
-
 def test_a_request_without_a_definition_is_not_valid() -> None:
     assert SpawnRequest(agent_definition_id=ID).is_valid()
     assert not SpawnRequest(agent_definition_id=UUID(int=0)).is_valid()
+    assert not SpawnRequest(agent_definition_id="").is_valid()
 
 
-def test_uptime_ends_with_the_instance_and_is_never_negative() -> None:
+def test_uptime_ends_with_the_instance_and_leaves_out_the_time_it_was_failed() -> None:
     assert INSTANCE.uptime(NOW + H) == H
     assert INSTANCE.evolve(terminated_at=NOW + MIN).uptime(NOW + H) == MIN
-    assert INSTANCE.uptime(NOW - H) == timedelta(0)
+    assert INSTANCE.evolve(downtime=MIN).uptime(NOW + H) == 59 * MIN
+    assert INSTANCE.uptime(NOW - H) == timedelta(0), "not negative when the clock was set back"
 
 
 def test_an_instance_is_active_until_it_is_terminated_or_failed() -> None:
@@ -194,6 +365,10 @@ def test_the_result_of_a_termination_says_how_it_went() -> None:
     bad = TerminationResult.failed("it hangs")
     assert (bad.success, bad.was_graceful, bad.error_message) == (False, False, "it hangs")
     assert (bad.final_instance, bad.duration) == (None, timedelta(0))
+
+
+def test_missed_events_say_where_to_read_on() -> None:
+    assert EventsMissed(instance_id=ID, count=3, first_sequence=7).resume_after == 6
 
 
 @pytest.mark.parametrize("probe", ProbeType)

@@ -1,35 +1,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
 
-from ostler.model import (
+from ostler.model.instance import AgentInstance
+from ostler.model.states import (
     ACTIVE_STATES,
     AGENT_TRANSITIONS,
-    FINISHED_TASK_STATES,
     INACTIVE_STATES,
-    TASK_TRANSITIONS,
-    AgentInstance,
     AgentPriority,
     AgentState,
     AgentStateTransitions,
     HealthState,
     IsolationLevel,
     RestartPolicyType,
-    Task,
-    TaskState,
-    TaskStateTransitions,
     Tier,
+    legal_path,
+    moves_between,
 )
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
-#: The tables of the design, written here a second time and as text.
-AGENT_MOVES = {
+#: The table of the design, written here a second time and as text.
+MOVES = {
     "initializing": "ready failed terminating",
     "ready": "processing suspended terminating failed",
     "processing": "waiting failed terminating",
@@ -40,50 +36,33 @@ AGENT_MOVES = {
     "terminated": "",
 }
 FREEZE_MOVES = {("processing", "suspended"), ("suspended", "processing")}
-TASK_MOVES = {
-    "queued": "running",
-    "running": "completed queued rejected",
-    "completed": "accepted rejected queued",
-    "accepted": "",
-    "rejected": "",
-}
+PAIRS = list(itertools.product(AgentState, repeat=2))
 
 
-def legal(moves: Mapping[str, str], current: str, target: str) -> bool:
-    return target in moves[current].split()
-
-
-@pytest.mark.parametrize(("current", "target"), list(itertools.product(AgentState, repeat=2)))
-def test_an_instance_makes_only_the_moves_of_the_design(current: AgentState, target: AgentState) -> None:
-    expected = legal(AGENT_MOVES, current.value, target.value)
-    assert AgentStateTransitions.is_valid(current, target) == expected
+@pytest.mark.parametrize(("current", "target"), PAIRS)
+def test_only_the_moves_of_the_design_are_legal(current: AgentState, target: AgentState) -> None:
+    legal = target.value in MOVES[current.value].split()
+    assert AgentStateTransitions.is_valid(current, target) == legal
     instance = AgentInstance(
-        instance_id=UUID(int=1), definition_id=UUID(int=2), state=current, created_at=NOW, updated_at=NOW
+        instance_id=UUID(int=1),
+        definition_id=UUID(int=2),
+        workspace_id=UUID(int=3),
+        state=current,
+        created_at=NOW,
+        updated_at=NOW,
     )
-    assert instance.can_transition_to(target) == expected
+    assert instance.can_transition_to(target) == legal
+    frozen = (current.value, target.value) in FREEZE_MOVES
+    assert instance.can_transition_to(target, freezing=True) == (legal or frozen), "a freeze adds two moves and no more"
 
 
-@pytest.mark.parametrize(("current", "target"), list(itertools.product(AgentState, repeat=2)))
-def test_freezing_adds_two_moves_and_no_more(current: AgentState, target: AgentState) -> None:
-    expected = legal(AGENT_MOVES, current, target) or (current.value, target.value) in FREEZE_MOVES
-    assert AgentStateTransitions.is_valid(current, target, freezing=True) == expected
+def test_every_state_has_a_row_that_cannot_be_changed() -> None:
+    assert set(AGENT_TRANSITIONS) == set(AgentState) == {AgentState(name) for name in MOVES}
+    with pytest.raises(TypeError):
+        AGENT_TRANSITIONS[AgentState.TERMINATED] = frozenset()  # type: ignore[index]  # wrong on purpose
 
 
-@pytest.mark.parametrize(("current", "target"), list(itertools.product(TaskState, repeat=2)))
-def test_a_task_makes_only_the_moves_of_the_design(current: TaskState, target: TaskState) -> None:
-    expected = legal(TASK_MOVES, current.value, target.value)
-    assert TaskStateTransitions.is_valid(current, target) == expected
-    task = Task(task_id=UUID(int=1), task="t", state=current, created_at=NOW, updated_at=NOW)
-    assert task.can_transition_to(target) == expected
-
-
-def test_every_state_has_a_row() -> None:
-    assert set(AGENT_TRANSITIONS) == set(AgentState) == {AgentState(name) for name in AGENT_MOVES}
-    assert set(TASK_TRANSITIONS) == set(TaskState) == {TaskState(name) for name in TASK_MOVES}
-
-
-def test_no_instance_can_be_stuck_while_it_is_active() -> None:
-    """From every active state it can be ended in a step or two, and a live one can always be seen to fail."""
+def test_every_active_instance_can_be_terminated_and_can_fail() -> None:
     for state in ACTIVE_STATES - {AgentState.TERMINATING}:
         assert AgentStateTransitions.is_valid(state, AgentState.TERMINATING)
         assert AgentStateTransitions.is_valid(state, AgentState.FAILED)
@@ -96,16 +75,45 @@ def test_only_terminated_and_failed_are_inactive() -> None:
     assert not ACTIVE_STATES & INACTIVE_STATES
 
 
-def test_only_accepted_and_rejected_tasks_are_finished() -> None:
-    assert {TaskState.ACCEPTED, TaskState.REJECTED} == FINISHED_TASK_STATES
-    assert all(not TASK_TRANSITIONS[state] for state in FINISHED_TASK_STATES)
+@pytest.mark.parametrize(("current", "target"), PAIRS)
+def test_a_record_that_fell_behind_catches_up_over_legal_moves_alone(current: AgentState, target: AgentState) -> None:
+    path = legal_path(current, target)
+    for before, after in itertools.pairwise((current, *path)):
+        assert AgentStateTransitions.is_valid(before, after)
+    assert not set(path[:-1]) & {AgentState.FAILED, AgentState.SUSPENDED}, "these two are facts of their own"
+    assert not path or path[-1] is target
 
 
-def test_the_tables_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        AGENT_TRANSITIONS[AgentState.TERMINATED] = frozenset()  # type: ignore[index]  # wrong on purpose
-    with pytest.raises(TypeError):
-        TASK_TRANSITIONS[TaskState.ACCEPTED] = frozenset()  # type: ignore[index]  # wrong on purpose
+@pytest.mark.parametrize(
+    ("current", "target", "path"),
+    [
+        ("ready", "terminated", "terminating terminated"),
+        ("ready", "waiting", "processing waiting"),
+        ("processing", "suspended", "waiting suspended"),
+        ("initializing", "waiting", "ready processing waiting"),
+        ("processing", "failed", "failed"),
+        ("terminating", "failed", ""),
+        ("waiting", "ready", ""),
+    ],
+)
+def test_the_way_to_catch_up_is_the_shortest(current: str, target: str, path: str) -> None:
+    assert legal_path(AgentState(current), AgentState(target)) == tuple(AgentState(one) for one in path.split())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ("ready", "ready", ""),
+        ("ready", "processing", "processing"),
+        ("processing", "suspended", "suspended"),
+        ("failed", "initializing", "initializing"),
+        ("processing", "initializing", "failed initializing"),
+        ("ready", "waiting", "processing waiting"),
+        ("ready", "terminated", "terminating terminated"),
+    ],
+)
+def test_the_moves_of_one_commit_are_told_from_the_states_around_it(before: str, after: str, moves: str) -> None:
+    assert moves_between(AgentState(before), AgentState(after)) == tuple(AgentState(one) for one in moves.split())
 
 
 @pytest.mark.parametrize(
@@ -117,7 +125,7 @@ def test_the_tables_cannot_be_changed() -> None:
         (Tier, "core writer_pro teams enterprise"),
     ],
 )
-def test_ranked_values_carry_the_numbers_of_the_seed(
+def test_ranked_values_have_the_numbers_of_the_seed(
     values: type[IsolationLevel | AgentPriority | RestartPolicyType | Tier], names: str
 ) -> None:
     assert [value.value for value in values] == names.split()

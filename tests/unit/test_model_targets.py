@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import HealthCheckConfig, ProbeType
+from ostler.model.spawn import HealthCheckConfig
+from ostler.model.states import ProbeType
 from ostler.model.targets import HttpTarget, command_target, http_target, tcp_target
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -9,143 +8,208 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_samples import RECORDS
 
-from ostler import model
 from ostler.errors import ValidationError
-from ostler.model import (
-    AgentMetrics,
-    AgentPriority,
+from ostler.model.faults import Fault, ValidationResult, duration_text, shown
+from ostler.model.instance import AgentMetrics
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.people import HOME_WORKSPACE_ID, Actor, Definition, Principal, Token, Workspace
+from ostler.model.query import GetInstancesFilter, LifecycleStatistics
+from ostler.model.record import Record
+from ostler.model.spawn import (
     AgentSpawnOptions,
-    GetInstancesFilter,
     HealthCheckConfig,
-    LifecycleStatistics,
-    ProbeType,
-    Record,
     ResourceLimits,
     RestartPolicy,
     SpawnRequest,
-    Task,
     TerminationOptions,
-    ValidationResult,
-    clean_text,
-    fold_tags,
 )
-from ostler.model.validation import Fault, duration_text, shown, whole_number
+from ostler.model.states import AgentPriority, ProbeType, Tier
+from ostler.model.text import clean_text, clipped, fold_tags
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ID = UUID(int=7)
-
-
-def task(**changes: Any) -> Task:
-    return Task(task_id=ID, task="t", created_at=NOW, updated_at=NOW).evolve(**changes)
+WAIT = Wait(wait_id=ID, workspace_id=ID, kind=WaitKind.HUMAN, created_at=NOW)
+WORKSPACE = Workspace(workspace_id=ID, name="w", tier=Tier.TEAMS, created_at=NOW)
+PRINCIPAL = Principal(principal_id=ID, name="p", workspace_id=HOME_WORKSPACE_ID, created_at=NOW)
+TOKEN = Token(token_id=ID, principal_id=ID, token_hash="ab", name="t", created_at=NOW)  # noqa: S106 - made up
+REQUEST = SpawnRequest(agent_definition_id=ID)
+METRICS = AgentMetrics(sampled_at=NOW)
+ACTOR = Actor(name="ada")
+DEFINITION = Definition(definition_id=ID, name="d", kind="k", manifest={}, created_at=NOW, updated_at=NOW)
 
 
 def test_all_faults_come_at_once_with_field_bound_and_value() -> None:
     result = ResourceLimits(
         max_memory_mb=1,
-        max_cpu_percent=101,
-        execution_timeout=timedelta(hours=2),
+        max_cpu_percent=-1,
+        execution_timeout=timedelta(days=8),
         max_worker_threads=0,
         max_concurrent_tasks=1000,
     ).validate()
     assert not result
     assert not result.is_valid
+    assert result.value is None
     assert [(fault.field, fault.bound, fault.value) for fault in result] == [
-        ("max_memory_mb", "must be 64 to 8192", "1"),
-        ("max_cpu_percent", "must be 0 to 100", "101"),
-        ("execution_timeout", "must be 1 s to 1 h", "2 h"),
+        ("max_memory_mb", "must be 64 to 16777216", "1"),
+        ("max_cpu_percent", "must be 0 to 102400", "-1"),
+        ("execution_timeout", "must be 1 s to 7 d", "8 d"),
         ("max_worker_threads", "must be 1 to 32", "0"),
         ("max_concurrent_tasks", "must be 1 to 100", "1000"),
     ]
-    assert result.errors[0] == "max_memory_mb must be 64 to 8192, was 1"
+    assert result.errors[0] == "max_memory_mb must be 64 to 16777216, was 1"
     with pytest.raises(ValidationError) as caught:
         result.require()
     assert caught.value.faults == result.faults
 
 
 def test_a_request_lists_the_faults_of_everything_inside_it() -> None:
-    result = SpawnRequest(
+    """Faults of single fields and of the relations between them, all at once."""
+    request = SpawnRequest(
         agent_definition_id=UUID(int=0),
         options=AgentSpawnOptions(
             name="two\nlines",
             tags=("ok", "not ok"),
-            resource_limits=ResourceLimits(max_memory_mb=9000),
-            restart_policy=RestartPolicy(initial_delay=timedelta(minutes=2)),
+            resource_limits=ResourceLimits(max_memory_mb=1),
+            restart_policy=RestartPolicy(initial_delay=timedelta(minutes=2), max_retries=11),
             health_check=HealthCheckConfig(probe=ProbeType.HTTP),
         ),
         context={"A": 1, "a": 2},
-    ).validate()
-    assert {fault.field for fault in result} == {
+    )
+    assert {fault.field for fault in request.validate()} == {
         "agent_definition_id",
         "options.name",
         "options.tags.1",
         "options.resource_limits.max_memory_mb",
         "options.restart_policy.max_delay",
+        "options.restart_policy.max_retries",
         "options.health_check.target",
         "context.a",
     }
 
 
+def test_a_field_of_a_wrong_type_is_one_fault_and_hides_no_other() -> None:
+    wrong: Any = 5
+    options = AgentSpawnOptions(name=wrong, workdir="here", tags=("a b",), resource_limits=wrong)
+    assert [fault.field for fault in options.validate()].count("name") == 1
+    assert {fault.field for fault in options.validate()} == {"name", "workdir", "tags.0", "resource_limits"}
+
+
 @pytest.mark.parametrize(
-    ("record", "error"),
+    ("record", "changes", "error"),
     [
-        (ResourceLimits(max_memory_mb="512"), "max_memory_mb must be a whole number, was '512'"),  # type: ignore[arg-type]  # wrong on purpose
-        (ResourceLimits(max_memory_mb=True), "max_memory_mb must be a whole number, was True"),
-        (ResourceLimits(max_memory_mb=512.0), "max_memory_mb must be a whole number, was 512.0"),  # type: ignore[arg-type]  # wrong on purpose
-        (ResourceLimits(execution_timeout=60), "execution_timeout must be a duration, was 60"),  # type: ignore[arg-type]  # wrong on purpose
-        (ResourceLimits(max_memory_mb=10**5000), "max_memory_mb must be 64 to 8192, was an unprintable int"),
-        (RestartPolicy(backoff_multiplier=float("nan")), "backoff_multiplier must be 1.1 to 5.0, was nan"),
-        (RestartPolicy(backoff_multiplier=float("inf")), "backoff_multiplier must be 1.1 to 5.0, was inf"),
-        (RestartPolicy(use_jitter=1), "use_jitter must be true or false, was 1"),  # type: ignore[arg-type]  # wrong on purpose
+        (ResourceLimits(), {"max_memory_mb": "many"}, "max_memory_mb must be a whole number, was 'many'"),
+        (ResourceLimits(), {"max_memory_mb": 512.5}, "max_memory_mb must be a whole number, was 512.5"),
+        (ResourceLimits(), {"max_memory_mb": 10**5000}, "max_memory_mb must be 64 to 16777216, was an unprintable int"),
         (
-            AgentMetrics(sampled_at=NOW, cpu_percent=float("nan")),
-            "cpu_percent must be a finite number, was nan",
+            ResourceLimits(),
+            {"execution_timeout": "soon"},
+            "execution_timeout must be a duration such as 30s, was 'soon'",
         ),
         (
-            AgentMetrics(sampled_at=datetime(2026, 3, 1)),  # noqa: DTZ001 - the fault in question
+            ResourceLimits(),
+            {"execution_timeout": "9999999999d"},
+            "execution_timeout must be 1 s to 7 d, was '9999999999d'",
+        ),
+        (
+            ResourceLimits(),
+            {"execution_timeout": 10**400},
+            "execution_timeout must be a duration such as 30s, was 1000000000…",
+        ),
+        (ResourceLimits(), {"max_memory_mb": "9" * 400 + "G"}, "max_memory_mb must be 64 to 16777216, was '999999999…"),
+        (RestartPolicy(), {"backoff_multiplier": float("nan")}, "backoff_multiplier must be a finite number, was nan"),
+        (RestartPolicy(), {"backoff_multiplier": float("inf")}, "backoff_multiplier must be a finite number, was inf"),
+        (RestartPolicy(), {"use_jitter": 7}, "use_jitter must be true or false, was 7"),
+        (METRICS, {"cpu_percent": float("nan")}, "cpu_percent must be a finite number, was nan"),
+        (
+            METRICS,
+            {"sampled_at": datetime(2026, 3, 1)},  # noqa: DTZ001 - the fault in question
             "sampled_at must be a time with its zone, was 2026-03-01T00:00:00",
         ),
         (
-            AgentSpawnOptions(priority="urgent"),  # type: ignore[arg-type]  # wrong on purpose
+            AgentSpawnOptions(),
+            {"priority": "urgent"},
             "priority must be one of low, normal, high, critical, was 'urgent'",
         ),
-        (AgentSpawnOptions(priority="high"), "priority must be AgentPriority.HIGH, was 'high'"),  # type: ignore[arg-type]  # wrong on purpose
-        (AgentSpawnOptions(tags="abc"), "tags must be a list, was 'abc'"),  # type: ignore[arg-type]  # wrong on purpose
-        (AgentSpawnOptions(resource_limits={}), "resource_limits must be of type ResourceLimits, was {}"),  # type: ignore[arg-type]  # wrong on purpose
-        (SpawnRequest(agent_definition_id="x"), "agent_definition_id must be a UUID, was 'x'"),  # type: ignore[arg-type]  # wrong on purpose
-        (SpawnRequest(agent_definition_id=ID, context=[]), "context must be a mapping, was ()"),  # type: ignore[arg-type]  # wrong on purpose
-        (HealthCheckConfig(probe=[]), "probe must be one of heartbeat, custom, http, tcp, command, was []"),  # type: ignore[arg-type]  # wrong on purpose
+        (AgentSpawnOptions(), {"tags": "abc"}, "tags must be a list, was 'abc'"),
+        (AgentSpawnOptions(), {"resource_limits": 5}, "resource_limits must be a ResourceLimits, was 5"),
         (
-            HealthCheckConfig(timeout=timedelta(seconds=9)),
-            "timeout must be at most the interval (5 s), was 9 s",
+            AgentSpawnOptions(),
+            {"restart_policy": "sometimes"},
+            "restart_policy must be a restart policy, or one of none, immediate, linear, exponential, on-failure:N, …",
         ),
-        (TerminationOptions(graceful_timeout=timedelta(milliseconds=500)),
-         "graceful_timeout must be 1 s to 5 min, or 0 for at once, was 0.5 s"),
-        (GetInstancesFilter(tag="a b"), "tag must be 1 to 50 letters, digits and hyphens, was 'a b'"),
-        (GetInstancesFilter(name_pattern="\ud800"),
-         "name_pattern must be text without lone surrogates, was '\\ud800'"),
-        (task(task=" "), "task must say what is to be done"),
-        (task(changed_files=("a\0",)), "changed_files.0 must not contain NUL"),
-        (task(branch="\udcff"), "branch must be text without lone surrogates, was '\\udcff'"),
-        (task(dependencies=(ID,) * 101), "dependencies must have at most 100 entries, was 101 entries"),
+        (AgentSpawnOptions(), {"workdir": "work"}, "workdir must be an absolute path, was 'work'"),
+        (AgentSpawnOptions(), {"workdir": "/a\x00"}, "workdir must not contain NUL"),
+        (AgentSpawnOptions(), {"env": {"a b": "1"}}, "env must name variables by letters, digits and _, was 'a b'"),
+        (AgentSpawnOptions(), {"env": {"A": "\x00"}}, "env.A must not contain NUL"),
+        (REQUEST, {"agent_definition_id": 5}, "agent_definition_id must be the id or the name of a definition, was 5"),
+        (REQUEST, {"agent_definition_id": ""}, "agent_definition_id must name a definition"),
         (
-            task(updated_at=datetime(2026, 3, 1)),  # noqa: DTZ001 - the fault in question
-            "updated_at must be a time with its zone, was 2026-03-01T00:00:00",
+            REQUEST,
+            {"agent_definition_id": "\ud800"},
+            "agent_definition_id must be text without lone surrogates, was '\\ud800'",
         ),
+        (REQUEST, {"context": []}, "context must be a mapping, was []"),
+        (REQUEST, {"crew": "\n"}, "crew must be printable text on one line, was '\\n'"),
+        (HealthCheckConfig(), {"probe": []}, "probe must be one of heartbeat, custom, http, tcp, command, was []"),
+        (HealthCheckConfig(), {"timeout": timedelta(seconds=9)}, "timeout must be at most the interval (5 s), was 9 s"),
+        (
+            TerminationOptions(),
+            {"graceful_timeout": timedelta(milliseconds=500)},
+            "graceful_timeout must be 1 s to 5 min, or 0 for at once, was 0.5 s",
+        ),
+        (GetInstancesFilter(), {"tag": "a b"}, "tag must be 1 to 50 letters, digits and hyphens, was 'a b'"),
+        (GetInstancesFilter(), {"before": 1}, "before must be a UUID, was 1"),
+        (
+            GetInstancesFilter(),
+            {"name_pattern": "\ud800"},
+            "name_pattern must be text without lone surrogates, was '\\ud800'",
+        ),
+        (WORKSPACE, {"name": ""}, "name must have 1 to 200 characters, was 0 characters"),
+        (WORKSPACE, {"tier": "gold"}, "tier must be one of core, writer_pro, teams, enterprise, was 'gold'"),
+        (
+            PRINCIPAL,
+            {"roles": ("king",)},
+            "roles.0 must be one of viewer, operator, reviewer, admin, agent, was 'king'",
+        ),
+        (ACTOR, {"correlation_id": "a\nb"}, "correlation_id must be printable text on one line, was 'a\\nb'"),
+        (TOKEN, {"name": "a\x00"}, "name must be printable text on one line, was 'a\\x00'"),
+        (WAIT, {"reason": "a\x00"}, "reason must not contain NUL"),
+        (WAIT, {"detail": {"a": {1, 2}}}, "detail.a must be a JSON value, was {1, 2}"),
+        (
+            WAIT,
+            {"answer": {"a": "x" * 2**20}},
+            "answer must be at most 256 KiB as JSON; pass a path to larger data, was 1024 KiB",
+        ),
+        (DEFINITION, {"source": "\ud800"}, "source must be text without lone surrogates, was '\\ud800'"),
     ],
-)  # fmt: skip
-def test_one_fault_is_one_sentence(record: Record, error: str) -> None:
-    assert record.validate().errors == (error,)
+)
+def test_one_fault_is_one_sentence(record: Record, changes: dict[str, Any], error: str) -> None:
+    record = record.evolve(**changes)
+    (said,) = record.validate().errors
+    assert said == error or (error.endswith("…") and said.startswith(error[:-1]))
+    with pytest.raises(ValidationError):
+        record.checked()
 
 
 def test_a_wrong_key_is_named_with_its_mapping() -> None:
     stats = LifecycleStatistics(
-        active_instances=0, by_state={"asleep": 1}, by_health={}, max_concurrent=None, total_spawned=0,  # type: ignore[dict-item]  # wrong on purpose
-        total_terminated=0, average_uptime=timedelta(0), total_restarts=0,
-    )  # fmt: skip
+        active_instances=0,
+        by_state={"asleep": 1},  # type: ignore[dict-item]  # wrong on purpose
+        by_health={},
+        max_concurrent=None,
+        total_spawned=0,
+        total_terminated=0,
+        average_uptime=timedelta(0),
+        total_restarts=0,
+    )
     (error,) = stats.validate().errors
     assert error.startswith("by_state must have only one of initializing, ready")
     assert error.endswith("as keys, was 'asleep'")
+
+
+# --- text --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a", "Ärger in Zeile 3", "Code Review Agent - PR #123", "x" * 200])
@@ -178,17 +242,34 @@ def test_tags_that_differ_by_case_are_one() -> None:
     assert fold_tags(None) == ()
 
 
+@given(st.text())
+def test_cleaned_text_can_be_kept_by_any_store(text: str) -> None:
+    cleaned = clean_text(text + "\0\ud800")
+    cleaned.encode()
+    assert "\0" not in cleaned
+    assert clean_text(cleaned) == cleaned
+
+
+def test_text_that_is_too_long_is_cut_and_says_so() -> None:
+    assert clipped("abc", 3) == "abc"
+    assert clipped("abc\0d", 3) == "abc… (2 more characters)"
+    assert clipped("\0\ud800", 3) == "\ufffd?"
+
+
+# --- JSON --------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ('{"max_memory_mbb": 3}', "max_memory_mbb is not a known field; did you mean max_memory_mb?"),
         ('{"colour": 3}', "colour is not a known field"),
         ('{"a\\nb": 3}', "'a\\nb' is not a known field"),
-        ('{"max_memory_mb": 1}', "max_memory_mb must be 64 to 8192, was 1"),
-        ('{"max_memory_mb": "512"}', "max_memory_mb must be a whole number, was '512'"),
-        ('{"execution_timeout": 60}', "execution_timeout must be a duration, was 60"),
-        ("[]", "body must be of type ResourceLimits, was []"),
-        ("null", "body must be of type ResourceLimits, was None"),
+        ('{"max_memory_mb": 1}', "max_memory_mb must be 64 to 16777216, was 1"),
+        ('{"max_memory_mb": "many"}', "max_memory_mb must be a whole number, was 'many'"),
+        ('{"execution_timeout": []}', "execution_timeout must be a duration such as 30s, was []"),
+        ("[]", "body must be a ResourceLimits, was []"),
+        ("null", "body must be a ResourceLimits, was None"),
     ],
 )
 def test_bad_json_is_refused_in_one_sentence(text: str, error: str) -> None:
@@ -197,9 +278,11 @@ def test_bad_json_is_refused_in_one_sentence(text: str, error: str) -> None:
     assert str(caught.value) == error
 
 
-@pytest.mark.parametrize("text", ["", "{", b"\xff", '{"a": "\ud800"}', '{"a": "\\ud800"}', "{" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", b"\xff", '{"a": "\ud800"}', '{"a": "\\ud800"}', "{" * 100_000, '{"max_memory_mb": NaN}']
+)
 def test_what_is_no_json_is_a_validation_error_too(text: str | bytes) -> None:
-    with pytest.raises(ValidationError, match="body must be"):
+    with pytest.raises(ValidationError, match="ResourceLimits must be valid JSON"):
         ResourceLimits.from_json(text)
 
 
@@ -219,11 +302,12 @@ def test_a_required_field_is_missed() -> None:
         SpawnRequest.from_json("{}")
 
 
-RECORDS = [
-    cls for _, cls in inspect.getmembers(model, inspect.isclass) if issubclass(cls, Record) and cls is not Record
-]
-JUNK = [None, True, -1, 10**5000, float("nan"), "", "\ud800\0", b"x", [], [[]], {}, {1: []}, {"a"}, object(),
-        datetime(1, 1, 1), timedelta.max, UUID(int=0), AgentPriority.HIGH, int]  # noqa: DTZ001 - a moment without a zone is junk  # fmt: skip
+# --- junk --------------------------------------------------------------------------------------------
+
+JUNK = [
+    None, True, -1, 10**5000, float("nan"), "", "\ud800\0", b"x", [], [[]], {}, {1: []}, {"a"}, object(), int,
+    datetime(2026, 3, 1), timedelta.max, UUID(int=0), AgentPriority.HIGH, "99999999999999999999d", "9" * 500 + "G",  # noqa: DTZ001 - a moment without a zone is junk
+]  # fmt: skip
 
 
 @given(st.sampled_from(RECORDS), st.lists(st.sampled_from(JUNK), min_size=30, max_size=30))
@@ -250,27 +334,7 @@ def test_values_are_shown_short_printable_and_on_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (0.5, "0.5 s"), (90, "90 s"), (300, "5 min"), (3600, "1 h"), (3600.001, "3600.001 s")],
+    [(0, "0 s"), (0.5, "0.5 s"), (90, "90 s"), (300, "5 min"), (3600, "1 h"), (86400, "1 d"), (3600.001, "3600.001 s")],
 )
 def test_durations_read_as_a_person_writes_them(seconds: float, text: str) -> None:
     assert duration_text(timedelta(seconds=seconds)) == text
-
-
-@given(st.text())
-def test_cleaned_text_can_be_kept_by_any_store(text: str) -> None:
-    cleaned = clean_text(text + "\0\ud800")
-    cleaned.encode()
-    assert "\0" not in cleaned
-    assert clean_text(cleaned) == cleaned
-
-
-class OfAnotherMake:
-    """As numpy's whole numbers are: no int, but good for one."""
-
-    def __index__(self) -> int:
-        return 3
-
-
-def test_a_whole_number_may_be_of_any_make_but_no_flag() -> None:
-    assert [whole_number(one) for one in (3, OfAnotherMake(), True, 3.0, "3", None)] == [3, 3, None, None, None, None]
-    assert type(whole_number(OfAnotherMake())) is int

@@ -6,8 +6,9 @@ from uuid import UUID
 import pytest
 
 from ostler.errors import AuthorizationError
-from ostler.model import Permission, Principal, Role, Tier
-from ostler.policy import CROSS_PERMISSIONS, ROLE_PERMISSIONS, decide_access, granted, require_access
+from ostler.model.people import Permission, Principal, Role
+from ostler.model.states import Tier
+from ostler.policy.access import CROSS_PERMISSIONS, ROLE_PERMISSIONS, decide_access, granted, require_access
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HERE, ELSEWHERE = UUID(int=1), UUID(int=2)
@@ -27,9 +28,10 @@ def somebody(*roles: Role, permissions: tuple[Permission, ...] = (), disabled: b
 
 
 LOOK = {P.AGENTS_READ, P.TASKS_READ}
+AGENTS = {one for one in P if one.value.startswith("agents.")}
 EXPECTED = {
     Role.VIEWER: LOOK,
-    Role.OPERATOR: LOOK | {P.AGENTS_SPAWN, P.AGENTS_PROCESS, P.AGENTS_SUSPEND, P.AGENTS_TERMINATE, P.TASKS_WRITE},
+    Role.OPERATOR: LOOK | AGENTS | {P.TASKS_WRITE},
     Role.REVIEWER: LOOK | {P.TASKS_REVIEW},
     Role.ADMIN: set(P) - {P.WORKSPACES_CROSS},
     Role.AGENT: LOOK,
@@ -63,6 +65,18 @@ def test_a_permission_can_be_granted_by_name() -> None:
     assert not decide_access(reader, P.AGENTS_READ, HERE, tier=Tier.CORE)
 
 
+@pytest.mark.parametrize("permission", P)
+def test_the_permission_for_the_lifecycle_stands_for_every_agent_permission(permission: Permission) -> None:
+    keeper = somebody(permissions=(P.AGENTS_LIFECYCLE,))
+    assert decide_access(keeper, permission, HERE, tier=Tier.CORE).allowed == (permission in AGENTS)
+
+
+def test_reading_the_agents_of_others_is_a_permission_of_its_own() -> None:
+    assert not decide_access(somebody(Role.VIEWER), P.AGENTS_READ_ALL, HERE, tier=Tier.ENTERPRISE)
+    assert decide_access(somebody(permissions=(P.AGENTS_READ_ALL,)), P.AGENTS_READ_ALL, HERE, tier=Tier.CORE)
+    assert decide_access(somebody(Role.OPERATOR), P.AGENTS_READ_ALL, HERE, tier=Tier.CORE)
+
+
 def test_two_roles_add_up() -> None:
     assert granted(somebody(Role.OPERATOR, Role.REVIEWER)) == EXPECTED[Role.OPERATOR] | {P.TASKS_REVIEW}
 
@@ -87,7 +101,7 @@ def test_an_admin_may_nothing_in_another_workspace(permission: Permission, tier:
 def test_looking_across_is_for_enterprise_and_only_looking(permission: Permission, tier: Tier) -> None:
     everything = somebody(Role.ADMIN, permissions=tuple(P))
     decision = decide_access(everything, permission, ELSEWHERE, tier=tier)
-    may_look = {P.AGENTS_READ, P.TASKS_READ, P.AUDIT_READ}
+    may_look = {P.AGENTS_READ, P.AGENTS_READ_ALL, P.TASKS_READ, P.AUDIT_READ}
     assert decision.allowed == (tier is Tier.ENTERPRISE and permission in may_look)
     assert may_look == CROSS_PERMISSIONS
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import AgentHealthStatus, HealthCheckConfig, HealthState
-from ostler.policy import ProbeOutcome, ProbeResult, next_health
+from ostler.model.instance import AgentHealthStatus
+from ostler.model.spawn import HealthCheckConfig
+from ostler.model.states import HealthState
+from ostler.policy.health import ProbeOutcome, ProbeResult, next_health
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 OUTCOMES = {"+": ProbeOutcome.PASSED, "-": ProbeOutcome.FAILED, "?": ProbeOutcome.UNABLE}

@@ -8,15 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import RestartPolicy, RestartPolicyType
-from ostler.policy import (
-    JITTER,
-    RestartDecision,
-    RestartFacts,
-    RestartReason,
-    backoff,
-    decide_restart,
-)
+from ostler.model.spawn import RestartPolicy
+from ostler.model.states import RestartPolicyType
+from ostler.policy.restart import JITTER, RestartDecision, RestartFacts, RestartReason, backoff, decide_restart
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -72,10 +66,12 @@ def test_an_immediate_policy_restarts_at_once_however_large_its_initial_delay() 
     ("kind", "delays"),
     [
         (RestartPolicyType.LINEAR, [2, 4, 6, 8, 10, 12]),
-        (RestartPolicyType.EXPONENTIAL, [6, 18, 54, 162, 486, 600]),
+        (RestartPolicyType.EXPONENTIAL, [2, 6, 18, 54, 162, 486]),
     ],
 )
-def test_delays_follow_the_formula_counted_from_one(kind: RestartPolicyType, delays: list[int]) -> None:
+def test_the_first_delay_is_the_initial_one_and_the_next_follow_the_formula(
+    kind: RestartPolicyType, delays: list[int]
+) -> None:
     policy = RestartPolicy(
         type=kind,
         max_retries=10,
@@ -87,11 +83,14 @@ def test_delays_follow_the_formula_counted_from_one(kind: RestartPolicyType, del
     assert [decide(policy, count=n).delay.total_seconds() for n in range(6)] == delays
 
 
-def test_the_default_policy_waits_2_4_and_8_seconds_and_then_gives_up() -> None:
-    policy = RestartPolicy.default().evolve(use_jitter=False)
+@pytest.mark.parametrize(
+    ("kind", "delays"), [(RestartPolicyType.EXPONENTIAL, [1, 2, 4]), (RestartPolicyType.LINEAR, [1, 2, 3])]
+)
+def test_the_default_waits_three_times_and_then_gives_up(kind: RestartPolicyType, delays: list[int]) -> None:
+    policy = RestartPolicy.default().evolve(type=kind, use_jitter=False)
     decisions = [decide(policy, count=n, lifetime=n) for n in range(4)]
     assert [decision.restart for decision in decisions] == [True, True, True, False]
-    assert [decision.delay for decision in decisions[:3]] == [2 * SECOND, 4 * SECOND, 8 * SECOND]
+    assert [decision.delay for decision in decisions[:3]] == [seconds * SECOND for seconds in delays]
     assert [decision.attempt_number for decision in decisions[:3]] == [1, 2, 3]
     assert decisions[3].reason is RestartReason.RETRIES_SPENT
     assert "3 of 3 restarts since it was last healthy are spent" in decisions[3].sentence
@@ -100,11 +99,11 @@ def test_the_default_policy_waits_2_4_and_8_seconds_and_then_gives_up() -> None:
 @pytest.mark.parametrize(("chance", "factor"), [(0.0, 0.75), (0.5, 1.0), (1.0, 1.25)])
 def test_jitter_moves_a_delay_by_a_quarter_at_most(chance: float, factor: float) -> None:
     policy = RestartPolicy(initial_delay=4 * SECOND)
-    assert backoff(policy, 1, Fixed(chance)) == 8 * SECOND * factor
+    assert backoff(policy, 2, Fixed(chance)) == 8 * SECOND * factor
 
 
 def test_jitter_never_lifts_a_delay_above_the_maximum() -> None:
-    policy = RestartPolicy(initial_delay=10 * SECOND, max_delay=21 * SECOND)
+    policy = RestartPolicy(initial_delay=20 * SECOND, max_delay=21 * SECOND)
     assert backoff(policy, 1, Fixed(1.0)) == 21 * SECOND
 
 
@@ -139,7 +138,7 @@ def test_a_number_beyond_all_floats_is_capped_like_any_other(kind: RestartPolicy
 
 def test_the_spread_of_the_jitter_is_even() -> None:
     chance = random.Random(7)
-    policy = RestartPolicy(initial_delay=timedelta(seconds=5), max_delay=timedelta(minutes=5))
+    policy = RestartPolicy(initial_delay=timedelta(seconds=10), max_delay=timedelta(minutes=5))
     delays = [backoff(policy, 1, chance).total_seconds() for _ in range(2000)]
     assert 10 * (1 - JITTER) <= min(delays) < 7.6
     assert 12.4 < max(delays) <= 10 * (1 + JITTER)
@@ -172,7 +171,7 @@ def test_the_budget_for_life_ends_it_even_with_all_retries_left() -> None:
 
 def test_a_burst_waits_until_the_window_has_room_again() -> None:
     starts = tuple(NOW - timedelta(seconds=age) for age in (50, 5, 40, 10, 20))
-    decision = decide(RestartPolicy.immediate(), starts=starts)
+    decision = decide(RestartPolicy(), starts=starts)
     assert decision.restart
     assert decision.delay == 10 * SECOND
     assert decision.reason is RestartReason.BURST_WINDOW
@@ -183,13 +182,17 @@ def test_fewer_or_older_starts_are_no_burst() -> None:
     four = tuple(NOW - timedelta(seconds=age) for age in range(4))
     old = tuple(NOW - timedelta(seconds=60 + age) for age in range(5))
     for starts in (four, old):
-        decision = decide(RestartPolicy.immediate(), starts=starts)
-        assert decision.reason is RestartReason.RESTART
-        assert decision.delay == timedelta(0)
+        decision = decide(RestartPolicy(), starts=starts)
+        assert (decision.reason, decision.delay) == (RestartReason.RESTART, SECOND)
+
+
+def test_an_immediate_policy_is_not_held_back_by_the_burst_window() -> None:
+    decision = decide(RestartPolicy.immediate(), starts=(NOW,) * 100)
+    assert (decision.restart, decision.reason, decision.delay) == (True, RestartReason.RESTART, timedelta(0))
 
 
 def test_a_backoff_longer_than_the_burst_wait_stands() -> None:
-    policy = RestartPolicy(initial_delay=15 * SECOND, use_jitter=False)
+    policy = RestartPolicy(initial_delay=30 * SECOND, use_jitter=False)
     starts = tuple(NOW - timedelta(seconds=50) for _ in range(5))
     decision = decide(policy, starts=starts)
     assert decision.reason is RestartReason.RESTART
@@ -198,13 +201,13 @@ def test_a_backoff_longer_than_the_burst_wait_stands() -> None:
 
 def test_starts_dated_in_the_future_hold_for_one_window_only() -> None:
     starts = tuple(NOW + timedelta(days=365) for _ in range(5))
-    policy = RestartPolicy.immediate()
+    policy = RestartPolicy()
     assert decide(policy, starts=starts).delay == policy.burst_window
 
 
 @given(st.lists(st.integers(min_value=0, max_value=300), max_size=12), st.integers(1, 6))
 def test_a_decided_start_never_breaks_the_window(ages: list[int], limit: int) -> None:
-    policy = RestartPolicy.immediate().evolve(burst_limit=limit)
+    policy = RestartPolicy(burst_limit=limit, initial_delay=timedelta(0))
     starts = tuple(NOW - timedelta(seconds=age) for age in ages)
     start = NOW + decide(policy, starts=starts).delay
     within = [moment for moment in starts if start - moment < policy.burst_window]
@@ -213,7 +216,7 @@ def test_a_decided_start_never_breaks_the_window(ages: list[int], limit: int) ->
 
 def test_a_crash_loop_whose_count_is_always_forgiven_ends_by_itself() -> None:
     """Whatever else is set, the budget for life bounds the number of restarts."""
-    policy = RestartPolicy.immediate().evolve(lifetime_limit=100)
+    policy = RestartPolicy(lifetime_limit=100, use_jitter=False)
     now, starts, lifetime = NOW, [NOW], 0
     while True:
         # Healthy each time for just long enough to have its count forgiven.

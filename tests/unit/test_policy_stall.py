@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import AgentState
-from ostler.policy import Liveness, StallFacts, StallVerdict, judge_stall
+from ostler.model.states import AgentState
+from ostler.policy.stall import Liveness, StallFacts, StallVerdict, judge_stall
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LIMIT = timedelta(minutes=5)

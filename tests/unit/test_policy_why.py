@@ -8,21 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import (
-    AgentHealthStatus,
-    AgentInstance,
-    AgentSpawnOptions,
-    AgentState,
-    HealthState,
-    ResourceLimits,
-    Wait,
-    WaitKind,
-    Why,
-)
-from ostler.model.observation import SuspendDepth
-from ostler.policy import StallFacts, WhyFacts, explain, judge_stall
+from ostler.model.instance import AgentHealthStatus, AgentInstance, Why
+from ostler.model.ledger import Wait, WaitKind
+from ostler.model.spawn import AgentSpawnOptions, ResourceLimits
+from ostler.model.states import AgentState, HealthState, SuspendDepth
 from ostler.policy.phrases import due, moment, since, span
-from ostler.policy.why import MAX_QUOTE
+from ostler.policy.stall import StallFacts, judge_stall
+from ostler.policy.why import MAX_QUOTE, WhyFacts, explain
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -31,7 +23,7 @@ ID = UUID(int=7)
 
 def instance(state: AgentState, **fields: Any) -> AgentInstance:
     values = {"created_at": NOW - 10 * MINUTE, "updated_at": NOW, **fields}
-    return AgentInstance(instance_id=ID, definition_id=UUID(int=1), state=state, **values)
+    return AgentInstance(instance_id=ID, definition_id=UUID(int=1), workspace_id=UUID(int=2), state=state, **values)
 
 
 def wait(kind: WaitKind, **fields: Any) -> Wait:
@@ -187,7 +179,7 @@ def test_one_that_failed_for_good_says_the_decision_and_the_way_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("graceful", "sentence"), [(True, "it ended by itself when asked"), (False, "it had to be forced")]
+    ("graceful", "sentence"), [(True, "it ended when it was asked to"), (False, "it had to be forced")]
 )
 def test_one_that_is_gone_says_when_how_and_why(graceful: bool, sentence: str) -> None:
     found = why(AgentState.TERMINATED, of={"terminated_at": NOW - MINUTE}, was_graceful=graceful, reason="done")
@@ -286,3 +278,11 @@ def test_a_clock_that_was_set_back_is_said_not_computed_with() -> None:
     assert since(later, NOW) == f"since {moment(later)} (the clock has been set back since)"
     assert since(NOW, NOW) == f"since {moment(NOW)}, for less than 1 s"
     assert due(NOW - MINUTE, NOW) == f"at {moment(NOW - MINUTE)}, which was 1 min ago"
+
+
+@pytest.mark.parametrize("state", AgentState)
+def test_what_holds_a_restart_back_and_what_went_wrong_are_told_in_every_state(state: AgentState) -> None:
+    told = why(state, held_because="the plan is\nfull", trouble="x" * 1000).evidence
+    assert told[-2] == "the plan is full"
+    assert told[-1].startswith("xxx")
+    assert told[-1].endswith("more characters)")

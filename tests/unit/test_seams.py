@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ostler
-from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Timer, Uuid7Source, no_fault, uuid7
+from ostler.seams import FaultPlan, InjectedCrash, Seams, SystemClock, Timer, Uuid7Source, no_fault, uuid7
 from ostler.seams.faults import POINTS
-from ostler.store import Seams
-from ostler.store.commands import CreateTask
-from ostler.testing import ManualClock, memory_store
+from ostler.store.store import Store
+from ostler.store.transaction import Transaction
+from ostler.testing.clock import ManualClock
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
@@ -199,9 +199,13 @@ def test_a_plan_can_kill_the_process_for_real() -> None:
     assert "alive" not in done.stdout
 
 
+def _new_id(tx: Transaction) -> UUID:
+    return tx.ids.new()
+
+
 async def _ids_of(seed: int) -> list[UUID]:
-    async with memory_store(Seams(clock=ManualClock(), chance=random.Random(seed))) as store:
-        return [(await store.commit(CreateTask(task=str(number)))).task_id for number in range(3)]
+    async with Store(":memory:", Seams(clock=ManualClock(), chance=random.Random(seed))) as store:
+        return [await store.run(_new_id) for _ in range(3)]
 
 
 def test_the_same_clock_and_seed_give_the_same_ids() -> None:

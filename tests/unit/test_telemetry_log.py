@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import AgentSpawnOptions, AgentState
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import AgentState
 from ostler.telemetry import LOG_EVENTS, LOGGER_NAME, JsonLines, LifecycleLog, one_line
 from ostler.telemetry.log import MAX_VALUE
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model import AgentState
+from ostler.model.states import AgentState
 from ostler.telemetry import METRICS, LifecycleMetrics, MetricKind, prometheus_name
 from ostler.telemetry.metrics import MAX_LABEL, MAX_SERIES, OTHER
 

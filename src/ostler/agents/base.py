@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 from ostler.agents.context import AgentContext
-from ostler.errors import ValidationError
+from ostler.agents.failures import error_text
+from ostler.errors import AgentInitializationError, ValidationError
 from ostler.model.faults import Fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
@@ -73,6 +75,31 @@ class FunctionMaker:
 
     def __call__(self) -> Agent:
         return FunctionAgent(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonMaker:
+    """Imports "module:Class" or "module:function" when it is called, or where a level starts the agent."""
+
+    target: str
+
+    def __call__(self) -> Agent:
+        module, _, path = self.target.partition(":")
+        try:
+            found: Any = import_module(module)
+            for part in path.split("."):
+                found = getattr(found, part)
+        except (Exception, SystemExit) as error:  # importing runs foreign code
+            raise AgentInitializationError(
+                f"{self.target} cannot be imported ({error_text(error)}); "
+                "check lifecycle.driver, and that the module is installed"
+            ) from error
+        if not callable(found) or (isinstance(found, type) and not issubclass(found, Agent)):
+            raise AgentInitializationError(f"{self.target} is neither a subclass of ostler.Agent nor a function")
+        try:
+            return maker_of_callable(found)()
+        except ValidationError as error:
+            raise AgentInitializationError(f"{self.target}: {error}") from error
 
 
 def maker_of_callable(found: Callable[..., Any]) -> AgentMaker:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from ostler.errors import ValidationError
 from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
-from ostler.model.text import unkeepable_faults
+from ostler.model.text import unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
@@ -24,10 +24,7 @@ WORKDIR = "workdir"
 KIB = 1024
 MIB = 1024 * KIB
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXIT_CODE = re.compile(r"0|[1-9][0-9]{0,2}")
-#: Variables by which Ostler names the agent; only Ostler sets them.
-_OURS = "OSTLER_"
 
 
 class PromptBy(StrEnum):
@@ -50,7 +47,7 @@ class ExitMeaning(StrEnum):
 _PLAIN_MEANINGS: Mapping[str, ExitMeaning] = MappingProxyType({"0": ExitMeaning.DONE})
 
 
-def _text_keys(value: Any) -> Any:
+def text_keys(value: Any) -> Any:
     """JSON has only text as keys; in Python an exit code is written as a number."""
     if not isinstance(value, Mapping):
         return value
@@ -67,7 +64,7 @@ class CommandSpec(Record):
     set_env: Mapping[str, str] | None = None
     prompt_by: PromptBy = PromptBy.FILE
     #: By exit code, as a number or as text; one that is not named is done when 0, and failed otherwise.
-    exit_codes: Annotated[Mapping[str, ExitMeaning] | None, Parsed(_text_keys)] = None
+    exit_codes: Annotated[Mapping[str, ExitMeaning] | None, Parsed(text_keys)] = None
     #: Whether the program sees a terminal.
     pty: bool = False
     #: "workdir", or an absolute path.
@@ -77,7 +74,10 @@ class CommandSpec(Record):
 
     def rules(self) -> Iterator[Fault]:
         yield from _argv_faults(self.argv)
-        yield from _variable_faults(self.env, self.set_env)
+        yield from variable_faults("env", self.env)
+        yield from variable_faults("set_env", self.set_env or ())
+        for name, value in (self.set_env or {}).items():
+            yield from unkeepable_faults(f"set_env.{shown(name)}", value)
         for code in self.exit_codes if isinstance(self.exit_codes, Mapping) else ():
             if not _EXIT_CODE.fullmatch(str(code)) or int(code) > 255:
                 yield Fault(field="exit_codes", bound="must have exit codes of 0 to 255 as keys", value=shown(code))
@@ -157,19 +157,3 @@ def _template_faults(field: str, argument: str) -> Iterator[Fault]:
             known = ", ".join(f"{{{one}}}" for one in sorted(PLACEHOLDERS))
             bound = f"must use only {known} and {{context.KEY}}; write {{{{ for a brace"
             yield Fault(field=field, bound=bound, value=shown(f"{{{name}}}"))
-
-
-def _variable_faults(env: Any, set_env: Any) -> Iterator[Fault]:
-    names = [("env", name) for name in (env if isinstance(env, tuple) else ())]
-    given = set_env if isinstance(set_env, Mapping) else {}
-    names += [("set_env", name) for name in given]
-    for field, name in names:
-        if not isinstance(name, str):
-            continue
-        if not _VARIABLE.fullmatch(name):
-            yield Fault(field=field, bound="must name variables by letters, digits and _", value=shown(name))
-        elif name.startswith(_OURS):
-            yield Fault(field=field, bound=f"must not name variables that begin with {_OURS}", value=shown(name))
-    for name, value in given.items():
-        if isinstance(value, str):
-            yield from unkeepable_faults(f"set_env.{shown(name)}", value)

@@ -1,12 +1,22 @@
-"""Makes agents by the name of their type."""
+"""Makes agents: by the name of their type, and from a definition alone."""
 
 from __future__ import annotations
 
-from ostler.agents.base import Agent
+from ostler.agents.base import Agent, AgentMaker, PythonMaker
+from ostler.agents.command import CommandMaker
+from ostler.agents.manifest import PYTHON_DRIVER, AgentKind, AgentManifest
 from ostler.agents.registry import AgentRegistry
 from ostler.errors import AgentInitializationError, ValidationError
 from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
+
+
+def maker_of(manifest: AgentManifest) -> AgentMaker:
+    """Of a definition that says itself what runs it. Nothing is imported before the maker is called."""
+    driver = manifest.driver or ""
+    if manifest.kind is AgentKind.PYTHON:
+        return PythonMaker(driver.removeprefix(PYTHON_DRIVER))
+    return CommandMaker(manifest.command.argv[0] if manifest.command is not None else driver)
 
 
 class AgentFactory:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from ostler.agents.files import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.people import Principal
 
@@ -28,8 +29,8 @@ class Context:
     stop: Callable[[bool], None]
     #: Ends the agents in order, and says how each ended.
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
-    #: Makes definition files known before a name is looked up.
-    refresh: Callable[[], None]
+    #: Makes definition files known before a name is looked up, and says which are broken.
+    refresh: Callable[[], Discovery]
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that go on without their caller.

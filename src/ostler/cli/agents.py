@@ -71,7 +71,7 @@ def _uptime(agent: dict[str, Any]) -> float:
 
 
 def _first_line(text: str | None) -> str:
-    return (text or "").splitlines()[0][:80] if text else ""
+    return text.splitlines()[0].removesuffix("; its last lines:")[:80] if text else ""
 
 
 @click.command()

@@ -23,7 +23,6 @@ lifecycle:
   limits: {time: 10min}
   restart: no
 ---
-Say hello.
 """
 _SETTINGS = """\
 # Settings of Ostler for this project. `ostler agents validate` checks them.
@@ -34,7 +33,7 @@ _SETTINGS = """\
 
 [retention]
 # How long the records of ended agents are kept.
-# instances = "30d"
+# finished = "30d"
 """
 #: The home lies in the project; only its definitions belong into the repository.
 _IGNORE = f"*\n!.gitignore\n!{AGENTS_FOLDER}/\n!{AGENTS_FOLDER}/**\n"
@@ -106,13 +105,13 @@ def validate() -> None:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
         return
     broken = False
-    for path, faults in found.items():
+    for path, faults in found:
         shown = path.relative_to(root) if path.is_relative_to(root) else short_path(path)
         click.echo(f"{shown}   {_counted(faults)}")
         for one in faults:
             broken = True
-            line = "" if one.line is None else f"{one.line}: "
-            click.echo(f"  {line}{plain(one.text)}")
+            line = f"{one.line}: " if one.line else ""
+            click.echo(f"  {line}{plain(one.sentence)}")
     if broken:
         raise click.exceptions.Exit(ExitCode.FAILED)
 

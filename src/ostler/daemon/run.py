@@ -19,15 +19,15 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files.registration import register_files
+from ostler.agents.files import Discovery, load_settings, register_files
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
 from ostler.api.routes import ROUTES
 from ostler.daemon.hooks import WaitHook
-from ostler.daemon.settings import load_settings
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
@@ -68,9 +68,10 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
     if str(project) not in sys.path:
         sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
     settings = load_settings(project)
-    wanted = listen or settings.listen
+    wanted = listen or settings.daemon.listen
     tcp = None if wanted is None else _tcp_socket(wanted)
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=settings.environment)
+    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
+    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
 
         def stop(keep: bool) -> None:
@@ -86,7 +87,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             refresh=lambda: _refresh(manager, project),
         )
         context.refresh()
-        hook = WaitHook(manager, settings.on_wait)
+        hook = WaitHook(manager, settings.daemon.on_wait)
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
@@ -132,9 +133,9 @@ async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
     return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
 
 
-def _refresh(manager: AgentLifecycleManager, root: Path) -> None:
+def _refresh(manager: AgentLifecycleManager, root: Path) -> Discovery:
     """Definition files as they are now; a file that changed applies to the next spawn."""
-    register_files(manager.registry, root, user=Path.home())
+    return register_files(manager.registry, root, user=Path.home(), replace=True)
 
 
 @contextlib.contextmanager

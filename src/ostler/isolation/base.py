@@ -80,8 +80,8 @@ class StartPlan:
     #: has given; neither the level nor the agent makes or removes it, and a process starts with it as its working
     #: directory.
     owns_workdir: bool = True
-    #: Extra variables of this spawn, for the agent's process; they win over the passed-on ones. Levels none and thread
-    #: set none of them, the agent reads them as `context.env`.
+    #: Extra variables of the definition and of this spawn, for the agent's process; they win over the passed-on ones.
+    #: Levels none and thread set none of them, the agent reads them as `context.env`.
     env: Mapping[str, str] = field(default_factory=dict)
     #: The log of this start, which a level inside the program writes itself; None where nothing is kept.
     log: Path | None = None
@@ -348,6 +348,9 @@ class Isolation(ABC):
         """
         del instance_id
         return None
+
+    async def forget(self, instance_id: UUID, attempt: int) -> None:  # noqa: B027 - nor to forget
+        """How this attempt ended, as `recover` has told, is committed: the level need not keep it. Never raises."""
 
     async def close(self) -> None:  # noqa: B027 - nor to release
         """Release what the level itself holds. Cells that were not destroyed are detached."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from functools import partial
 from uuid import UUID
 
-from ostler.errors import StaleWriterError
 from ostler.isolation.base import Cell, Exit, Verb
 from ostler.lifecycle import calls, pause, waits
-from ostler.lifecycle.instance import RETRY_SECONDS, Instance
-from ostler.lifecycle.messages import Call, Phase, Registered, Reported, WriteFailed
+from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
-from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Serving, Suspended
+from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
 from ostler.lifecycle.work import follow
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome, RequestState, Wait
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.store import reports as commands
-from ostler.store.reports import CallEnd
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
@@ -82,11 +79,8 @@ def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_wait
         begin_leave(instance, phase)
         return
     instance.enter(phase)
-    runtime = instance.runtime
-    if isinstance(phase, Suspended | Backoff) and phase.wait is not None and phase.wait.due_at is not None:
-        # By the wall clock, but never longer than it was meant to be in all.
-        due, made = phase.wait.due_at, phase.wait.created_at
-        instance.arm(min((due - runtime.clock.wall()).total_seconds(), (due - made).total_seconds()))
+    if isinstance(phase, Suspended | Backoff) and phase.wait is not None:
+        instance.arm_for(phase.wait)
     if cell is None:
         return
     frozen = isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE
@@ -104,8 +98,6 @@ async def reported(instance: Instance, message: Reported) -> None:
     rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
     named = {calls.call_id_for(instance, row.request_id, row.tries): row for row in rows}
     waiting = _waits_by_call(instance)
-    if isinstance(instance.phase, Adopting):
-        instance.enter(Serving())
     for call_id, verb in list(cell.in_flight.items()):
         if verb is not Verb.PROCESS or call_id in instance.calls:
             continue
@@ -116,6 +108,7 @@ async def reported(instance: Instance, message: Reported) -> None:
             digest="" if row is None else row.input_digest,
             tries=1 if row is None else row.tries,
             # It has its whole time again: how much of it is gone is not known.
+            limit=instance.limits.execution_timeout,
             left=instance.limits.execution_timeout.total_seconds(),
             waits=waiting.get(call_id, set()),
             adopted=True,
@@ -124,8 +117,11 @@ async def reported(instance: Instance, message: Reported) -> None:
             instance.waits[wait_id].call = call
         calls.begin(instance, call, rejoin=True)
     waits.end_unasked_waits(instance, cell.open_asks)
-    follow(instance)
-    calls.next_calls(instance)
+    calls.join_adopted(instance)
+    if isinstance(instance.phase, Adopting):
+        calls.serve(instance)
+    else:
+        follow(instance)
     pause.pause_if_quiet(instance)
 
 
@@ -147,32 +143,6 @@ async def registered_suspended(instance: Instance, message: Registered) -> None:
     """A parked instance whose resumption is due may have waited for its definition."""
     del message
     phase = instance.phase
-    if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK and phase.wait is not None:
-        due = phase.wait.due_at
-        if due is not None and due <= instance.runtime.clock.wall():
-            await pause.unpark(instance, [])
-
-
-# --- facts that could not be written -----------------------------------------------------------------
-
-
-def write_failed(instance: Instance, message: WriteFailed) -> None:
-    """A fact stays true: it is written again, as it is by then, over the steps that the row has missed."""
-    if isinstance(message.error, StaleWriterError):
-        instance.lose(message.error)
-        return
-    if not instance.behind:
-        instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(message.error))
-    instance.behind = True
-    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_write_again, instance))
-
-
-def _write_again(instance: Instance) -> None:
-    if instance.is_over or not isinstance(instance.phase, Serving | Adopting) or not instance.behind:
-        return
-    owed, instance.unwritten = instance.unwritten, []
-    instance.behind = False
-    if instance.state is not instance.record.state:
-        instance.write_state()
-    for end in owed:
-        instance.write(commands.end_call, None, CallEnd(request=end))
+    if isinstance(phase, Suspended) and phase.held_because is not None:
+        phase.held_because = None
+        await pause.resume_due(instance, Due(phase=phase))

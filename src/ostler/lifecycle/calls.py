@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
@@ -22,13 +22,14 @@ from ostler.errors import (
 from ostler.isolation.base import Exit, Verb
 from ostler.lifecycle import reports
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, NextCalls, Process
+from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process
 from ostler.lifecycle.operations import fail_with
-from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving, Suspended
+from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.faults import duration_text, fault
 from ostler.model.ledger import AttemptOutcome, Request, RequestState
+from ostler.model.states import SuspendDepth
 from ostler.store import reports as commands
 from ostler.store.instances import error_event
 from ostler.store.reports import CallEnd
@@ -59,9 +60,7 @@ def call_id_for(instance: Instance, request_id: str, tries: int) -> UUID:
 
 async def process(instance: Instance, message: Process) -> None:
     """Run it, or queue it, or answer it from its row, or join the call that is under way."""
-    if isinstance(instance.phase, Adopting) and message.request_id is not None:
-        instance.phase.deferred.append(message)  # the agent may be working on it; it will say so
-        return
+    _limit_caller(instance, message)
     call = await _call_for(instance, message)
     if call is None:
         return
@@ -107,34 +106,31 @@ async def process_closed(instance: Instance, message: Process) -> None:
     """No request is begun in this phase, but one that was answered is answered from its row."""
     if message.request_id is not None and await _join_or_answer(instance, message):
         return
-    advice = "resume it first" if isinstance(instance.phase, Suspended | Pausing) else "spawn another"
+    advice = "spawn another"
+    if isinstance(instance.phase, Suspended | Pausing):
+        advice = (
+            "resume it first" if isinstance(instance.phase, Suspended) else "it is being suspended; resume it first"
+        )
     message.refuse(instance.refusal("asked", advice))
 
 
 async def _call_for(instance: Instance, message: Process) -> Call | None:
     """A new call; None where the message was answered or has joined one."""
-    limit = instance.limits.execution_timeout.total_seconds()
-    deadline = None
-    if message.timeout is not None:
-        deadline = instance.runtime.clock.mono() + message.timeout.total_seconds()
-    request_id = message.request_id
-    if request_id is None:
-        call_id = instance.runtime.ids.new()
-        return Call(call_id=call_id, request=message.request, callers=[message], left=limit, deadline=deadline)
-    if await _join_or_answer(instance, message):
-        return None
-    row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
-    tries = 1 if row is None else row.tries + 1
-    return Call(
-        call_id=call_id_for(instance, request_id, tries),
+    limit = instance.limits.execution_timeout
+    call = Call(
+        call_id=instance.runtime.ids.new(),
         request=message.request,
-        request_id=request_id,
-        digest=message.digest,
-        tries=tries,
         callers=[message],
-        left=limit,
-        deadline=deadline,
+        limit=limit,
+        left=limit.total_seconds(),
     )
+    if message.request_id is not None:
+        if await _join_or_answer(instance, message):
+            return None
+        row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
+        call.request_id, call.digest = message.request_id, message.digest
+        call.tries = 1 if row is None else row.tries + 1
+    return call
 
 
 async def _join_or_answer(instance: Instance, message: Process) -> bool:
@@ -142,19 +138,30 @@ async def _join_or_answer(instance: Instance, message: Process) -> bool:
     request_id = message.request_id or ""
     call = instance.requests.get(request_id) or await _claim(instance, message)
     if call is not None:
-        if call.digest and call.digest != message.digest:
-            message.refuse(_other_input(request_id))
-        elif call.ended and not call.callers:  # answered under an earlier manager, and not written yet
-            call.callers.append(message)
-            _write_end(instance, call)
-        else:
-            call.callers.append(message)
+        _join(instance, call, message)
+        return True
+    owed = instance.owed.get(request_id)
+    if owed is not None and owed.state is RequestState.DONE:
+        answer_from(owed.row, message)
         return True
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
     if row is None or row.state is not RequestState.DONE:
         return False
     answer_from(row, message)
     return True
+
+
+def _join(instance: Instance, call: Call, message: Process) -> None:
+    if call.digest and call.digest != message.digest:
+        message.refuse(_other_input(message.request_id or ""))
+        return
+    # An unclaimed answer of an earlier manager is written now that its request id is known.
+    unclaimed = call.ended and not call.callers
+    call.callers.append(message)
+    if call.ending is CallEnding.WITHDRAWN and isinstance(instance.phase, Suspended):
+        call.ending = None  # it stands still, and was not cancelled yet
+    if unclaimed:
+        _write_end(instance, call)
 
 
 def answer_from(row: Request, message: Process) -> None:
@@ -180,14 +187,32 @@ async def _claim(instance: Instance, message: Process) -> Call | None:
     if not unknown or message.request_id is None:
         return None
     row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
-    last = 0 if row is None else row.tries
-    for tries in (last, last + 1):
-        call = instance.calls.get(call_id_for(instance, message.request_id, tries))
-        if call is not None:
-            call.request_id, call.digest, call.tries = message.request_id, message.digest, tries
-            instance.requests[message.request_id] = call
+    return _claim_call(instance, message.request_id, message.digest, 1 if row is None else row.tries + 1)
+
+
+def _claim_call(instance: Instance, request_id: str, digest: str, next_try: int) -> Call | None:
+    for tries in (next_try - 1, next_try):
+        call = instance.calls.get(call_id_for(instance, request_id, tries))
+        if call is not None and call.request_id is None:
+            call.request_id, call.digest, call.tries = request_id, digest, tries
+            instance.requests[request_id] = call
             return call
     return None
+
+
+def join_adopted(instance: Instance) -> None:
+    """Requests that were queued before an adopted agent said what it works on join the calls that it is at."""
+    for queued in tuple(instance.backlog):
+        if queued.request_id is None:
+            continue
+        call = instance.requests.get(queued.request_id)
+        if call is queued:
+            call = _claim_call(instance, queued.request_id, queued.digest, queued.tries)
+        if call is not None:
+            instance.backlog.remove(queued)
+            _cancel_timer(queued)
+            for caller in queued.callers:
+                _join(instance, call, caller)
 
 
 # --- slots -------------------------------------------------------------------------------------------
@@ -213,6 +238,16 @@ def _tokens_wait(instance: Instance) -> float:
     return instance.tally.tokens_wait(limit, instance.runtime.clock.mono())
 
 
+def serve(instance: Instance, phase: Serving | None = None) -> None:
+    """Answer requests from now on."""
+    instance.enter(phase or Serving())
+    cancel_given_up(instance)
+    for call in instance.backlog:
+        arm_waiting(instance, call)
+    follow(instance)
+    next_calls(instance)
+
+
 def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
     """Hand waiting requests to the agent, first come first served."""
     if not isinstance(instance.phase, Serving):
@@ -228,15 +263,9 @@ def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
 
 def arm_waiting(instance: Instance, call: Call) -> None:
     """A queued request waits for a free slot as long as its caller likes, for a restart at most its own time."""
-    clock = instance.runtime.clock
-    if call.timer is not None:
-        call.timer.cancel()
-        call.timer = None
-    waits = [] if isinstance(instance.phase, Serving) else [call.left]
-    if call.deadline is not None:
-        waits.append(call.deadline - clock.mono())
-    if waits:
-        call.timer = clock.call_later(max(min(waits), 0.0), lambda: instance.post(CallDue(call=call)))
+    _cancel_timer(call)
+    if not isinstance(instance.phase, Serving):
+        call.timer = instance.runtime.clock.call_later(call.left, lambda: instance.post(CallDue(call=call)))
 
 
 # --- one call ----------------------------------------------------------------------------------------
@@ -251,11 +280,15 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
     if rejoin:
         work = cell.rejoin(call.call_id)
     else:
+        if call.request_id is not None:
+            call.call_id = call_id_for(instance, call.request_id, call.tries)
         work = cell.call(Verb.PROCESS, call.request, call_id=call.call_id)
         instance.runtime.metrics.count("lifecycle.process.count")
     call.began_at = instance.runtime.clock.mono()
     instance.calls[call.call_id] = call
-    call.task = instance.spawn_task(_run(instance, call, work), "call")
+    call.task = instance.run_beside(
+        work, "call", lambda result, error: CallEnded(call=call, result=result, error=error)
+    )
     if not isinstance(instance.phase, Suspended):
         start_clock(instance, call)
     request = None
@@ -267,13 +300,6 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
         instance.write_lazily(commands.begin_call, move, request)
         if move is not None:
             instance.moved_to(move.to)
-
-
-async def _run(instance: Instance, call: Call, work: Coroutine[Any, Any, Any]) -> None:
-    try:
-        instance.post(CallEnded(call=call, result=await work))
-    except BaseException as error:  # noqa: BLE001 - reported; a cancelled call reports that too
-        instance.post(CallEnded(call=call, error=error))
 
 
 def _row(instance: Instance, call: Call) -> Request:
@@ -293,28 +319,74 @@ def _row(instance: Instance, call: Call) -> Request:
 
 def call_due(instance: Instance, message: CallDue) -> None:
     """Its time is over: a queued one fails, a running one is cancelled."""
+    queued_call_due(instance, message)
+    call = message.call
+    if instance.calls.get(call.call_id) is call and not call.ended and call.ending is None and not call.waits:
+        call.ending = CallEnding.TIMEOUT
+        if call.task is not None:
+            call.task.cancel()
+
+
+def queued_call_due(instance: Instance, message: CallDue) -> None:
+    """Work that stands still, or is being ended, is not cancelled for its time."""
     call = message.call
     if call in instance.backlog:
         instance.backlog.remove(call)
         _forget(instance, call)
-        limit = instance.limits.execution_timeout
-        instance.drop_call(
-            call, ExecutionTimeoutError(f"{instance.label} did not take the request in time ({duration_text(limit)})")
-        )
+        instance.drop_call(call, _not_answered(instance, call.limit))
+
+
+def _limit_caller(instance: Instance, caller: Process) -> None:
+    """Its own limit counts from its first word, in every phase, and bounds no other caller of the same request."""
+    if caller.due is None or caller.timer is not None:
         return
-    if instance.calls.get(call.call_id) is not call or call.ended or call.ending is not None or call.waits:
-        return
-    call.ending = CallEnding.TIMEOUT
-    if call.task is not None:
-        call.task.cancel()
+    clock = instance.runtime.clock
+    seconds = max(caller.due - clock.mono(), 0.0)
+    timer = caller.timer = clock.call_later(seconds, lambda: instance.post(CallerDue(caller=caller)))
+    caller.reply.add_done_callback(lambda _: timer.cancel())
+
+
+def caller_due(instance: Instance, message: CallerDue) -> None:
+    """A queued request is dropped, a running one is cancelled where no other caller waits for it."""
+    caller = message.caller
+    limit = caller.timeout or instance.limits.execution_timeout
+    for call in (*instance.calls.values(), *instance.backlog):
+        if caller not in call.callers:
+            continue
+        if call.ended:
+            return  # an answer in time is never called late
+        last, queued = len(call.callers) == 1, call in instance.backlog
+        if last and not queued and call.ending is None and not isinstance(instance.phase, Leaving):
+            call.ending, call.limit = CallEnding.TIMEOUT, limit
+            if call.task is not None and not _stands_still(instance):
+                call.task.cancel()
+                return  # it is answered when the work has stopped
+        call.callers.remove(caller)
+        if queued and last:
+            instance.backlog.remove(call)
+            _forget(instance, call)
+    caller.refuse(_not_answered(instance, limit))
+
+
+def _not_answered(instance: Instance, limit: timedelta) -> ExecutionTimeoutError:
+    return ExecutionTimeoutError(f"{instance.label} did not answer the request in time ({duration_text(limit)})")
+
+
+def _stands_still(instance: Instance) -> bool:
+    """Work that is suspended is cancelled when it goes on: what is frozen cannot heed that now."""
+    phase = instance.phase
+    return isinstance(phase, Suspended) or (isinstance(phase, Pausing) and phase.request.depth is SuspendDepth.FREEZE)
+
+
+def cancel_given_up(instance: Instance) -> None:
+    """The agent goes on: what its callers have given up meanwhile stops now."""
+    for call in instance.calls.values():
+        if call.ending is not None and call.task is not None and not call.ended:
+            call.task.cancel()
 
 
 def withdraw_call(instance: Instance, caller: Process) -> bool:
     """A caller was cancelled. With its last caller a call is cancelled too, and the caller waits until it stopped."""
-    if caller in instance.phase.deferred:
-        instance.phase.deferred.remove(caller)
-        caller.reply.cancel()
-        return True
     for call in (*instance.calls.values(), *instance.backlog):
         if caller not in call.callers:
             continue
@@ -325,9 +397,16 @@ def withdraw_call(instance: Instance, caller: Process) -> bool:
             instance.backlog.remove(call)
             _forget(instance, call)
             caller.reply.cancel()
-        elif call.ending is None:
-            call.ending = CallEnding.WITHDRAWN
-            if call.task is not None:
+        elif _stands_still(instance) or isinstance(instance.phase, Leaving):
+            if not isinstance(instance.phase, Leaving):
+                call.ending = call.ending or CallEnding.WITHDRAWN
+            call.callers.remove(caller)
+            caller.reply.cancel()
+        else:
+            call.callers.remove(caller)
+            call.withdrawn.append(caller)
+            if call.ending is None and call.task is not None:
+                call.ending = CallEnding.WITHDRAWN
                 call.task.cancel()
         return True
     return False
@@ -360,7 +439,7 @@ def call_ended(instance: Instance, message: CallEnded) -> None:
 
 
 def _exit_of(instance: Instance, call: Call, *, stuck: bool) -> Exit:
-    limit = duration_text(instance.limits.execution_timeout)
+    limit = duration_text(call.limit or instance.limits.execution_timeout)
     if stuck and call.ending is CallEnding.TIMEOUT:
         detail = f"a request ran longer than {limit} and ignored its cancellation"
         return Exit(outcome=AttemptOutcome.TIMEOUT, detail=detail)
@@ -402,7 +481,7 @@ def _write_end(instance: Instance, call: Call) -> None:
             stack_trace=call.error.stack_trace,
             is_recoverable=True,
         )
-    end = CallEnd(request=_request_end(instance, call), error=error)
+    end = CallEnd(request=_request_end(instance, call), error=error, after=instance.said.pending)
     move = state_move(instance)
     if end.request is None and end.error is None and move is None:
         _answer(instance, call, outcome)
@@ -419,7 +498,7 @@ def _end_written(
     """The work is done, whatever the disk says: the callers are answered also where it could not be written."""
     written = not writing.cancelled() and writing.exception() is None
     if not written and end.request is not None:
-        instance.unwritten.append(end.request)
+        instance.owed[end.request.request.request_id] = end.request
     _answer(instance, call, outcome, confirm=written)
 
 
@@ -427,9 +506,11 @@ def _answer(instance: Instance, call: Call, outcome: BaseException | None, *, co
     _forget(instance, call)
     if confirm and instance.cell is not None:
         instance.cell.confirm(call.call_id)
+    for caller in call.withdrawn:
+        caller.reply.cancel()
     for caller in call.callers:
         if isinstance(outcome, asyncio.CancelledError):
-            caller.reply.cancel()
+            instance.post(caller)  # it has joined a request that was being withdrawn: it begins again
         elif outcome is not None:
             caller.refuse(outcome)
         else:
@@ -441,6 +522,10 @@ def _forget(instance: Instance, call: Call) -> None:
     instance.calls.pop(call.call_id, None)
     if call.request_id is not None and instance.requests.get(call.request_id) is call:
         del instance.requests[call.request_id]
+    _cancel_timer(call)
+
+
+def _cancel_timer(call: Call) -> None:
     if call.timer is not None:
         call.timer.cancel()
         call.timer = None
@@ -456,7 +541,7 @@ def _outcome(instance: Instance, call: Call) -> BaseException | None:
         return None
     tally.failed += 1
     if call.ending is CallEnding.TIMEOUT:
-        limit = duration_text(instance.limits.execution_timeout)
+        limit = duration_text(call.limit)
         metrics.count("lifecycle.process.timeouts")
         instance.runtime.log.emit("execution_timeout", instance_id=instance.instance_id, limit=limit)
         return ExecutionTimeoutError(f"the request ran longer than its time ({limit}) and was cancelled")

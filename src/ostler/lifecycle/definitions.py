@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from typing import Any
 from uuid import UUID
 
 from ostler.agents.base import AgentMaker, maker_of_callable
+from ostler.agents.factory import maker_of
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.agents.registry import AgentRegistry
-from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.errors import AgentNotFoundError
 from ostler.model.people import Definition
 from ostler.seams import Clock
 from ostler.store import workspaces
@@ -62,8 +62,8 @@ class Definitions:
         try:
             return self.registry.maker(manifest.id)
         except AgentNotFoundError:
-            if manifest.kind is AgentKind.COMMAND:
-                return partial(_no_object, manifest.name)
+            if manifest.kind is AgentKind.COMMAND or manifest.driver is not None:
+                return maker_of(manifest)
             return _imported(manifest)
 
     async def keep(self, manifest: AgentManifest) -> None:
@@ -82,10 +82,6 @@ class Definitions:
         )
         await self._store.run(workspaces.put_definition, definition.checked())
         self._kept[manifest.id] = manifest
-
-
-def _no_object(name: str) -> Any:
-    raise OstlerError(f"{name} is a command; it has no Python object")
 
 
 def _imported(manifest: AgentManifest) -> AgentMaker:

@@ -10,20 +10,19 @@ from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.files.registration import register_file
+from ostler.agents.files import register_file
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.verbs import Verbs
-from ostler.model.events import AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Request, Wait
 from ostler.model.query import ObservationOptions
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
-from ostler.model.states import INACTIVE_STATES, IsolationLevel, SuspendDepth
+from ostler.model.states import IsolationLevel, SuspendDepth
 
-_DEFINITION_FILES = (".md", ".toml", ".yaml", ".yml")
+_DEFINITION_FILES = (".md", ".toml")
 
 
 class AgentHandle:
@@ -89,12 +88,9 @@ class AgentHandle:
 
     async def ended(self) -> AgentInstance:
         """Wait until it is terminated, or failed with no restart to come."""
-        async with self.events(after=None, options=ObservationOptions(include_reports=False)) as events:
-            record = await self.record()
-            if record.state not in INACTIVE_STATES:
-                async for event in events:
-                    if isinstance(event, AgentStateChangedEvent) and event.is_final:
-                        break
+        async with self.events(options=ObservationOptions(include_reports=False)) as events:
+            async for _ in events:
+                pass  # the stream ends with the instance
         return await self.record()
 
     async def __aenter__(self) -> Self:
@@ -176,6 +172,9 @@ def _registered(manager: Verbs, agent: Any) -> AgentManifest | None:
         agent = CommandSpec(argv=tuple(agent))
     if isinstance(agent, CommandSpec):
         return registry.register(agent, name=_command_name(agent), replace=True)
+    if getattr(agent, "__name__", "") == "<lambda>":  # it has no name of its own
+        name = f"{agent.__module__}.lambda-{agent.__code__.co_firstlineno}"
+        return registry.register(agent, name=name, replace=True)
     return registry.register(agent, replace=True)
 
 

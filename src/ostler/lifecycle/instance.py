@@ -29,7 +29,6 @@ from ostler.lifecycle.messages import (
     Call,
     Due,
     Message,
-    NextCalls,
     Operation,
     OperationDone,
     Phase,
@@ -43,10 +42,10 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
 from ostler.model.instance import AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.ledger import AttemptOutcome, Wait
 from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
-from ostler.model.states import AgentState
+from ostler.model.states import AgentState, moves_between
 from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, error_event, fail_instance
@@ -93,9 +92,13 @@ class Runtime:
     start_gate: StartGate
     restart_gate: StartGate
     instances: dict[UUID, Instance] = field(default_factory=dict)
+    #: Reservations that have no instance yet.
+    reserving: dict[asyncio.Future[Any], None] = field(default_factory=dict)
     workspaces: dict[UUID, Workspace] = field(default_factory=dict)
     #: Why nothing new is accepted; None while the manager is open.
     closing: OstlerError | None = None
+    #: Tries again what recovery could not do.
+    recovering: asyncio.Task[Any] | None = None
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: When the manager before this one was last known to own the store.
@@ -143,16 +146,18 @@ class Instance:
         self.waits: dict[UUID, OpenWait] = {}
         self.signs = Signs(runtime.clock, runtime.chance, self.check)
         self.tally = Tally()
-        #: A write failed, so the row is not what it should be.
-        self.behind = False
-        #: Ends of requests that could not be written.
-        self.unwritten: list[RequestEnd] = []
+        #: What could not be written is tried again soon.
+        self.rewriting = False
+        #: Ends of requests that could not be written, by their request id.
+        self.owed: dict[str, RequestEnd] = {}
         self.said = Said()
         #: The last answer; what is kept as the final state of a command.
         self.last_answer: Any = None
         self.task: asyncio.Task[None] | None = None
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
+        #: Operations and calls that have not ended, in the order in which they were begun.
+        self._running: dict[asyncio.Task[None], None] = {}
         self._over = False
 
     @property
@@ -187,18 +192,17 @@ class Instance:
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            withdrawal = Withdraw(of=verb)
-            self.post(withdrawal)
-            ends = {withdrawal.done} if self.task is None else {withdrawal.done, self.task}
-            while not any(one.done() for one in ends):
-                try:
-                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    continue  # cancelling again does not shorten this
+            await self.withdraw(verb)
             raise
         if not verb.reply.done():
             raise ActorEndedError
         return verb.reply.result()
+
+    async def withdraw(self, verb: Verb) -> None:
+        """Its caller has gone. Cancelling again does not shorten this."""
+        withdrawal = Withdraw(of=verb)
+        self.post(withdrawal)
+        await wait_through(withdrawal.done, *([] if self.task is None else [self.task]))
 
     def start(self, begin: Callable[[Instance], None]) -> None:
         """Begin to serve messages; `begin` sets the first phase."""
@@ -252,10 +256,12 @@ class Instance:
         while not self._messages.empty():
             _refuse_late(self._messages.get_nowait())
         gone = AgentGoneError(f"instance {self.label} ended before it answered; look at why, and restart it")
-        for call in {*self.calls.values(), *self.backlog, *self.requests.values()}:
+        for call in dict.fromkeys((*self.calls.values(), *self.backlog, *self.requests.values())):
             self.drop_call(call, gone)
         for waiting in self.waits.values():
             _drop_wait(waiting)
+        for task in tuple(self._running):
+            task.cancel()
 
     async def _abandon(self, error: BaseException) -> None:
         """A bug in a handler ends this instance only: its process by force, its record as failed."""
@@ -282,9 +288,8 @@ class Instance:
             cell.detach()
         else:
             self.runtime.run(cell.destroy(), "ostler-disowned")
-        self._messages.put_nowait(NextCalls())  # its loop sees that it is over
         gone = AgentGoneError(f"another manager owns instance {self.label} now; ask it ({error})")
-        for call in {*self.calls.values(), *self.backlog}:
+        for call in (*self.calls.values(), *self.backlog):
             self.drop_call(call, gone)
 
     # --- phases, timers, operations --------------------------------------------------------------
@@ -315,23 +320,43 @@ class Instance:
             phase.timer.cancel()
         phase.timer = clock.call_later(min(max(seconds, 0.0), _LOOK_SECONDS), ring)
 
+    def arm_for(self, wait: Wait) -> None:
+        """Until the wait is due by the wall clock, but never longer than it was meant to be in all."""
+        if wait.due_at is not None:
+            left = min(wait.due_at - self.runtime.clock.wall(), wait.due_at - wait.created_at)
+            self.arm(left.total_seconds())
+
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""
-        operation = Operation(name)
+        operation = Operation(name, self.attempt)
+        operation.task = self.run_beside(
+            work, name, lambda result, error: OperationDone(operation=operation, result=result, error=error)
+        )
+        return operation
+
+    def run_beside(
+        self, work: Coroutine[Any, Any, Any], name: str, report: Callable[[Any, BaseException | None], Message]
+    ) -> asyncio.Task[None]:
+        """A task of this instance. Its end is posted as the message that `report` makes, however it ends."""
+        ended: list[tuple[Any, BaseException | None]] = []
 
         async def run() -> None:
             try:
-                self.post(OperationDone(operation=operation, result=await work))
-            except BaseException as error:  # noqa: BLE001 - reported; a cancelled operation reports that too
-                self.post(OperationDone(operation=operation, error=error))
+                ended.append((await work, None))
+            except BaseException as error:  # noqa: BLE001 - reported; a cancelled one reports that too
+                ended.append((None, error))
 
-        operation.task = self.spawn_task(run(), name)
-        return operation
+        def done(_: object) -> None:
+            work.close()  # one that was cancelled before its first step was never begun
+            self._running.pop(task, None)
+            self.post(report(*(ended[0] if ended else (None, asyncio.CancelledError()))))
 
-    def spawn_task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._tasks is None:
             raise RuntimeError("the task of the instance has not begun")
-        return self._tasks.create_task(work, name=f"ostler-{name}")
+        task = self._tasks.create_task(run(), name=f"ostler-{name}")
+        self._running[task] = None
+        task.add_done_callback(done)
+        return task
 
     # --- the record ------------------------------------------------------------------------------
 
@@ -349,7 +374,6 @@ class Instance:
         changes = await self.runtime.store.run(command, self.current(), *args, **kwargs)
         if changes and "state" in changes:
             self.moved_to(changes["state"])
-            self.behind = False
         self.apply(changes)
 
     def write(
@@ -398,10 +422,9 @@ class Instance:
             return
         before = self.record.state
         self.record = self.record.evolve(**changes)
-        if self.record.state is not before:
-            self.runtime.log.emit(
-                "state_changed", instance_id=self.instance_id, from_state=before, to_state=self.record.state
-            )
+        for state in moves_between(before, self.record.state):
+            self.runtime.log.emit("state_changed", instance_id=self.instance_id, from_state=before, to_state=state)
+            before = state
 
     def moved_to(self, state: AgentState) -> None:
         if state is not self.state:
@@ -420,6 +443,8 @@ class Instance:
             call.timer.cancel()
         if call.task is not None:
             call.task.cancel()
+        for caller in call.withdrawn:
+            caller.reply.cancel()
         for caller in call.callers:
             caller.refuse(error)
 
@@ -427,6 +452,15 @@ class Instance:
         return InvalidOperationError(
             f"{self.label} is {self.state} and cannot be {doing}; {advice}", current=self.state
         )
+
+
+async def wait_through(*ends: asyncio.Future[Any]) -> None:
+    """Until the first of them is done. Cancelling the caller once more does not shorten this."""
+    while not any(one.done() for one in ends):
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            continue
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

@@ -20,6 +20,7 @@ from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import (
     Close,
     Detach,
+    Disowned,
     Due,
     Exited,
     OperationDone,
@@ -31,16 +32,16 @@ from ostler.lifecycle.messages import (
 )
 from ostler.lifecycle.operations import Departure, begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
+from ostler.lifecycle.unwritten import write_intent, write_rest
 from ostler.model.instance import TerminationResult
 from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.policy.restart import RestartDecision, RestartFacts, decide_restart
-from ostler.store import attempts, instances, moves
+from ostler.store import attempts, instances
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, Finish
-from ostler.store.moves import Move
 from ostler.store.waits import open_waits
 
 #: How long until an end that left something alive is tried again.
@@ -70,8 +71,11 @@ def exited_suspended(instance: Instance, message: Exited) -> None:
 
 def note_exit(instance: Instance, message: Exited) -> None:
     phase = instance.phase
-    if isinstance(phase, Leaving) and message.attempt == instance.attempt:
-        phase.exit = better_exit(phase.exit, message.how)
+    if not isinstance(phase, Leaving) or message.attempt != instance.attempt:
+        return
+    phase.exit = better_exit(phase.exit, message.how)
+    if phase.operation is None and not phase.empty:  # between two tries, or refused without force
+        begin_leave(instance, _again(phase))
 
 
 def better_exit(first: Exit | None, second: Exit | None) -> Exit | None:
@@ -95,12 +99,13 @@ async def terminate(instance: Instance, message: Terminate) -> None:
     options = message.options
     runtime = instance.runtime
     runtime.fault("stop.intent.before")
-    await _write_intent(instance, message)
+    intent = await write_intent(instance, message)
     runtime.fault("stop.intent.after")
     begin_leave(
         instance,
         Leaving(
             goal=Goal.TERMINATE,
+            intent=intent,
             grace=options.graceful_timeout,
             force=options.force_if_timeout,
             keep_final_state=options.persist_final_state,
@@ -112,28 +117,14 @@ async def terminate(instance: Instance, message: Terminate) -> None:
     )
 
 
-async def _write_intent(instance: Instance, message: Terminate) -> None:
-    if instance.state is AgentState.TERMINATING:
-        return
-    reason = message.options.reason
-    move = Move(to=AgentState.TERMINATING, by=message.by, reason=reason, act="terminate", catch_up=True)
-    try:
-        await instance.commit(moves.move_instance, move)
-    except StaleWriterError:
-        raise
-    except StoreError:
-        instance.moved_to(AgentState.TERMINATING)
-        instance.behind = True
-
-
 async def terminate_leaving(instance: Instance, message: Terminate) -> None:
     """Callers share one end; the least patient of them decides its grace. A termination replaces any other goal."""
     phase = instance.phase
     if not isinstance(phase, Leaving):
         return
     options = message.options
-    if phase.goal is not Goal.TERMINATE and not phase.empty:
-        await _write_intent(instance, message)
+    if phase.goal is not Goal.TERMINATE:
+        phase.intent = await write_intent(instance, message)
         for caller in phase.callers:
             caller.refuse(instance.refusal("used", "it is being terminated"))
         phase.callers, phase.goal = [], Goal.TERMINATE
@@ -159,13 +150,13 @@ def _again(phase: Leaving) -> Leaving:
         grace=phase.grace,
         force=phase.force or not phase.grace,
         keep_final_state=phase.keep_final_state,
+        intent=phase.intent,
         reason=phase.reason,
         by=phase.by,
         began=phase.began,
         exit=phase.exit,
         terminations=phase.terminations,
         callers=phase.callers,
-        resume=phase.resume,
         told=phase.told,
         final=phase.final,
         forced=phase.forced,
@@ -182,6 +173,7 @@ async def terminate_failed(instance: Instance, message: Terminate) -> None:
 
 
 def restart(instance: Instance, message: Restart) -> None:
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is stopped
     how = Exit(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     phase = Leaving(
         goal=Goal.RESTART, grace=_RESTART_GRACE, callers=[message], exit=how, reason=message.reason, by=message.by
@@ -194,6 +186,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
     if not isinstance(phase, Suspended) or phase.depth is not SuspendDepth.PARK:
         restart(instance, message)
         return
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     end = AttemptEnd(outcome=AttemptOutcome.STOPPED, detail=message.reason)
     await instance.commit(instances.restart_instance, end, by=message.by, reason=message.reason)
     _count_restart(instance)
@@ -203,6 +196,7 @@ async def restart_suspended(instance: Instance, message: Restart) -> None:
 def restart_leaving(instance: Instance, message: Restart) -> None:
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.goal is Goal.PARK:
+        instance.runtime.definitions.maker(instance.manifest)
         for caller in phase.callers:
             caller.refuse(instance.refusal("parked", "it is being restarted"))
         phase.goal, phase.callers, phase.reason, phase.by = Goal.RESTART, [message], message.reason, message.by
@@ -231,17 +225,17 @@ async def close_suspended(instance: Instance, message: Close) -> None:
     if isinstance(phase, Suspended) and phase.depth is SuspendDepth.PARK:
         detach(instance, message)
         return
-    begin_leave(instance, Leaving(goal=Goal.PARK, grace=message.grace, callers=[message], by=message.by))
+    begin_leave(instance, Leaving(goal=Goal.PARK, grace=message.grace, by=message.by, deferred=[message]))
 
 
 async def close_leaving(instance: Instance, message: Close) -> None:
-    """What is ending ends; what would start again is terminated instead."""
+    """What is ending ends first; what would start again is terminated instead."""
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.goal is Goal.RESTART:
         options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
         await terminate_leaving(instance, Terminate(by=message.by, options=options, reply=message.reply))
-    elif isinstance(phase, Leaving):
-        phase.callers.append(message)
+    else:
+        defer(instance, message)
 
 
 def detach(instance: Instance, message: Detach | Close) -> None:
@@ -253,25 +247,25 @@ def detach(instance: Instance, message: Detach | Close) -> None:
     left = AgentGoneError(
         f"this manager has let go of {instance.label}, which lives on; ask the next one, under the same request id"
     )
-    for call in {*instance.calls.values(), *instance.backlog}:
+    for call in (*instance.calls.values(), *instance.backlog):
         instance.drop_call(call, left)
     instance.enter(Detached())
     message.answer(instance.record)
 
 
-def detach_starting(instance: Instance, message: Detach) -> None:
+def defer(instance: Instance, message: Detach | Close | Resume) -> None:
+    """What is under way is finished first; the next phase handles it."""
     instance.phase.deferred.append(message)
 
 
-def detach_leaving(instance: Instance, message: Detach) -> None:
-    if isinstance(instance.phase, Leaving):
-        instance.phase.callers.append(message)  # it is finished first
+def disown(instance: Instance, message: Disowned) -> None:
+    instance.lose(message.error)
 
 
 def resume_leaving(instance: Instance, message: Resume) -> None:
     phase = instance.phase
-    if isinstance(phase, Leaving) and phase.goal is Goal.PARK and phase.resume is None:
-        phase.resume = message
+    if isinstance(phase, Leaving) and phase.goal is Goal.PARK:
+        defer(instance, message)
     else:
         message.refuse(instance.refusal("resumed", "it is ending; look at why"))
 
@@ -337,8 +331,8 @@ async def leave_again(instance: Instance, message: Due) -> None:
 
 async def finish(instance: Instance, phase: Leaving) -> None:
     """Write what the end means. A store that cannot is asked again, and meanwhile messages are served."""
-    reports.flush(instance, now=True)
     try:
+        await write_rest(instance)
         match phase.goal:
             case Goal.TERMINATE:
                 await _finish_terminate(instance, phase)
@@ -352,7 +346,6 @@ async def finish(instance: Instance, phase: Leaving) -> None:
         raise
     except StoreError as error:
         phase.unwritten = str(error)
-        instance.behind = True
         instance.runtime.log.emit("death_unwritten", instance_id=instance.instance_id, error=str(error))
         _tell_unwritten(instance, phase, error)
         instance.arm(RETRY_SECONDS)
@@ -379,10 +372,11 @@ def _attempt_end(phase: Leaving) -> AttemptEnd:
     )
 
 
-async def _let_go(instance: Instance) -> None:
+def _let_go(instance: Instance, attempt: int) -> None:
+    """The end of this attempt is committed."""
     cell, instance.cell = instance.cell, None
-    if cell is not None:
-        instance.runtime.run(cell.destroy(), "ostler-destroy")
+    ending = instance.level.forget(instance.instance_id, attempt) if cell is None else cell.destroy()
+    instance.runtime.run(ending, "ostler-let-go")
     for waiting in instance.waits.values():
         if waiting.timer is not None:
             waiting.timer.cancel()
@@ -412,13 +406,14 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
     failed = instance.state is AgentState.FAILED
     finish_ = Finish(
         end=None if failed else _attempt_end(phase),
+        act="terminate" if failed or phase.intent is not None else None,
         was_graceful=not phase.forced,
         by=phase.by,
         reason=phase.reason,
         final_state=_final_state(instance, phase),
         metrics=instance.metrics_now(),
     )
-    await instance.commit(instances.finish_instance, finish_, catch_up=instance.behind)
+    await instance.commit(instances.finish_instance, finish_, catch_up=True)
     runtime.fault("stop.final.after")
     duration = runtime.clock.mono() - phase.began
     runtime.metrics.count("lifecycle.terminate.count")
@@ -431,23 +426,15 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
         was_graceful=finish_.was_graceful,
         uptime=instance.record.uptime(runtime.clock.wall()),
     )
-    await _let_go(instance)
+    _let_go(instance, instance.attempt)
     _remove_empty_workdir(instance)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was terminated"), backlog=True)
     for caller in phase.callers:
-        _tell_start(instance, phase, caller)
+        caller.refuse(phase.told or instance.refusal("used", "it was terminated"))
     instance.enter(Ended())
     result = TerminationResult.successful(instance.record, finish_.was_graceful, timedelta(seconds=duration))
     for termination in phase.terminations:
         termination.answer(result)
-
-
-def _tell_start(instance: Instance, phase: Leaving, caller: object) -> None:
-    """Callers of a start that was terminated; and of a manager that waits for this end."""
-    if isinstance(caller, Close | Detach):
-        caller.answer(instance.record)
-    elif hasattr(caller, "refuse"):
-        caller.refuse(phase.told or instance.refusal("used", "it was terminated"))
 
 
 def _final_state(instance: Instance, phase: Leaving) -> dict[str, object] | None:
@@ -476,20 +463,14 @@ def _remove_empty_workdir(instance: Instance) -> None:
 async def _finish_park(instance: Instance, phase: Leaving) -> None:
     store = instance.runtime.store
     await store.run(instances.park_instance, instance.current(), _attempt_end(phase))
-    await _let_go(instance)
+    _let_go(instance, instance.attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was parked"), backlog=True)
     pause = await _open_pause(instance)
     instance.enter(Suspended(depth=SuspendDepth.PARK, wait=pause))
     for caller in phase.callers:
-        if isinstance(caller, Close):
-            detach(instance, caller)
-        else:
-            caller.answer(instance.record)
-    if isinstance(instance.phase, Suspended):
-        if phase.resume is not None:
-            instance.post(phase.resume)
-        elif pause is not None and pause.due_at is not None:
-            instance.arm((pause.due_at - instance.runtime.clock.wall()).total_seconds())
+        caller.answer(instance.record)
+    if pause is not None:
+        instance.arm_for(pause)
 
 
 async def _open_pause(instance: Instance) -> Wait | None:
@@ -499,11 +480,9 @@ async def _open_pause(instance: Instance) -> Wait | None:
 
 async def _finish_restart(instance: Instance, phase: Leaving) -> None:
     """Through failed into the next attempt, in one commit."""
-    why = phase.reason or "restarted by hand"
-    await instance.commit(
-        instances.restart_instance, _attempt_end(phase), by=phase.by, reason=why, catch_up=instance.behind
-    )
-    await _let_go(instance)
+    why, attempt = phase.reason or "restarted by hand", instance.attempt
+    await instance.commit(instances.restart_instance, _attempt_end(phase), by=phase.by, reason=why, catch_up=True)
+    _let_go(instance, attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was restarted before it answered; ask it again"))
     _count_restart(instance)
     begin_start(instance, list(phase.callers), by=phase.by, restart=True)
@@ -548,18 +527,13 @@ async def _finish_fail(instance: Instance, phase: Leaving) -> None:
             reason=decision.sentence,
         ),
     )
-    await instance.commit(instances.fail_instance, failure, catch_up=instance.behind)
-    await _let_go(instance)
+    await instance.commit(instances.fail_instance, failure, catch_up=True)
+    _let_go(instance, instance.attempt)
     ended = AgentGoneError(f"{instance.label} has ended: {text}")
     _answer_calls(instance, ended, backlog=backoff is None)
     _wait_for_restart(instance, decision, backoff)
     for caller in phase.callers:
-        if isinstance(caller, Close | Detach):
-            instance.post(caller)
-        else:
-            caller.refuse(phase.told or ended)
-    for termination in phase.terminations:
-        instance.post(termination)
+        caller.refuse(phase.told or ended)
 
 
 async def _decide(instance: Instance, phase: Leaving, cause: str) -> RestartDecision:

@@ -20,6 +20,7 @@ from ostler.model.people import Permission, Principal
 from ostler.model.states import Tier
 from ostler.store import attempts, retention
 from ostler.store import events as log
+from ostler.store.transaction import PAGE
 
 
 class AgentLifecycleManager(Verbs):
@@ -101,7 +102,7 @@ class AgentLifecycleManager(Verbs):
         """The newest events, oldest first; with `after` those that follow that number."""
         await self._enter(Permission.AGENTS_READ)
         found = None if instance_id is None else (await self.require_instance(instance_id)).instance_id
-        space, count = self._principal.workspace_id, max(1, min(limit, log.PAGE))
+        space, count = self._principal.workspace_id, max(1, min(limit, PAGE))
         store = self._runtime.store
         if after is None:
             return await store.read(log.last_events, count, workspace_id=space, instance_id=found)

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
+from ostler.errors import StaleWriterError
 from ostler.isolation.base import Exit
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.spawn import TerminationOptions
@@ -60,6 +61,9 @@ class Process(Verb):
     digest: str = ""
     #: The caller's own limit, waiting included.
     timeout: timedelta | None = None
+    #: When it ends, by the monotonic clock.
+    due: float | None = None
+    timer: Timer | None = None
     #: False: a full agent is an error at once, not a place in the queue.
     wait: bool = True
 
@@ -131,6 +135,8 @@ class Operation:
     """Work that takes time: starting, stopping, freezing. It reports by a message and never raises."""
 
     name: str
+    #: The attempt that it is about.
+    attempt: int
     task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
@@ -157,7 +163,7 @@ class CallEnding(StrEnum):
 class Call:
     """One request, from asking until its answer is durable."""
 
-    #: The id at the agent; of a request with an id it is made from that id, so that it is found again.
+    #: The id at the agent; of a request with an id it is made from that id when it begins, so that it is found again.
     call_id: UUID
     request: Any = None
     request_id: str | None = None
@@ -166,10 +172,10 @@ class Call:
     tries: int = 1
     #: Several where the same request id was asked for again; none where it was adopted.
     callers: list[Process] = field(default_factory=list)
+    #: What its caller, or the limits of its agent, allow it.
+    limit: timedelta = timedelta(0)
     #: Seconds of execution time that are left; the clock stands still while it waits or is frozen.
     left: float = 0.0
-    #: By the monotonic clock: the caller's own limit, waiting included.
-    deadline: float | None = None
     timer: Timer | None = None
     armed_at: float | None = None
     began_at: float = 0.0
@@ -177,6 +183,8 @@ class Call:
     #: Its open waits: while there is one it does not work.
     waits: set[UUID] = field(default_factory=set)
     ending: CallEnding | None = None
+    #: Callers that were cancelled and wait until its work has stopped.
+    withdrawn: list[Process] = field(default_factory=list)
     adopted: bool = False
     #: It has ended, and its answer is being written or waits for the caller that knows its id.
     ended: bool = False
@@ -228,6 +236,13 @@ class Probed(Message):
     gone: Exit | None = None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Disowned(Message):
+    """Another manager owns the store."""
+
+    error: StaleWriterError
+
+
 # --- news of operations, timers and the store --------------------------------------------------------
 
 
@@ -250,6 +265,13 @@ class CallDue(Message):
     """The time of a request is over."""
 
     call: Call
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CallerDue(Message):
+    """One caller of a request does not wait any longer."""
+
+    caller: Process
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -279,3 +301,8 @@ class WriteFailed(Message):
     """A fact could not be written."""
 
     error: BaseException
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WriteDue(Message):
+    """What could not be written is tried again."""

@@ -14,7 +14,7 @@ from ostler.lifecycle.phases import Adopting, Pausing, Serving
 from ostler.model.events import AgentMetricsUpdatedEvent
 from ostler.model.faults import duration_text
 from ostler.model.ledger import AttemptOutcome
-from ostler.model.states import HealthState, ProbeType
+from ostler.model.states import HealthState, IsolationLevel, ProbeType
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.policy.quota import plan
 from ostler.seams import Deadline
@@ -64,7 +64,9 @@ class Monitor:
             probing = now >= signs.next_probe
             if probing:
                 signs.next_probe = now + instance.check.interval.total_seconds()
-            sampled = now - signs.sampled >= sampling
+            # A process is measured soon after its start, so that a list shows what it uses.
+            is_new = signs.measured < 0 and instance.options.isolation_level is IsolationLevel.PROCESS
+            sampled = is_new or now - signs.sampled >= sampling
             if not (probing or sampled):
                 continue
             if not _is_idle(instance, cell, now, probing=probing, sampled=sampled, observed=observed):

@@ -34,7 +34,7 @@ from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.messages import Close, Detach, Registered
+from ostler.lifecycle.messages import Close, Detach, Disowned, Registered
 from ostler.lifecycle.monitor import Monitor
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Starting
@@ -42,6 +42,7 @@ from ostler.lifecycle.recover import recover
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
+from ostler.lifecycle.verbs import require_kind
 from ostler.model.faults import fault
 from ostler.seams import Seams
 from ostler.store import leases, workspaces
@@ -75,6 +76,14 @@ async def open_manager(
     ended in order and those that are suspended are parked; `keep_agents` on the manager leaves them alive instead.
     """
     _require_no_template()
+    for name, given, kind in (
+        ("settings", settings, LifecycleSettings),
+        ("registry", registry, AgentRegistry),
+        ("levels", levels, IsolationLevels),
+        ("seams", seams, Seams),
+    ):
+        if given is not None:
+            require_kind(name, given, kind)
     place = default_home() if where is None else where
     if not isinstance(place, str | os.PathLike | Store):
         raise fault("where", "must be a directory, an address or a Store", place)
@@ -176,7 +185,7 @@ class _Session:
         runtime.closing = error
         runtime.log.emit("ownership_lost", error=str(error))
         for instance in list(runtime.instances.values()):
-            instance.lose(error)
+            instance.post(Disowned(error=error))
 
     async def close(self) -> None:
         """Agents end in order; with `keep` those that can go on are left as they are, in mid-work too."""
@@ -186,6 +195,9 @@ class _Session:
         if self._forget is not None:
             self._forget()
         await self._monitor.close()
+        if runtime.recovering is not None:
+            runtime.recovering.cancel()
+            await asyncio.wait([runtime.recovering])
         runtime.restart_gate.open()
         runtime.start_gate.open()
         grace = runtime.settings.close_grace
@@ -210,7 +222,11 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while running := [one for one in runtime.instances.values() if not one.is_over]:
+        while runtime.reserving or any(not one.is_over for one in runtime.instances.values()):
+            if runtime.reserving:
+                await asyncio.wait(list(runtime.reserving))
+                await asyncio.sleep(0)  # their callers make the instances
+            running = [one for one in runtime.instances.values() if not one.is_over]
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as dataclass_fields
@@ -16,6 +17,7 @@ from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
     InitializationTimeoutError,
+    InvalidOperationError,
     OstlerError,
 )
 from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
@@ -69,10 +71,16 @@ def plan_for(instance: Instance, maker: Any) -> StartPlan:
         context=record.context or {},
         workdir=private if options.workdir is None else Path(options.workdir),
         owns_workdir=options.workdir is None,
-        env=options.env or {},
+        env={**_passed_on(instance.manifest.env or {}), **(options.env or {})},
         log=None if home is None else start_log(home, record.instance_id, record.attempt),
         priority=options.priority,
     )
+
+
+def _passed_on(env: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment of a definition; a name without a value has the manager's, if that has one."""
+    found = {name: os.environ.get(name) if value is None else value for name, value in env.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 async def _start(instance: Instance, *, restart: bool) -> Cell:
@@ -230,6 +238,8 @@ async def _say_goodbye(
         return
     try:
         async with Deadline(instance.runtime.clock, phase.grace):
+            if instance.level.capabilities.freezes:
+                await cell.thaw()  # or it could not heed anything
             if calls:
                 with contextlib.suppress(TimeoutError):
                     async with Deadline(instance.runtime.clock, phase.grace / 2):
@@ -242,9 +252,9 @@ async def _say_goodbye(
             departure.complete = True
     except TimeoutError:
         departure.warnings.append(f"it did not shut down within {duration_text(phase.grace)}")
-    except AgentGoneError as error:
+    except (AgentGoneError, InvalidOperationError) as error:  # it went in the middle of it, or cannot be thawed
         departure.warnings.append(str(error))
-        departure.complete = cell.ended is not None  # it went by itself, in the middle of it
+        departure.complete = cell.ended is not None
 
 
 async def _asked(cell: Cell, verb: Verb, departure: Departure) -> Any:

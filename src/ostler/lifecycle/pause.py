@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
-from ostler.errors import DeadlineError, InvalidOperationError, OstlerError, StoreError
+from ostler.errors import (
+    AgentNotFoundError,
+    DeadlineError,
+    InvalidOperationError,
+    OstlerError,
+    StaleWriterError,
+    StoreError,
+)
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Asked, Due, Operation, OperationDone, Resume, Suspend, Unasked
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
-from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Serving, Suspended
-from ostler.lifecycle.work import follow, start_clock, stop_clock
+from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
+from ostler.lifecycle.work import start_clock, stop_clock
 from ostler.model.faults import duration_text
 from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM
@@ -64,7 +70,7 @@ def pause_if_quiet(instance: Instance) -> None:
     parks = depth is SuspendDepth.PARK
     if any(call.works or (parks and not call.ended) for call in instance.calls.values()):
         return
-    phase.operation = Operation("quiet")
+    phase.operation = Operation("quiet", instance.attempt)
     instance.post(OperationDone(operation=phase.operation))
 
 
@@ -83,17 +89,20 @@ async def paused(instance: Instance, message: OperationDone) -> None:
     phase = instance.phase
     if not isinstance(phase, Pausing) or message.operation is not phase.operation:
         return
-    request = phase.request
-    try:
-        if message.error is not None:
-            raise message.error
-        wait = _pause_of(instance, request)
-        await instance.commit(instances.suspend_instance, wait, by=request.by, catch_up=instance.behind)
-    except (OstlerError, asyncio.CancelledError) as error:
-        serve_again(instance)
+    request, error, wait = phase.request, message.error, _pause_of(instance, phase.request)
+    if error is None:
+        try:
+            await instance.commit(instances.suspend_instance, wait, by=request.by, catch_up=True)
+        except StaleWriterError:
+            raise
+        except OstlerError as refused:
+            error = refused
+    if error is not None:
+        calls.serve(instance)
         if request.depth is SuspendDepth.FREEZE and instance.cell is not None:
             instance.operate("thaw", instance.cell.thaw())
-        request.refuse(error if isinstance(error, OstlerError) else instance.refusal("suspended", "try again"))
+        known = isinstance(error, OstlerError)
+        request.refuse(error if known else instance.refusal("suspended", f"try again ({error!r})"))
         return
     instance.runtime.log.emit(
         "suspended", instance_id=instance.instance_id, depth=request.depth, resumes_at=wait.due_at
@@ -124,18 +133,12 @@ def _pause_of(instance: Instance, request: Suspend) -> Wait:
     )
 
 
-def serve_again(instance: Instance) -> None:
-    instance.enter(Serving())
-    follow(instance)
-    calls.next_calls(instance)
-
-
 def pause_timed_out(instance: Instance, message: Due) -> None:
     phase = instance.phase
     if not isinstance(phase, Pausing) or message.phase is not phase:
         return
     limit = duration_text(phase.request.timeout or instance.runtime.settings.hold_timeout)
-    serve_again(instance)
+    calls.serve(instance)
     phase.request.refuse(
         DeadlineError(f"{instance.label} did not finish its work within {limit}; it goes on. Freeze it, or wait longer")
     )
@@ -145,7 +148,7 @@ def cancel_pause(instance: Instance, message: Suspend) -> None:
     """The caller has gone, or resumes: a hold or a park that has not happened is dropped; a freeze is not."""
     phase = instance.phase
     if isinstance(phase, Pausing) and phase.request is message and phase.operation is None:
-        serve_again(instance)
+        calls.serve(instance)
         message.reply.cancel()
 
 
@@ -154,7 +157,7 @@ def resume_pausing(instance: Instance, message: Resume) -> None:
     if not isinstance(phase, Pausing) or phase.operation is not None:
         message.refuse(instance.refusal("resumed", "it is being suspended; try again"))
         return
-    serve_again(instance)
+    calls.serve(instance)
     phase.request.refuse(instance.refusal("suspended", "it was resumed first"))
     message.answer(instance.record)
 
@@ -175,24 +178,32 @@ async def resume(instance: Instance, message: Resume | Due) -> None:
     instance.runtime.log.emit("resumed", instance_id=instance.instance_id, to_state=to)
     if frozen and instance.cell is not None:
         instance.operate("thaw", instance.cell.thaw())
-    # What an adopted agent works on is known only after its thaw.
-    instance.enter(Adopting() if phase.adopted and phase.reported is None else Serving())
-    if phase.reported is not None:
-        instance.post(phase.reported)
-    for call in instance.calls.values():
-        start_clock(instance, call)
-    for wait_id, said in phase.undelivered:
-        waits.deliver(instance, wait_id, said)
-    follow(instance)
     if isinstance(message, Resume):
         message.answer(instance.record)
-    calls.next_calls(instance)
+    if phase.adopted:
+        instance.enter(Adopting())  # what it works on is known only when it has reported, a frozen one after its thaw
+        if phase.reported is not None:
+            instance.post(phase.reported)
+    _go_on(instance, phase)
+    if not phase.adopted:
+        calls.serve(instance)
+
+
+def _go_on(instance: Instance, phase: Suspended) -> None:
+    for call in instance.calls.values():
+        if call.ending is None:
+            start_clock(instance, call)
+    for wait_id, said in phase.undelivered:
+        waits.deliver(instance, wait_id, said)
 
 
 async def resume_due(instance: Instance, message: Due) -> None:
-    """As `resume`; a store that cannot write is asked again."""
+    """As `resume`; a store that cannot write is asked again, and a definition is waited for."""
     try:
         await resume(instance, message)
+    except AgentNotFoundError as error:
+        if isinstance(instance.phase, Suspended):
+            instance.phase.held_because = str(error)
     except StoreError as error:
         instance.runtime.log.emit("resume_failed", instance_id=instance.instance_id, error=str(error))
         instance.arm(1.0)
@@ -200,6 +211,7 @@ async def resume_due(instance: Instance, message: Due) -> None:
 
 async def unpark(instance: Instance, callers: list[Resume]) -> None:
     """Claim a new attempt in one commit; only then start it."""
+    instance.runtime.definitions.maker(instance.manifest)  # before anything is claimed
     actor = callers[0].by if callers else SYSTEM
     await instance.commit(instances.unpark_instance, by=actor)
     begin_start(instance, list(callers), by=actor)
@@ -207,6 +219,7 @@ async def unpark(instance: Instance, callers: list[Resume]) -> None:
 
 def thawed(instance: Instance, message: OperationDone) -> None:
     """A thaw that failed leaves an agent that cannot work."""
-    if message.operation.name == "thaw" and isinstance(message.error, Exception):
+    operation = message.operation
+    if operation.name == "thaw" and operation.attempt == instance.attempt and isinstance(message.error, Exception):
         detail = f"it could not be thawed: {message.error}"
         fail_with(instance, Exit(outcome=AttemptOutcome.ERROR, detail=detail))

@@ -11,12 +11,13 @@ from uuid import UUID, uuid5
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
 from ostler.isolation.base import Exit
-from ostler.lifecycle.messages import Call, Join, Operation, Phase, Reported, Resume, Suspend, Terminate, Verb
+from ostler.lifecycle.messages import Call, Join, Operation, Phase, Reported, Suspend, Terminate, Verb
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Wait
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import SuspendDepth
 from ostler.seams import Timer
+from ostler.store.moves import Move
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -26,7 +27,8 @@ class Starting(Phase):
     operation: Operation | None = None
     #: Callers that wait until it is ready: spawns, or the restart or resumption that began this attempt.
     callers: list[Verb] = field(default_factory=list)
-    #: Terminations that arrived meanwhile.
+    #: Terminations that arrived meanwhile, and the intent where it could not be written.
+    intent: Move | None = None
     terminations: list[Terminate] = field(default_factory=list)
     #: Why the start was called off.
     cancelled_because: str | None = None
@@ -64,6 +66,8 @@ class Suspended(Phase):
     #: An adopted agent has reported what it works on, or will when it is thawed.
     reported: Reported | None = None
     adopted: bool = False
+    #: It is due, but its definition is not registered.
+    held_because: str | None = None
 
 
 class Goal(StrEnum):
@@ -85,6 +89,8 @@ class Leaving(Phase):
     #: Whether force may be used when the grace is over.
     force: bool = True
     keep_final_state: bool = False
+    #: The intent to terminate, where it could not be written.
+    intent: Move | None = None
     reason: str | None = None
     by: Actor = SYSTEM
     began: float = 0.0
@@ -93,8 +99,6 @@ class Leaving(Phase):
     terminations: list[Terminate] = field(default_factory=list)
     #: The restart, the suspension or the spawn that this belongs to.
     callers: list[Verb] = field(default_factory=list)
-    #: A resumption that arrived while it was being parked.
-    resume: Resume | None = None
     #: What the callers of a start that failed are told.
     told: BaseException | None = None
     #: A first start that failed is final: its caller was told.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.errors import AgentNotFoundError, OstlerError, StoreError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase
-from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
 from ostler.lifecycle.reports import Listener
@@ -29,6 +31,7 @@ _AT_ONCE = 64
 #: How long until what could not be recovered is tried again.
 _AGAIN_SECONDS = 5.0
 _LOST = "its manager has ended"
+_WITHOUT_TASK = frozenset({AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING})
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ async def recover(runtime: Runtime) -> None:
     await _finish_terminations(runtime)
     await _resume_waits(runtime, found)
     if unclear:
-        runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
+        runtime.recovering = runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
 
 
 def _sorted(open_waits: list[Wait]) -> _Found:
@@ -79,13 +82,18 @@ async def _recover_all(
 
 async def _recover_one(runtime: Runtime, attempt: Attempt, found: _Found, gate: asyncio.Semaphore) -> bool:
     async with gate:
-        try:
-            await _recover(runtime, attempt, found)
-        except Exception as error:  # noqa: BLE001 - shown by `why`, logged, and tried again
-            runtime.unrecovered[attempt.instance_id] = f"it could not be recovered: {error}; it is tried again"
-            runtime.log.emit("recovery_failed", instance_id=attempt.instance_id, error=str(error))
-            return False
-    runtime.unrecovered.pop(attempt.instance_id, None)
+        return await _on_its_own(runtime, attempt.instance_id, _recover(runtime, attempt, found))
+
+
+async def _on_its_own(runtime: Runtime, instance_id: UUID, work: Awaitable[Any]) -> bool:
+    """Whether it could be done; else `why` and the log say why not."""
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001 - one instance does not stop the recovery of the others
+        runtime.unrecovered[instance_id] = f"it could not be recovered: {error}"
+        runtime.log.emit("recovery_failed", instance_id=instance_id, error=str(error))
+        return False
+    runtime.unrecovered.pop(instance_id, None)
     return True
 
 
@@ -104,6 +112,9 @@ async def _recover(runtime: Runtime, attempt: Attempt, found: _Found) -> None:
     cell = seen if isinstance(seen, Cell) else None
     asks = found.asks.get(record.instance_id, [])
     phase = first_phase(record, seen, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id))
+    if runtime.closing is not None and cell is not None:
+        cell.detach()  # the next manager finds it
+    runtime.require_open()
     instance.start(lambda one: begin_adopted(one, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
@@ -139,9 +150,15 @@ async def _sweep(runtime: Runtime, found: _Found, unclear: list[Attempt]) -> Non
 
 async def _finish_terminations(runtime: Runtime) -> None:
     """Terminations that were cut off after nothing lived any more."""
-    for record in await runtime.store.read(queries.list_terminating):
-        if record.instance_id not in runtime.instances and record.instance_id not in runtime.unrecovered:
-            await revive(runtime, record)
+    for instance_id in await runtime.store.read(queries.list_terminating):
+        if instance_id not in runtime.instances and instance_id not in runtime.unrecovered:
+            await _on_its_own(runtime, instance_id, _revive(runtime, instance_id))
+
+
+async def _revive(runtime: Runtime, instance_id: UUID) -> None:
+    record = await runtime.store.read(moves.get_instance, instance_id)
+    if record is not None and record.state in {AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING}:
+        await revive(runtime, record)
 
 
 async def _resume_waits(runtime: Runtime, found: _Found) -> None:
@@ -149,9 +166,7 @@ async def _resume_waits(runtime: Runtime, found: _Found) -> None:
     for wait in (*found.backoffs.values(), *found.pauses.values()):
         if wait.instance_id is None or wait.instance_id in runtime.instances | runtime.unrecovered:
             continue
-        record = await runtime.store.read(moves.get_instance, wait.instance_id)
-        if record is not None and record.state in {AgentState.FAILED, AgentState.SUSPENDED}:
-            await revive(runtime, record)
+        await _on_its_own(runtime, wait.instance_id, _revive(runtime, wait.instance_id))
     for instance_id, asks in found.asks.items():
         if instance_id in runtime.instances or instance_id in runtime.unrecovered:
             continue
@@ -167,29 +182,37 @@ def _end_ask(tx: Transaction, wait_id: UUID) -> None:
 
 
 async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Semaphore) -> None:
-    while unclear and runtime.closing is None:
+    while unclear:
         await runtime.clock.sleep(_AGAIN_SECONDS)
-        found = _sorted(await runtime.store.read(waits.all_open_waits))
-        unclear = await _recover_all(runtime, unclear, found, gate)
+        with contextlib.suppress(StoreError):  # a store that cannot be read now is asked again
+            found = _sorted(await runtime.store.read(waits.all_open_waits))
+            unclear = await _recover_all(runtime, unclear, found, gate)
 
 
 # --- an instance without a task ----------------------------------------------------------------------
 
 
 async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
-    """The task of a record that has none: failed, parked, or a termination that was cut off."""
+    """The task of a record that has none: failed, parked, or a termination that was cut off.
+
+    Raises `ActorEndedError` for a record that says more: its task ended since it was read, or lives.
+    """
     known = runtime.instances.get(record.instance_id)
     if known is not None:
         return known
+    if record.state not in _WITHOUT_TASK:
+        raise ActorEndedError
     instance = await instance_of(runtime, record)
     open_waits = await runtime.store.read(waits.open_waits, instance_id=record.instance_id)
     found = _sorted(open_waits)
     known = runtime.instances.get(record.instance_id)
     if known is not None:  # another caller was faster
         return known
+    runtime.require_open()
     phase: Phase = first_phase(
         record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)
     )
+    runtime.require_open()
     instance.start(lambda one: begin_adopted(one, phase, None, found.asks.get(record.instance_id, [])))
     return instance
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ostler.agents.messages import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
-from ostler.errors import AgentGoneError, StaleWriterError, StoreError
+from ostler.errors import AgentGoneError, StoreError
 from ostler.isolation.base import Exit
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import Asked, Exited, Unasked
@@ -33,7 +34,7 @@ class Listener:
         """`committed` is the last numbered message that an earlier manager committed."""
         self._instance = instance
         self._attempt = attempt
-        self._said = instance.said = Said(last=committed, submitted=committed)
+        self._said = instance.said = Said(last=committed, submitted=committed, durable=committed)
 
     @property
     def _is_stale(self) -> bool:
@@ -44,11 +45,12 @@ class Listener:
         number = getattr(message, "number", 0)
         if attempt != instance.attempt or self._is_stale or (number and number <= said.last):
             return None  # an earlier attempt; or a repeat, by an agent that was adopted
-        said.last = max(said.last, number)
+        if isinstance(message, Signal | TokensUsed):
+            said.last = number or said.last + 1  # levels inside the program do not number them
         instance.signs.output = instance.runtime.clock.mono()
         match message:
             case Signal():
-                said.signals.append(message)
+                said.signals.append(message if number else replace(message, number=said.last))
                 flush(instance)
             case TokensUsed():
                 instance.tally.add_tokens(message.count, instance.runtime.clock.mono())
@@ -110,72 +112,79 @@ class Listener:
 
 
 def flush(instance: Instance, *, now: bool = False) -> None:
-    """Submit the signals that wait; the next answer or end is submitted behind them, so it is not durable before.
+    """Submit the signals that wait. An answer that follows them is not committed before they are.
 
     One command at a time, so that many signals share it; `now` submits all of them at once.
     """
     said = instance.said
-    while (said.signals or said.last > said.submitted) and (now or said.writing is None):
+    while said.last > said.submitted and (now or (said.writing is None and said.trouble is None)):
         few = _next_of(said.signals)
-        if not _submit(instance, few, few[-1].number if few and said.signals else said.last):
+        last = few[-1].number if few and said.signals else said.last
+        after, said.submitted = said.submitted, last
+        said.submitted_signals.extend(few)
+        pairs = tuple((one.name, one.payload) for one in few)
+        try:
+            writing = instance.runtime.store.submit(
+                reports.report_signals, instance.current(), pairs, after, last, instance.metrics_now()
+            )
+        except StoreError as error:
+            _put_back(instance, said, error)
             return
+        said.writing = writing
+        writing.add_done_callback(partial(_written, instance, said, said.round, last))
 
 
-def _submit(instance: Instance, signals: list[Signal], last: int) -> bool:
-    """False where the store takes nothing now."""
+async def drain(instance: Instance) -> None:
+    """All that the agent said is durable when this returns. Raises `StoreError` where it cannot be written now."""
     said = instance.said
-    said.submitted = max(said.submitted, last)
-    pairs = tuple((one.name, one.payload) for one in signals)
-    try:
-        writing = instance.runtime.store.submit(
-            reports.report_signals, instance.current(), pairs, last, instance.metrics_now()
-        )
-    except StoreError as error:
-        _put_back(instance, said, signals, error)
-        return False
-    said.writing = writing
-    writing.add_done_callback(partial(_written, instance, said, signals, last))
-    return True
+    said.trouble = None
+    flush(instance, now=True)
+    while said.writing is not None:
+        await asyncio.wait([said.writing])
+    if said.trouble is not None:
+        raise type(said.trouble)(str(said.trouble))
 
 
-def _written(instance: Instance, said: Said, signals: list[Signal], last: int, writing: asyncio.Future[Any]) -> None:
+def _written(instance: Instance, said: Said, number: int, last: int, writing: asyncio.Future[list[str]]) -> None:
     if said.writing is writing:
         said.writing = None
-    error = None if writing.cancelled() else writing.exception()
-    match error:
-        case None:
-            if last and instance.cell is not None and instance.said is said:
-                instance.cell.confirm_heard(last)
-        case StoreError():
-            _put_back(instance, said, signals, error)
-            return
-        case _ if len(signals) > 1 and not isinstance(error, StaleWriterError):
-            for one in signals:  # one unfit signal takes no other with it
-                _submit(instance, [one], one.number)
-        case _:
-            instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(error))
+    if number != said.round:
+        return  # it failed with the one before it, and was put back with that
+    error = writing.exception()
+    if isinstance(error, StoreError):
+        _put_back(instance, said, error)
+        return
+    for lost in writing.result() if error is None else [str(error)]:
+        instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=lost)
+    said.durable = last
+    while said.submitted_signals and said.submitted_signals[0].number <= last:
+        said.submitted_signals.popleft()
+    if error is None and instance.cell is not None and instance.said is said:
+        instance.cell.confirm_heard(last)
     if said.room is not None and len(said.signals) <= _MAX_PENDING // 2:
         room, said.room = said.room, None
         if not room.done():
             room.set_result(None)
-    flush(instance)
+    if instance.said is said:
+        flush(instance)
 
 
-def _put_back(instance: Instance, said: Said, signals: list[Signal], error: BaseException) -> None:
-    """The store cannot write now: nothing is dropped, and it is tried again."""
-    said.signals.extendleft(reversed(signals))
+def _put_back(instance: Instance, said: Said, error: StoreError) -> None:
+    """The store cannot write now: nothing is dropped, and all that is not durable is tried again in its order."""
+    said.round += 1
+    said.signals.extendleft(reversed(said.submitted_signals))
+    said.submitted_signals.clear()
+    said.submitted = said.durable
     if instance.is_over or instance.said is not said:
         what = f"{error} ({len(said.signals)} signals)"
         instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=what)
         return
-    if said.writing is None:  # holds further writes back until the next try
-        said.writing = asyncio.get_running_loop().create_future()
-        instance.runtime.clock.call_later(RETRY_SECONDS, partial(_try_again, instance, said, said.writing))
+    said.trouble = error  # holds further writes back until the next try
+    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_try_again, instance, said))
 
 
-def _try_again(instance: Instance, said: Said, held: asyncio.Future[Any]) -> None:
-    if said.writing is held:
-        said.writing = None
+def _try_again(instance: Instance, said: Said) -> None:
+    said.trouble = None
     if instance.said is said and not instance.is_over:
         flush(instance)
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ostler.agents.messages import MetricReported, Progress, Signal
+from ostler.errors import StoreError
 from ostler.isolation.base import Usage
 from ostler.model.instance import AgentHealthStatus, AgentMetrics
 from ostler.model.spawn import HealthCheckConfig
@@ -27,16 +28,27 @@ class Said:
     """What one attempt has said and is not durable yet."""
 
     signals: deque[Signal] = field(default_factory=deque)
-    #: The number of the last message that was heard, and of the last that was submitted to the store.
+    submitted_signals: deque[Signal] = field(default_factory=deque)
+    #: Rises when a write fails: later writes of the same round fail with it.
+    round: int = 0
+    #: Numbers of messages: the last that was heard, the last submitted to the store, the last that is durable.
     last: int = 0
     submitted: int = 0
+    durable: int = 0
     writing: asyncio.Future[Any] | None = None
+    #: The store could not write: why, until it is tried again.
+    trouble: StoreError | None = None
     #: Resolved when there is room for more signals.
     room: asyncio.Future[None] | None = None
     progress: Progress | None = None
     progress_due: bool = False
     progress_at: float = float("-inf")
     tokens_due: bool = False
+
+    @property
+    def pending(self) -> int:
+        """The number of the last message where it is not durable; else 0."""
+        return self.last if self.last > self.durable else 0
 
 
 class Tally:

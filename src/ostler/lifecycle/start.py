@@ -14,15 +14,16 @@ from ostler.errors import (
 )
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
-from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Close, Join, OperationDone, Terminate, Verb
+from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.messages import Close, Disowned, Join, OperationDone, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
+from ostler.lifecycle.unwritten import write_intent
+from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.store import instances, moves
-from ostler.store.moves import Move
+from ostler.store import attempts, instances
 
 TERMINATED_STARTING = "it was terminated while it was starting"
 _CALLED_OFF = "its spawn was called off"
@@ -34,21 +35,34 @@ def join(instance: Instance, message: Join) -> None:
         instance.phase.callers.append(message)
 
 
-def joined(instance: Instance, message: Join) -> None:
+async def joined(instance: Instance, message: Join) -> None:
     """Answered with one that became ready, whatever became of it since; else with why it did not."""
-    if instance.record.enforcement is not None or instance.record.is_active:
+    if isinstance(instance.phase, Serving) and instance.phase.spawned_by:
+        instance.phase.spawned_by.append(message)  # it is this caller's too
+    error = await why_not_ready(instance.runtime, instance.record)
+    if error is None:
         message.answer(instance.record)
     else:
-        message.refuse(AgentInitializationError(instance.record.error_message or TERMINATED_STARTING))
+        message.refuse(error)
 
 
-def join_leaving(instance: Instance, message: Join) -> None:
+async def why_not_ready(runtime: Runtime, record: AgentInstance) -> OstlerError | None:
+    """What its first caller was told of a start that failed; None of one that became ready, or may yet."""
+    if record.enforcement is not None or record.is_active:
+        return None
+    tried = await runtime.store.read(attempts.list_attempts, record.instance_id, after=record.attempt - 1)
+    late = bool(tried) and tried[-1].outcome is AttemptOutcome.TIMEOUT
+    kind = InitializationTimeoutError if late else AgentInitializationError
+    return kind(record.error_message or TERMINATED_STARTING)
+
+
+async def join_leaving(instance: Instance, message: Join) -> None:
     """A start that has just failed: its caller is told the same."""
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.told is not None:
         phase.callers.append(message)
     else:
-        joined(instance, message)
+        await joined(instance, message)
 
 
 async def started(instance: Instance, message: OperationDone) -> None:
@@ -79,12 +93,9 @@ async def _ready(instance: Instance, phase: Starting, message: OperationDone) ->
         return
     runtime.fault("spawn.ready.after")
     spawned = [caller for caller in phase.callers if isinstance(caller, Join)]
-    instance.enter(Serving(spawned_by=spawned))
     for caller in phase.callers:
         caller.answer(instance.record)
-    for call in instance.backlog:
-        calls.arm_waiting(instance, call)
-    calls.next_calls(instance)
+    calls.serve(instance, Serving(spawned_by=spawned))
 
 
 def _failed(instance: Instance, phase: Starting, error: BaseException | None) -> None:
@@ -106,6 +117,7 @@ def _failed(instance: Instance, phase: Starting, error: BaseException | None) ->
             goal=goal,
             exit=how,
             grace=options.graceful_timeout,
+            intent=phase.intent,
             reason=options.reason,
             terminations=phase.terminations,
             callers=phase.callers,
@@ -148,16 +160,7 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
     if not isinstance(phase, Starting):
         return
     if instance.state is not AgentState.TERMINATING:
-        move = Move(
-            to=AgentState.TERMINATING, by=message.by, reason=message.options.reason, act="terminate", catch_up=True
-        )
-        try:
-            await instance.commit(moves.move_instance, move)
-        except StaleWriterError:
-            raise
-        except StoreError:  # ending never needs the disk
-            instance.moved_to(AgentState.TERMINATING)
-            instance.behind = True
+        phase.intent = await write_intent(instance, message)
     phase.terminations.append(message)
     call_off(phase, TERMINATED_STARTING)
 
@@ -165,6 +168,12 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
 async def close_starting(instance: Instance, message: Close) -> None:
     options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
     await terminate_starting(instance, Terminate(by=message.by, options=options, reply=message.reply))
+
+
+def disown_starting(instance: Instance, message: Disowned) -> None:
+    """What is half started is undone; then the write of its failure finds that it is not ours."""
+    if isinstance(instance.phase, Starting):
+        call_off(instance.phase, str(message.error))
 
 
 def withdraw_join(instance: Instance, caller: Join) -> Verb | None:
@@ -185,7 +194,13 @@ def withdraw_join(instance: Instance, caller: Join) -> Verb | None:
     return None
 
 
+def call_off_reserved(instance: Instance) -> None:
+    """Its caller went before anything was started."""
+    how = Exit(outcome=AttemptOutcome.STOPPED, detail=_CALLED_OFF)
+    begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how, final=True))
+
+
 def call_off(phase: Starting, why: str) -> None:
-    phase.cancelled_because = phase.cancelled_because or why
-    if phase.operation is not None:
+    if phase.cancelled_because is None and phase.operation is not None:
         phase.operation.cancel()
+    phase.cancelled_because = phase.cancelled_because or why

@@ -5,15 +5,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from ostler.lifecycle import adopt, calls, health, job, leave, pause, start, waits
+from ostler.lifecycle import adopt, calls, health, job, leave, pause, start, unwritten, waits
 from ostler.lifecycle.instance import Handler, Instance, Table, refuse_with
 from ostler.lifecycle.messages import (
     Answer,
     Asked,
     CallDue,
     CallEnded,
+    CallerDue,
     Close,
     Detach,
+    Disowned,
     Due,
     Exited,
     Join,
@@ -32,6 +34,7 @@ from ostler.lifecycle.messages import (
     Unasked,
     WaitDue,
     Withdraw,
+    WriteDue,
     WriteFailed,
 )
 from ostler.lifecycle.phases import (
@@ -113,12 +116,12 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         None: refuse,
     },
     Detach: {
-        Starting: leave.detach_starting,
+        Starting: leave.defer,
         Adopting: leave.detach,
         Serving: leave.detach,
         Pausing: leave.detach,
         Suspended: leave.detach,
-        Leaving: leave.detach_leaving,
+        Leaving: leave.defer,
         Backoff: leave.detach,
         None: refuse,
     },
@@ -182,7 +185,14 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         None: ignore,
     },
     CallEnded: {Ended: ignore, Detached: ignore, None: job.call_ended},
-    CallDue: {Leaving: ignore, Ended: ignore, Detached: ignore, Suspended: ignore, None: calls.call_due},
+    CallDue: {
+        Suspended: calls.queued_call_due,
+        Leaving: calls.queued_call_due,
+        Ended: ignore,
+        Detached: ignore,
+        None: calls.call_due,
+    },
+    CallerDue: {None: calls.caller_due},
     NextCalls: {Serving: calls.next_calls, None: ignore},
     Due: {
         Pausing: pause.pause_timed_out,
@@ -191,14 +201,10 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         Backoff: leave.restart_due,
         None: ignore,
     },
+    Disowned: {Starting: start.disown_starting, Ended: ignore, Detached: ignore, None: leave.disown},
     Registered: {Backoff: leave.definition_registered, Suspended: adopt.registered_suspended, None: ignore},
-    WriteFailed: {
-        Starting: adopt.write_failed,
-        Adopting: adopt.write_failed,
-        Serving: adopt.write_failed,
-        Pausing: adopt.write_failed,
-        None: ignore,
-    },
+    WriteFailed: {Ended: ignore, Detached: ignore, None: unwritten.write_failed},
+    WriteDue: {Ended: ignore, Detached: ignore, None: unwritten.write_due},
 }
 TABLE: Table = MappingProxyType(_ROWS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -23,15 +24,16 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
 from ostler.lifecycle.logs import LogLine, LogWindow, read_log
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import begin_start
 from ostler.lifecycle.recover import revive
-from ostler.lifecycle.waits import TIMED_OUT
+from ostler.lifecycle.start import call_off_reserved, why_not_ready
+from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
-from ostler.model.faults import fault
+from ostler.model.faults import fault, shown
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Request, RequestState, Wait
 from ostler.model.people import OWNER, Actor, Permission, Principal, Workspace
@@ -39,7 +41,7 @@ from ostler.model.query import GetInstancesFilter, LifecycleStatistics, Observat
 from ostler.model.record import Record
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.model.text import MAX_REASON, plain_text_faults
+from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
 from ostler.model.types import parse_duration
 from ostler.policy.access import decide_access
 from ostler.store import audit, instances, moves, queries, requests, waits, workspaces
@@ -49,6 +51,7 @@ from ostler.store.transaction import AUDITED_ERRORS, Act
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 InstanceId = UUID | str
 #: A verb that met a task in its last moment looks again; no more often than this.
 _LOOKS = 5
@@ -66,7 +69,8 @@ class Verbs:
         self._principal = principal
         #: True: closing leaves agents that can go on without a manager as they are.
         self.keep_agents = False
-        self._by = Actor(name=principal.name, principal_id=principal.principal_id, correlation_id=correlation_id)
+        actor = Actor(name=principal.name, principal_id=principal.principal_id, correlation_id=correlation_id)
+        self._by = actor.checked()
 
     @property
     def registry(self) -> AgentRegistry:
@@ -117,25 +121,27 @@ class Verbs:
             runtime.require_open()
             record = new_record(runtime, admission, self._principal)
             runtime.fault("spawn.intent.before")
-            reserving = asyncio.ensure_future(
-                runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
-            )
+            reserving = runtime.store.submit(instances.reserve_instance, record, by=self._by, key=key)
+            runtime.reserving[reserving] = None
             try:
-                reserved, is_new = await asyncio.shield(reserving)
+                await asyncio.wait([reserving])
             except asyncio.CancelledError:
-                await self._give_back(admission, reserving)
+                await wait_through(reserving)
+                self._give_back(admission, reserving)
                 raise
+            finally:
+                runtime.reserving.pop(reserving)
+            reserved, is_new = reserving.result()
             runtime.fault("spawn.intent.after")
         return await self._bring_up(admission, reserved, is_new=is_new)
 
     async def _bring_up(self, admission: Admission, reserved: AgentInstance, *, is_new: bool) -> AgentInstance:
         runtime = self._runtime
         if not is_new:
-            return await self._join(reserved.instance_id)
-        join = Join(by=self._by)
+            return await self._join(runtime.instances.get(reserved.instance_id), reserved.instance_id)
         instance = Instance(runtime, reserved, admission.manifest, admission.level)
         instance.start(lambda one: begin_start(one, by=self._by))
-        ready: AgentInstance = await instance.ask(join)
+        ready = await self._join(instance, reserved.instance_id)
         runtime.log.emit(
             "spawned",
             instance_id=ready.instance_id,
@@ -144,34 +150,29 @@ class Verbs:
         )
         return ready
 
-    async def _join(self, instance_id: UUID) -> AgentInstance:
-        """The same idempotency key: share the start that is under way, or say what became of it."""
-        instance = self._runtime.instances.get(instance_id)
+    async def _join(self, instance: Instance | None, instance_id: UUID) -> AgentInstance:
+        """Wait for the start that is under way; the record says what became of an earlier one."""
         if instance is not None:
             try:
                 joined: AgentInstance = await instance.ask(Join(by=self._by))
             except ActorEndedError:
-                pass
+                self._runtime.require_open()
             else:
                 return joined
         record = await self._load(instance_id)
-        if record.enforcement is None and not record.is_active:
-            raise AgentInitializationError(record.error_message or "it was terminated while it was starting")
+        if record.state is AgentState.INITIALIZING:
+            raise AgentInitializationError("its manager let go of it while it was starting; look at why")
+        error = await why_not_ready(self._runtime, record)
+        if error is not None:
+            raise error
         return record
 
-    async def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
-        """The caller has gone in the middle of the reservation: what it made is closed again."""
-        await asyncio.wait([reserving])
+    def _give_back(self, admission: Admission, reserving: asyncio.Future[tuple[AgentInstance, bool]]) -> None:
+        """The caller has gone in the middle of the reservation: what it made is failed, and never started."""
         if reserving.cancelled() or reserving.exception() is not None or not reserving.result()[1]:
             return
-        reserved = reserving.result()[0]
-        instance = Instance(self._runtime, reserved, admission.manifest, admission.level)
-        join = Join(by=self._by)
-        instance.start(lambda one: begin_start(one, [join], by=self._by))
-        task = asyncio.ensure_future(instance.ask(join))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
+        instance = Instance(self._runtime, reserving.result()[0], admission.manifest, admission.level)
+        instance.start(call_off_reserved)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -251,16 +252,18 @@ class Verbs:
         """Requests with an id, newest first."""
         await self._enter(Permission.AGENTS_READ)
         record = await self._reach(instance_id, Permission.AGENTS_READ)
-        wanted = None if state is None else RequestState(state)
+        wanted = None if state is None else _member(RequestState, "state", state)
         return await self._runtime.store.read(requests.list_requests, record.instance_id, wanted)
 
     async def open_waits(self, instance_id: InstanceId | None = None) -> list[Wait]:
         """Oldest first; of all instances of the workspace unless one is named."""
         await self._enter(Permission.AGENTS_READ)
         if instance_id is None:
-            return await self._runtime.store.read(waits.open_waits, self._principal.workspace_id)
-        record = await self._reach(instance_id, Permission.AGENTS_READ)
-        return await self._runtime.store.read(waits.open_waits, instance_id=record.instance_id)
+            found = await self._runtime.store.read(waits.open_waits, self._principal.workspace_id)
+        else:
+            record = await self._reach(instance_id, Permission.AGENTS_READ)
+            found = await self._runtime.store.read(waits.open_waits, instance_id=record.instance_id)
+        return sorted(found, key=lambda wait: wait.created_at)
 
     # --- acting ----------------------------------------------------------------------------------
 
@@ -280,12 +283,19 @@ class Verbs:
         """
         name = None if request_id is None else _checked_request_id(str(request_id))
         digest = "" if name is None else request_digest(request)
+        if type(wait) is not bool:
+            raise fault("wait", "must be true or false", wait)
+        if type(retries) is not int or retries < 0:
+            raise fault("retries", "must be 0 or more", retries)
         if retries and name is None:
             raise fault("retries", "needs a request_id, so that the request is not answered twice", retries)
         limit = _duration("timeout", timeout)
+        due = None if limit is None else self._runtime.clock.mono() + limit.total_seconds()
 
         def verb() -> Process:
-            return Process(by=self._by, request=request, request_id=name, digest=digest, timeout=limit, wait=wait)
+            return Process(
+                by=self._by, request=request, request_id=name, digest=digest, timeout=limit, due=due, wait=wait
+            )
 
         while True:
             try:
@@ -347,7 +357,7 @@ class Verbs:
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait; the agent goes on with the answer. Of two answers one counts."""
         wait_id = wait_id if isinstance(wait_id, UUID) else _uuid("wait_id", wait_id)
-        if type(outcome) is not str or not outcome or outcome == TIMED_OUT:
+        if type(outcome) is not str or not outcome.strip() or outcome == TIMED_OUT:
             raise fault("outcome", f"must be a word such as done or approved, other than {TIMED_OUT}", outcome)
         async with _Refusals(self, "answer", f"wait:{wait_id}"):
             await self._enter(Permission.AGENTS_PROCESS)
@@ -355,6 +365,10 @@ class Verbs:
             if found is None or found.workspace_id != self._principal.workspace_id:
                 raise NotFoundError(f"there is no wait {wait_id}; list the open ones")
             found.evolve(outcome=outcome, answer=answer).checked()
+            if found.kind in OWN_KINDS:
+                raise InvalidOperationError(
+                    f"the wait {wait_id} is a {found.kind} of Ostler's own; resume or restart the instance instead"
+                )
             if found.instance_id is None or found.ended_at is not None:
                 return await self._runtime.store.run(
                     waits.end_wait, wait_id, outcome, answer, by=self._by, act="answer"
@@ -377,13 +391,12 @@ class Verbs:
             else:
                 self._require(permission, workspace)
             for _ in range(_LOOKS):
-                instance = await self._find(instance_id, permission, verb)
-                if not isinstance(instance, Instance):
-                    return instance.value
                 try:
-                    return await instance.ask(verb())
+                    instance = await self._find(instance_id, permission, verb)
+                    return await instance.ask(verb()) if isinstance(instance, Instance) else instance.value
                 except ActorEndedError:
-                    continue  # its task ended in this moment; its record says what is so now
+                    # Its task ended in this moment; its record says what is so now.
+                    self._runtime.require_open()
             raise InvalidOperationError(f"{instance_id} changes faster than it can be asked; try again")
 
     async def _find(
@@ -437,17 +450,20 @@ class Verbs:
     async def _reach(self, instance_id: InstanceId, permission: Permission) -> AgentInstance:
         """The record, where the principal may see it; to the letter "not found" where it may not."""
         runtime = self._runtime
-        missing = AgentNotFoundError(f"there is no instance {instance_id}; list what exists, or check the id")
+        named = str(instance_id) if isinstance(instance_id, UUID) else shown(instance_id)
+        missing = AgentNotFoundError(f"there is no instance {named}; list what exists, or check the id")
         if isinstance(instance_id, UUID):
             found = await runtime.store.read(moves.get_instance, instance_id)
             records = [] if found is None else [found]
-        elif isinstance(instance_id, str):
-            records = await runtime.store.read(queries.find_instances, instance_id, self._principal.workspace_id)
-        else:
+        elif not isinstance(instance_id, str):
             raise fault("instance_id", "must be the id or the name of an instance", instance_id)
+        elif not instance_id.isprintable() or len(instance_id) > MAX_NAME:
+            records = []
+        else:
+            records = await runtime.store.read(queries.find_instances, instance_id, self._principal.workspace_id)
         if len(records) > 1:
             ids = ", ".join(str(record.instance_id) for record in records[:5])
-            raise NotFoundError(f"{instance_id!a} names {len(records)} instances ({ids}); give more of the id")
+            raise NotFoundError(f"{named} names {len(records)} instances ({ids}); give more of the id")
         if not records:
             raise missing
         record = records[0]
@@ -488,7 +504,7 @@ class _Refusals:
     def __init__(self, manager: Verbs, action: str, subject: str) -> None:
         self._manager = manager
         self._action = action
-        self._subject = subject[:200]
+        self._subject = subject[:200] if subject.isprintable() else ascii(subject)[1:-1][:200]
 
     async def __aenter__(self) -> None:
         return None
@@ -529,10 +545,14 @@ def _require_loop(runtime: Runtime) -> None:
 
 
 def _depth(depth: SuspendDepth | str | None) -> SuspendDepth:
+    return SuspendDepth.HOLD if depth is None else _member(SuspendDepth, "depth", depth)
+
+
+def _member(kind: type[E], field: str, value: Any) -> E:
     try:
-        return SuspendDepth.HOLD if depth is None else SuspendDepth(depth)
+        return kind(value)
     except ValueError:
-        raise fault("depth", f"must be one of {', '.join(SuspendDepth)}", depth) from None
+        raise fault(field, f"must be one of {', '.join(kind)}", value) from None
 
 
 def _duration(field: str, value: timedelta | float | str | None) -> timedelta | None:

@@ -22,13 +22,17 @@ from ostler.store import waits
 TIMED_OUT = "timeout"
 #: Words of an agent that name a kind of wait; any other word is of kind `agent`.
 _KINDS = {kind.value: kind for kind in WaitKind} | {"approval": WaitKind.HUMAN}
-_OURS = frozenset({WaitKind.BACKOFF, WaitKind.RESUME})
+#: Suspensions and delays before a restart; they end by the verbs of the instance.
+OWN_KINDS = frozenset({WaitKind.BACKOFF, WaitKind.RESUME})
 
 
 async def asked(instance: Instance, message: Asked) -> None:
     """Open the wait, or join the one that an earlier manager opened for the same question."""
     if message.attempt != instance.attempt:
         refuse_with(message, AgentGoneError("a later attempt of this agent has begun"))
+        return
+    if isinstance(instance.phase, Suspended) and instance.cell is None:
+        refuse_with(message, AgentGoneError("the agent was parked"))
         return
     wait = _wait_of(instance, message)
     call = None if message.wait.call_id is None else instance.calls.get(message.wait.call_id)
@@ -68,7 +72,7 @@ def _wait_of(instance: Instance, message: Asked) -> Wait:
     return Wait(
         wait_id=wait_id_for(instance.record, asked),
         workspace_id=instance.record.workspace_id,
-        kind=WaitKind.AGENT if kind in _OURS else kind,
+        kind=WaitKind.AGENT if kind in OWN_KINDS else kind,
         instance_id=instance.instance_id,
         task_id=instance.record.task_id,
         reason=asked.reason or asked.kind,

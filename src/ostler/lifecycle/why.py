@@ -5,30 +5,40 @@ from __future__ import annotations
 from ostler.lifecycle.health import stall_of
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.phases import Backoff, Leaving, Suspended
+from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance, Why
-from ostler.model.ledger import Attempt, AttemptOutcome, Wait, WaitKind
+from ostler.model.ledger import Wait, WaitKind
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.policy.phrases import span
 from ostler.policy.restart import RestartFacts, decide_restart
 from ostler.policy.why import WhyFacts, explain
-from ostler.store import attempts, waits
+from ostler.store import waits
+from ostler.store.events import last_events
 
 
 async def why(runtime: Runtime, record: AgentInstance) -> Why:
     instance = runtime.instances.get(record.instance_id)
+    if record.state is AgentState.TERMINATED:
+        return explain(await _ended(runtime, record))
     open_waits = tuple(await runtime.store.read(waits.open_waits, instance_id=record.instance_id))
-    found = await runtime.store.read(
-        attempts.list_attempts, record.instance_id, after=max(record.attempt - 1, 0), limit=1
+    return explain(_facts(runtime, record, instance, open_waits))
+
+
+async def _ended(runtime: Runtime, record: AgentInstance) -> WhyFacts:
+    """The last event of a terminated instance says how and why, as long as it is kept."""
+    found = await runtime.store.read(last_events, 1, workspace_id=record.workspace_id, instance_id=record.instance_id)
+    said = found[-1] if found and isinstance(found[-1], AgentTerminatedEvent) else None
+    return WhyFacts(
+        instance=record,
+        now=runtime.clock.wall(),
+        state_since=record.updated_at,
+        was_graceful=None if said is None else said.was_graceful,
+        reason=None if said is None else said.reason,
     )
-    return explain(_facts(runtime, record, instance, open_waits, found[-1] if found else None))
 
 
 def _facts(
-    runtime: Runtime,
-    record: AgentInstance,
-    instance: Instance | None,
-    open_waits: tuple[Wait, ...],
-    last: Attempt | None,
+    runtime: Runtime, record: AgentInstance, instance: Instance | None, open_waits: tuple[Wait, ...]
 ) -> WhyFacts:
     trouble = runtime.unrecovered.get(record.instance_id)
     if instance is None:
@@ -39,8 +49,7 @@ def _facts(
             waits=open_waits,
             depth=_depth(record),
             restart_sentence=_restart_sentence(record, open_waits),
-            was_graceful=_graceful(record, last),
-            reason=None if last is None else last.detail,
+            reason=_pause_reason(open_waits),
             trouble=trouble,
         )
     signs, phase = instance.signs, instance.phase
@@ -60,11 +69,16 @@ def _facts(
         depth=phase.depth if isinstance(phase, Suspended) else None,
         grace=phase.grace if isinstance(phase, Leaving) else None,
         restart_sentence=_restart_sentence(record, open_waits),
-        held_because=phase.held_because if isinstance(phase, Backoff) else None,
-        reason=None if last is None else last.detail,
+        held_because=phase.held_because if isinstance(phase, Backoff | Suspended) else None,
+        reason=phase.reason if isinstance(phase, Leaving) else _pause_reason(open_waits),
         stall=stall_of(instance),
         trouble=trouble,
     )
+
+
+def _pause_reason(open_waits: tuple[Wait, ...]) -> str | None:
+    """Why it was suspended, in the words of the caller."""
+    return next((wait.reason for wait in open_waits if wait.kind is WaitKind.RESUME), None)
 
 
 def _depth(record: AgentInstance) -> SuspendDepth | None:
@@ -115,9 +129,3 @@ def _restart_sentence(record: AgentInstance, open_waits: tuple[Wait, ...]) -> st
     policy = record.spawn_options.restart_policy if record.spawn_options else None
     decision = decide_restart(policy, facts, record.terminated_at or record.updated_at, _NoChance())
     return None if decision.restart else decision.sentence
-
-
-def _graceful(record: AgentInstance, last: Attempt | None) -> bool | None:
-    if record.state is not AgentState.TERMINATED or last is None:
-        return None
-    return last.outcome is AttemptOutcome.STOPPED and last.detail is None

@@ -16,11 +16,8 @@ def start_clock(instance: Instance, call: Call) -> None:
     if call.waits or call.ended:
         return
     clock = instance.runtime.clock
-    left = call.left
-    if call.deadline is not None:
-        left = min(left, call.deadline - clock.mono())
     call.armed_at = clock.mono()
-    call.timer = clock.call_later(max(left, 0.0), lambda: instance.post(CallDue(call=call)))
+    call.timer = clock.call_later(max(call.left, 0.0), lambda: instance.post(CallDue(call=call)))
 
 
 def stop_clock(instance: Instance, call: Call) -> None:
@@ -43,7 +40,7 @@ def state_move(instance: Instance) -> Move | None:
         to = AgentState.WAITING
     else:
         return None
-    return Move(to=to, catch_up=instance.behind, metrics=instance.metrics_now())
+    return Move(to=to, catch_up=True, metrics=instance.metrics_now())
 
 
 def follow(instance: Instance) -> None:

@@ -37,7 +37,7 @@ class Fault:
         return f"{said}, was {self.value}" if self.value else said
 
     def under(self, prefix: str) -> Fault:
-        return Fault(field=f"{prefix}.{self.field}", bound=self.bound, value=self.value)
+        return Fault(field=f"{prefix}.{self.field}".rstrip("."), bound=self.bound, value=self.value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,18 +128,21 @@ _EXPECTED: Mapping[Any, str] = types.MappingProxyType(
     }
 )
 _RANGE_ERRORS = frozenset({"greater_than_equal", "less_than_equal"})
+_UNKNOWN_ERRORS = frozenset({"unexpected_keyword_argument", "extra_forbidden"})
 
 
 def faults_of(cls: type[Any], details: Iterable[ErrorDetails]) -> Iterator[Fault]:
     """Each error of pydantic in our words. `cls` is the record that was validated."""
+    say = _fault_in_file if hasattr(cls, "KEYS") else _fault
     for detail in details:
-        path = [str(part) for part in detail["loc"]]
-        yield _fault(cls, path, detail)
+        yield say(cls, [str(part) for part in detail["loc"]], detail)
 
 
 def _fault(cls: type[Any], path: list[str], detail: ErrorDetails) -> Fault:
     if path and path[-1] == "[key]":
-        return Fault(field=_dotted(path[:-2]), bound="must have only text as keys", value=shown(detail["input"]))
+        _, mapping = _declared(cls, path[:-2])
+        keys = _expected(typing.get_args(_bare(mapping))[0], detail).removeprefix("must be ")
+        return Fault(field=_dotted(path[:-2]), bound=f"must have only {keys} as keys", value=shown(detail["input"]))
     name, value = _dotted(path) or "body", shown(detail["input"])
     owner, hint = _declared(cls, path)
     match detail["type"]:
@@ -159,13 +162,47 @@ def _fault(cls: type[Any], path: list[str], detail: ErrorDetails) -> Fault:
             return Fault(field=name, bound=_expected(_bare(hint), detail), value=value)
 
 
+def _fault_in_file(cls: type[Any], path: list[str], detail: ErrorDetails) -> Fault:
+    """The same for a record with `KEYS`, which is written in a file: values and bounds as a person writes them."""
+    fault, (owner, hint), kind = _fault(cls, path, detail), _declared(cls, path), detail["type"]
+    if kind in _UNKNOWN_ERRORS:
+        return Fault(field=fault.field, bound=f"is not known{_nearest(owner, path[-1])}")
+    if detail["input"] is None:
+        return Fault(field=fault.field, bound="has no value; write one, or remove the key")
+    marks = _marks(hint)
+    parsed = next((mark for mark in marks if hasattr(mark, "expects")), None)
+    bound, base = fault.bound, _bare(hint)
+    if kind in _RANGE_ERRORS:
+        mark = next(mark for mark in marks if hasattr(mark, "ge"))
+        words, limit = ("at least", mark.ge) if kind == "greater_than_equal" else ("at most", mark.le)
+        bound = f"must be {words} {parsed.write(limit) if parsed else limit}"
+    elif kind != "value_error" and parsed is not None and parsed.expects:
+        bound = f"must be {parsed.expects}"
+    elif kind != "value_error" and isinstance(base, type) and is_dataclass(base):
+        bound = _EXPECTED[Mapping]
+    return Fault(field=fault.field, bound=bound, value=as_written(detail["input"]))
+
+
+def as_written(value: Any) -> str:
+    """The value as it stands in a file; in quotes where it would not read as one word."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    plain = isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_SHOWN and " " not in value
+    return str(value) if plain else shown(value)
+
+
 def _dotted(path: list[str]) -> str:
     return ".".join(named(part) for part in path)
 
 
 def _nearest(owner: Any, name: str) -> str:
-    known = [field.name for field in fields(owner)] if is_dataclass(owner) else []
+    """The end of a sentence about an unknown name: the field that was probably meant, also of a record inside."""
+    known: dict[str, Any] = _by_key(owner) if is_dataclass(owner) else {}  # type: ignore[arg-type]  # a class
     close = difflib.get_close_matches(name, known, n=1)
+    if not close:
+        close = [
+            f"{key}.{name}" for key, hint in known.items() if is_dataclass(_bare(hint)) and name in _by_key(_bare(hint))
+        ]
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -176,7 +213,7 @@ def _declared(cls: Any, path: list[str]) -> tuple[Any, Any]:
     for part in path:
         owner = _bare(hint)
         if isinstance(owner, type) and is_dataclass(owner):
-            hint = _hints(owner).get(part, object)
+            hint = _by_key(owner).get(part, object)
         else:
             arguments = [argument for argument in typing.get_args(owner) if argument is not Ellipsis]
             hint = arguments[-1] if arguments else object
@@ -184,8 +221,10 @@ def _declared(cls: Any, path: list[str]) -> tuple[Any, Any]:
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+def _by_key(cls: Any) -> dict[str, Any]:
+    """The annotations of a record by the keys of its fields."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {cls.spelled(field.name): hints[field.name] for field in fields(cls)}
 
 
 def _bare(hint: Any) -> Any:
@@ -198,11 +237,16 @@ def _bare(hint: Any) -> Any:
     return hint
 
 
+def _marks(hint: Any) -> tuple[Any, ...]:
+    """What an annotation carries beside its type; of a union, what its parts carry."""
+    if typing.get_origin(hint) in {typing.Union, types.UnionType}:
+        return tuple(mark for argument in typing.get_args(hint) for mark in _marks(argument))
+    return tuple(getattr(hint, "__metadata__", ()))
+
+
 def _range_text(hint: Any) -> str:
     """The declared range: "must be 64 to 8192"."""
-    if typing.get_origin(hint) in {typing.Union, types.UnionType}:
-        return next((text for argument in typing.get_args(hint) if (text := _range_text(argument))), "")
-    for mark in getattr(hint, "__metadata__", ()):
+    for mark in _marks(hint):
         if hasattr(mark, "ge") and hasattr(mark, "le"):
             least, most = _bound_text(mark.ge), _bound_text(mark.le)
             return f"must be {least} to {most}" if mark.le is not None else f"must be at least {least}"
@@ -217,6 +261,8 @@ def _expected(base: Any, detail: ErrorDetails) -> str:
     if isinstance(base, type) and issubclass(base, Enum):
         return "must be one of " + ", ".join(str(member.value) for member in base)
     origin = typing.get_origin(base) or base
+    if origin is typing.Literal:
+        return "must be one of " + ", ".join(str(one) for one in typing.get_args(base))
     if origin in _EXPECTED:
         return _EXPECTED[origin]
     if isinstance(base, type) and is_dataclass(base):

@@ -55,6 +55,11 @@ class Attempt(Record):
     def is_open(self) -> bool:
         return self.ended_at is None
 
+    @property
+    def may_live(self) -> bool:
+        """It was seen to start, and not to end."""
+        return self.is_open and self.handle is not None
+
 
 class RequestState(StrEnum):
     RUNNING = "running"

@@ -76,6 +76,9 @@ class Actor(Record):
     principal_id: UUID | None = None
     correlation_id: str | None = None
 
+    def rules(self) -> Iterator[Fault]:
+        yield from name_faults("correlation_id", self.correlation_id)
+
 
 #: Ostler itself: restarts by policy, timers, recovery.
 SYSTEM = Actor(name="system")

@@ -49,12 +49,17 @@ class Record:
         "ser_json_timedelta": "float",
     }
 
+    @classmethod
+    def spelled(cls, field: str) -> str:
+        """The key of a field where the record is read from a mapping."""
+        return field
+
     def evolve(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
 
     def rules(self) -> Iterator[Fault]:
-        """Relations between fields that annotations cannot express. Called when every field has its type."""
+        """Relations between fields that annotations cannot express. A fault of a field without its type is dropped."""
         return iter(())
 
     def validate(self) -> ValidationResult[Self]:
@@ -114,9 +119,10 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
     try:
         value = adapter(cls).validate_python(source)
     except PydanticError as error:
-        return ValidationResult(faults=tuple(faults_of(cls, error.errors())))
+        faults = tuple(faults_of(cls, error.errors()))
+        return ValidationResult(faults=(*faults, *_further_faults(source, faults)))
     _carry_given(source, value)
-    faults = tuple(_all_rules(value, ""))
+    faults = tuple(_all_rules(value))
     return ValidationResult(faults=faults, value=None if faults else value)
 
 
@@ -124,7 +130,7 @@ def _parsed(cls: type[Any], text: str | bytes) -> Any:
     from pydantic_core import from_json  # noqa: PLC0415 - see `adapter`
 
     try:
-        return from_json(text, allow_inf_nan=False)
+        return from_json(text if isinstance(text, bytes) else text.encode(), allow_inf_nan=False)
     except ValueError as error:
         raise fault(cls.__name__, f"must be valid JSON ({error})") from None
 
@@ -135,22 +141,42 @@ def _required(result: ValidationResult[T]) -> T:
     return result.value
 
 
-def _all_rules(value: Any, prefix: str) -> Iterator[Fault]:
-    for broken in value.rules():
-        yield broken.under(prefix) if prefix else broken
+def _further_faults(source: Any, known: tuple[Fault, ...]) -> Iterator[Fault]:
+    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
+    wrong = tuple(one.field for one in known)
+    for value, prefix in _parts(source, "") if isinstance(source, Record) else ():
+        try:
+            broken = [one.under(prefix) if prefix else one for one in value.rules()]
+        except Exception:  # noqa: BLE001, S112 - a rule met a value of a wrong type, which is a fault already
+            continue
+        yield from (one for one in broken if not any(f"{one.field}.".startswith(f"{field}.") for field in wrong))
+
+
+def _all_rules(value: Record) -> Iterator[Fault]:
+    for part, prefix in _parts(value, ""):
+        for broken in part.rules():
+            yield broken.under(prefix) if prefix else broken
+
+
+def _parts(value: Any, prefix: str) -> Iterator[tuple[Record, str]]:
+    """The record and those inside it, each with its place."""
+    yield value, prefix
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if isinstance(inner, Record):
-            yield from _all_rules(inner, f"{prefix}.{field.name}" if prefix else field.name)
+            yield from _parts(inner, f"{prefix}.{field.name}" if prefix else field.name)
 
 
 def _carry_given(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
     if not isinstance(value, Record):
         return
-    named = source.keys() if isinstance(source, Mapping) else getattr(source, "given", None)
+    names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]  # every subclass is one
+    named = getattr(source, "given", None)
+    if isinstance(source, Mapping):
+        named = frozenset(name for name in names if value.spelled(name) in source)
     if isinstance(value, PartialRecord) and named is not None:
-        object.__setattr__(value, "given", frozenset(named))
-    for field in dataclasses.fields(value):
-        inner = source.get(field.name) if isinstance(source, Mapping) else getattr(source, field.name, None)
-        _carry_given(inner, getattr(value, field.name))
+        object.__setattr__(value, "given", named)
+    for name in names:
+        inner = source.get(value.spelled(name)) if isinstance(source, Mapping) else getattr(source, name, None)
+        _carry_given(inner, getattr(value, name))

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from ostler.model.context import ContextData, context_faults, json_faults
-from ostler.model.faults import Fault, shown
+from ostler.model.faults import Fault, named, shown
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
 from ostler.model.targets import command_target, http_target, tcp_target
-from ostler.model.text import MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
+from ostler.model.text import MAX_NAME, MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
 from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Parsed
 
 NIL = UUID(int=0)
@@ -23,13 +23,16 @@ MAX_JOB_BYTES = 1024 * 1024
 _SECOND = timedelta(seconds=1)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+CpuPercent = Annotated[int, Interval(ge=0, le=102_400)]
+InitializationTimeout = Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))]
+
 
 @record
 class ResourceLimits(PartialRecord):
     #: "256M" or a number of megabytes. Admission also compares it with the machine's memory.
     max_memory_mb: Annotated[Megabytes, Interval(ge=64, le=16 * 1024 * 1024)] = 512
     #: 100 is one core; 0 means unlimited. Admission also compares it with the machine's cores.
-    max_cpu_percent: Annotated[int, Interval(ge=0, le=102_400)] = 0
+    max_cpu_percent: CpuPercent = 0
     #: A call that ignores its cancellation has 5 s more before the agent is ended.
     execution_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=7))] = timedelta(minutes=5)
     max_worker_threads: Annotated[int, Interval(ge=1, le=32)] = 4
@@ -113,11 +116,12 @@ class HealthCheckConfig(Record):
         return self.probe is not ProbeType.HEARTBEAT
 
     def rules(self) -> Iterator[Fault]:
-        yield from plain_text_faults("target", self.target, MAX_TARGET)
+        unkeepable = tuple(plain_text_faults("target", self.target, MAX_TARGET))
+        yield from unkeepable
         parse = _TARGETS.get(self.probe)
         if parse is not None and not self.target:
             yield Fault(field="target", bound=f"is required for a {self.probe} probe")
-        elif parse is not None and self.target is not None:
+        elif parse is not None and self.target is not None and not unkeepable:
             try:
                 parse(self.target)
             except ValueError as error:
@@ -132,9 +136,7 @@ class AgentSpawnOptions(PartialRecord):
     """A spawn lays the fields that it names over those of the definition."""
 
     #: An agent that ignores its cancellation has 5 s more before it is ended.
-    initialization_timeout: Annotated[Duration, Interval(ge=timedelta(milliseconds=100), le=timedelta(hours=1))] = (
-        timedelta(seconds=30)
-    )
+    initialization_timeout: InitializationTimeout = timedelta(seconds=30)
     #: None means the limits of the definition.
     resource_limits: ResourceLimits | None = None
     isolation_level: IsolationLevel = IsolationLevel.THREAD
@@ -164,13 +166,23 @@ class AgentSpawnOptions(PartialRecord):
             if not _VARIABLE.fullmatch(name):
                 bound = "must name variables by letters, digits and _"
                 yield Fault(field="env", bound=bound, value=shown(name))
-            yield from unkeepable_faults(f"env.{shown(name)}", value)
+            yield from unkeepable_faults(f"env.{named(name)}", value)
+
+
+def parse_definition_id(value: Any) -> Any:
+    """Read the text of an id as the id that it is; a name stays a name."""
+    if not isinstance(value, UUID | str):
+        raise ValueError("must be the id or the name of a definition")  # noqa: TRY004 - becomes a fault
+    try:
+        return UUID(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 @record
 class SpawnRequest(Record):
     #: The id of a definition, or the name of a registered one.
-    agent_definition_id: UUID | str
+    agent_definition_id: Annotated[UUID | str, Parsed(parse_definition_id)]
     options: AgentSpawnOptions | None = None
     #: Keys in any case; JSON values.
     context: Mapping[str, Any] | None = None
@@ -194,6 +206,7 @@ class SpawnRequest(Record):
     def rules(self) -> Iterator[Fault]:
         if not self.is_valid():
             yield Fault(field="agent_definition_id", bound="must name a definition")
+        yield from plain_text_faults("agent_definition_id", self.agent_definition_id, MAX_NAME)
         yield from context_faults("context", self.context)
         yield from json_faults("job", self.job, MAX_JOB_BYTES)
         yield from name_faults("crew", self.crew)

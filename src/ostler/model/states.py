@@ -117,6 +117,17 @@ class AgentStateTransitions:
         return target in AGENT_TRANSITIONS.get(current, frozenset())
 
 
+def moves_between(before: AgentState, after: AgentState) -> tuple[AgentState, ...]:
+    """The moves of one commit. A restart by hand passes through failed; a row that fell behind catches up."""
+    if before is after:
+        return ()
+    if after is _A.INITIALIZING and before is not _A.FAILED:
+        return (_A.FAILED, after)
+    if AgentStateTransitions.is_valid(before, after, freezing=True):
+        return (after,)
+    return legal_path(before, after) or (after,)
+
+
 def legal_path(current: AgentState, target: AgentState) -> tuple[AgentState, ...]:
     """The shortest way of legal moves, for a record that fell behind while the store could not write.
 

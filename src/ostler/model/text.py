@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ostler.model.faults import Fault, shown
@@ -16,6 +16,9 @@ MAX_REASON = 2000
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[A-Za-z0-9-]{1,50}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Variables that say who an agent is; only Ostler sets them.
+_OURS = "OSTLER_"
 
 
 def fold_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
@@ -63,6 +66,17 @@ def unkeepable_faults(field: str, text: str) -> Iterator[Fault]:
         yield Fault(field=field, bound="must not contain NUL")
     if _SURROGATE.search(text):
         yield Fault(field=field, bound="must be text without lone surrogates", value=shown(text))
+
+
+def variable_faults(field: str, names: Iterable[Any]) -> Iterator[Fault]:
+    """Of names of environment variables."""
+    for name in names:
+        if not isinstance(name, str):
+            continue
+        if not _VARIABLE.fullmatch(name):
+            yield Fault(field=field, bound="must name variables by letters, digits and _", value=shown(name))
+        elif name.startswith(_OURS):
+            yield Fault(field=field, bound=f"must not name variables that begin with {_OURS}", value=shown(name))
 
 
 def tag_faults(field: str, tags: Any) -> Iterator[Fault]:

@@ -12,10 +12,9 @@ from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome
 from ostler.model.text import clipped
 from ostler.store.rows import Rows
-from ostler.store.transaction import Reader, Transaction
+from ostler.store.transaction import PAGE, Reader, Transaction, page
 
-ATTEMPTS = Rows(Attempt, "attempts")
-_PAGE = 1000
+ATTEMPTS = Rows(Attempt, "attempts", key_columns=2)
 _MAX_DETAIL = 8000
 
 
@@ -76,12 +75,12 @@ def get_attempt(reader: Reader, instance_id: UUID, number: int) -> Attempt | Non
     return ATTEMPTS.read_one(row)
 
 
-def list_attempts(reader: Reader, instance_id: UUID, *, after: int = 0, limit: int = _PAGE) -> list[Attempt]:
+def list_attempts(reader: Reader, instance_id: UUID, *, after: int = 0, limit: int = PAGE) -> list[Attempt]:
     rows = reader.fetch(
         f"{ATTEMPTS.select} WHERE instance_id = :id AND number > :after ORDER BY number LIMIT :limit",
         id=instance_id,
         after=after,
-        limit=limit,
+        limit=page(limit),
     )
     return ATTEMPTS.read(rows)
 

@@ -8,10 +8,9 @@ from uuid import UUID
 
 from ostler.model.ledger import GENESIS, AuditEntry, AuditHead, AuditReport
 from ostler.store.rows import Rows
-from ostler.store.transaction import Act, Reader, Transaction
+from ostler.store.transaction import PAGE, Act, Reader, Transaction, page
 
-AUDIT = Rows(AuditEntry, "audit")
-PAGE = 1000
+AUDIT = Rows(AuditEntry, "audit", key_columns=2)
 PRUNED = "retention.audit"
 _MAX_FAULTS = 100
 _LOWEST = -(2**63)
@@ -48,14 +47,14 @@ def list_entries(reader: Reader, workspace_id: UUID, *, after: int = _LOWEST, li
         f"{AUDIT.select} WHERE workspace_id = :id AND number > :after ORDER BY number LIMIT :limit",
         id=workspace_id,
         after=after,
-        limit=limit,
+        limit=page(limit),
     )
     return AUDIT.read(rows)
 
 
 def last_entries(reader: Reader, workspace_id: UUID, count: int) -> list[AuditEntry]:
     rows = reader.fetch(
-        f"{AUDIT.select} WHERE workspace_id = :id ORDER BY number DESC LIMIT :limit", id=workspace_id, limit=count
+        f"{AUDIT.select} WHERE workspace_id = :id ORDER BY number DESC LIMIT :limit", id=workspace_id, limit=page(count)
     )
     return AUDIT.read(reversed(rows))
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
-from ostler.errors import StoreFailedError, StoreTooNewError
+from ostler.errors import NotFoundError, StoreError, StoreFailedError, StoreTooNewError
 from ostler.model.ledger import GENESIS
 from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.types import micros
@@ -76,6 +76,10 @@ class Connection(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    @abstractmethod
+    def stored_version(self) -> int:
+        """The shape of what is stored, told without changing it; 0 where there is none of ours."""
+
     def lead(self, clause: str, *, first: bool) -> str:
         """A clause of a filter. Only the first may choose the index, where the planner would choose badly."""
         del first
@@ -102,7 +106,7 @@ class Connection(ABC):
 
 def headless(where: str) -> StoreFailedError:
     return StoreFailedError(
-        f"the database of {where} was emptied under this program: its head row is gone; nothing more is written. "
+        f"the database of {where} was emptied: its head row is gone under this program; nothing more is written. "
         "Restore it from a backup, or choose another home"
     )
 
@@ -147,6 +151,16 @@ def require_known(version: int) -> None:
             f"this store has shape {version}, this program knows up to {newest}: it was made by a newer Ostler; "
             "upgrade the program, nothing was changed"
         )
+
+
+def require_current(version: int) -> None:
+    """For a look that changes nothing, and so migrates nothing."""
+    require_known(version)
+    newest = migrations()[-1].number
+    if version == 0:
+        raise NotFoundError("there is no Ostler store there; start something, or name another place")
+    if version < newest:
+        raise StoreError(f"this store has shape {version}, this program reads {newest}; open it once to bring it up")
 
 
 def run_migration(connection: Connection, migration: Migration, fault: FaultPoint, direction: str = "up") -> None:

@@ -8,11 +8,10 @@ from uuid import UUID
 
 from ostler.errors import CursorGoneError, DamagedRowError
 from ostler.model.events import EVENT_CLASSES, Event
+from ostler.model.faults import fault
 from ostler.model.record import adapter
 from ostler.model.types import from_micros
-from ostler.store.transaction import Reader
-
-PAGE = 1000
+from ostler.store.transaction import PAGE, Reader, page
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,9 @@ def read_events(
     The head is read before the page and the horizon after it: so a quiet workspace's cursor moves with the head, and a
     page that retention cut is noticed.
     """
-    head = _head(reader, "sequence")
+    head, limit = _head(reader, "sequence"), page(limit)
+    if not 0 <= after <= head:
+        raise fault("after", f"must be 0 to {head}, the newest event; a larger number is of another store", after)
     where = ["sequence > :after", "sequence <= :head"]
     values: dict[str, Any] = {"after": after, "head": head, "limit": limit}
     if instance_id is not None:
@@ -50,10 +51,10 @@ def read_events(
         **values,
     )
     horizon = _head(reader, "horizon")
-    if after < horizon:
+    if after < horizon and not _is_younger(reader, instance_id, horizon):
         raise CursorGoneError(cursor=after, horizon=horizon)
     events = tuple(_event(row) for row in rows)
-    return EventPage(events, events[-1].sequence if len(events) == limit else max(head, after))
+    return EventPage(events, events[-1].sequence if len(events) == limit else head)
 
 
 def newest_sequence(reader: Reader) -> int:
@@ -72,10 +73,21 @@ def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: 
     rows = reader.fetch(
         f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
             FROM agent_instance_events WHERE {clause} ORDER BY sequence DESC LIMIT :limit""",
-        limit=count,
+        limit=page(count),
         **values,
     )
     return [_event(row) for row in reversed(rows)]
+
+
+def _is_younger(reader: Reader, instance_id: UUID | None, horizon: int) -> bool:
+    """Whether the instance was made after the oldest event that is kept, so that all of its events are."""
+    row = reader.fetch_one(
+        """SELECT 1 FROM agent_instances WHERE id = :id AND created_at > (
+             SELECT occurred_at FROM agent_instance_events WHERE sequence > :horizon ORDER BY sequence LIMIT 1)""",
+        id=instance_id,
+        horizon=horizon,
+    )
+    return row is not None
 
 
 def _head(reader: Reader, column: str) -> int:

@@ -14,10 +14,10 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError
 from ostler.model.events import AgentErrorEvent, AgentRestartingEvent, AgentSpawnedEvent, AgentTerminatedEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import Wait, WaitKind
+from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import AgentState, Enforcement, SuspendDepth
-from ostler.model.text import clipped
+from ostler.model.text import MAX_REASON, clipped
 from ostler.model.types import MAX_COUNT
 from ostler.policy.quota import plan, slot_error
 from ostler.store.attempts import AttemptEnd, add_attempt, end_attempt, get_attempt, start_attempt
@@ -32,6 +32,7 @@ from ostler.store.moves import (
     get_instance,
     mismatch,
     move_instance,
+    require_attempt,
     subject,
 )
 from ostler.store.requests import lose_requests
@@ -40,6 +41,8 @@ from ostler.store.waits import WAITS, end_wait, end_waits_of
 from ostler.store.workspaces import require_workspace
 
 _MAX_ERROR = 8000
+_MAX_TYPE = 500
+_MAX_TRACE = 32_000
 
 
 # --- spawn -------------------------------------------------------------------------------------------
@@ -87,8 +90,6 @@ def ready_instance(
     columns = {"enforcement_json": INSTANCES.dump("enforcement", enforcement)}
     changes = apply_move(tx, old, Move(to=AgentState.READY, by=by, reason="it is initialised"), columns)
     start_attempt(tx, old.instance_id, old.attempt, handle)
-    if old.state is AgentState.SUSPENDED:
-        end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
     if first:
         tx.count(old.workspace_id, {"spawned": 1})
         tx.emit(
@@ -112,6 +113,7 @@ def suspend_instance(tx: Transaction, old: AgentInstance, wait: Wait, *, by: Act
     depth = str((wait.detail or {}).get("depth", ""))
     changes: Changes = {}
     if old.state is AgentState.SUSPENDED:
+        require_attempt(tx, old)
         end_waits_of(tx, old.instance_id, "replaced", kinds={WaitKind.RESUME})
         tx.audit(old.workspace_id, by, "suspend", subject(old), detail=depth)
     else:
@@ -126,9 +128,7 @@ def suspend_instance(tx: Transaction, old: AgentInstance, wait: Wait, *, by: Act
 
 def resume_instance(tx: Transaction, old: AgentInstance, to: AgentState, *, by: Actor, reason: str) -> Changes:
     freezing = to is AgentState.PROCESSING
-    changes = move_instance(tx, old, Move(to=to, by=by, reason=reason, act="resume", freezing=freezing))
-    end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
-    return changes
+    return move_instance(tx, old, Move(to=to, by=by, reason=reason, act="resume", freezing=freezing))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +158,10 @@ def fail_instance(tx: Transaction, old: AgentInstance, failure: Failure, *, catc
     _end_attempt(tx, old, failure.end, failure.reason)
     tx.emit(failure.error.evolve(version=changes["version"]))
     if failure.backoff is not None:
-        WAITS.insert(tx, failure.backoff)
+        WAITS.insert(tx, failure.backoff.evolve(reason=_clipped(failure.backoff.reason, MAX_REASON)))
     if failure.restarting is not None:
-        tx.emit(failure.restarting.evolve(version=changes["version"]))
+        reason = _clipped(failure.restarting.reason, MAX_REASON)
+        tx.emit(failure.restarting.evolve(version=changes["version"], reason=reason))
     return {**changes, **fields}
 
 
@@ -171,8 +172,14 @@ def new_attempt(tx: Transaction, old: AgentInstance, *, by: Actor, reason: str, 
     Without it the restart is by hand, and spends no retry.
     """
     tx.audit_refusal(old.workspace_id, by, "restart", subject(old))
+    if old.state is not AgentState.FAILED:
+        raise InvalidOperationError(
+            f"{subject(old)} is {old.state}, not failed", current=old.state, wanted=AgentState.INITIALIZING
+        )
     if wait_id is not None:
-        end_wait(tx, wait_id, "restarted")
+        ended = end_wait(tx, wait_id, "restarted")
+        if ended.instance_id != old.instance_id:
+            raise InvalidOperationError(f"the wait {wait_id} is not of {subject(old)}")
     else:
         end_waits_of(tx, old.instance_id, "restarted", kinds={WaitKind.BACKOFF})
     _require_ended(tx, old)
@@ -198,13 +205,14 @@ def unpark_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> Change
     if old.state is not AgentState.SUSPENDED:
         raise InvalidOperationError(f"{subject(old)} is {old.state}, not parked", current=old.state)
     _require_ended(tx, old)
-    changes = _add_attempt(tx, old, {})
+    changes = _add_attempt(tx, old, {"health": AgentHealthStatus()})
     tx.audit(old.workspace_id, by, "resume", subject(old), detail=f"attempt {changes['attempt']}")
     return changes
 
 
 def park_instance(tx: Transaction, old: AgentInstance, end: AttemptEnd) -> None:
     """The process of a parked instance has ended."""
+    require_attempt(tx, old)
     end_attempt(tx, old.instance_id, old.attempt, end)
     lose_requests(tx, old.instance_id, "the agent was parked")
     end_waits_of(tx, old.instance_id, "the agent was parked", kinds=set(WaitKind) - {WaitKind.RESUME})
@@ -217,6 +225,8 @@ class Finish:
     #: None where no attempt was open.
     end: AttemptEnd | None
     was_graceful: bool
+    #: Its name in the audit; None where the intent to terminate stands there already.
+    act: str | None = None
     by: Actor = SYSTEM
     reason: str | None = None
     final_state: Mapping[str, Any] | None = None
@@ -224,14 +234,14 @@ class Finish:
 
 
 def finish_instance(tx: Transaction, old: AgentInstance, finish: Finish, *, catch_up: bool = False) -> Changes:
-    """Terminated: nothing of it lives. The act stands in the audit since its intent, unless it had failed before."""
+    """Terminated: nothing of it lives."""
     failed = old.state is AgentState.FAILED
     ended_at = old.terminated_at if failed else None if finish.end is None else finish.end.ended_at
     move = Move(
         to=AgentState.TERMINATED,
         by=finish.by,
         reason=finish.reason,
-        act="terminate" if failed else None,
+        act=finish.act,
         catch_up=catch_up,
         is_final=True,
         ended_at=ended_at,
@@ -276,12 +286,13 @@ def _take_place(tx: Transaction, workspace_id: UUID) -> None:
 
 
 def _require_ended(tx: Transaction, old: AgentInstance) -> None:
-    """At most one live attempt: one that was seen to start must be known to have ended."""
+    """At most one live attempt: one that was seen to start must be known to have ended. An open intent is closed."""
     last = get_attempt(tx, old.instance_id, old.attempt)
-    if last is not None and last.is_open and last.handle is not None:
+    if last is not None and last.may_live:
         raise InvalidOperationError(
             f"attempt {last.number} of {subject(old)} was started and has not ended; end it first", current=old.state
         )
+    end_attempt(tx, old.instance_id, old.attempt, AttemptEnd(outcome=AttemptOutcome.UNKNOWN))
 
 
 def _end_attempt(tx: Transaction, old: AgentInstance, end: AttemptEnd, reason: str) -> None:
@@ -336,8 +347,25 @@ def _add_attempt(tx: Transaction, old: AgentInstance, changes: Changes) -> Chang
     return {**changes, "attempt": number, "version": int(rows[0][0]), "updated_at": tx.now}
 
 
-def error_event(old: AgentInstance, message: str, **more: Any) -> AgentErrorEvent:
-    return AgentErrorEvent(**about(old), error_message=clipped(message, _MAX_ERROR), **more)
+def error_event(
+    old: AgentInstance,
+    message: str,
+    *,
+    exception_type: str | None = None,
+    stack_trace: str | None = None,
+    is_recoverable: bool = False,
+) -> AgentErrorEvent:
+    return AgentErrorEvent(
+        **about(old),
+        error_message=clipped(message, _MAX_ERROR),
+        exception_type=_clipped(exception_type, _MAX_TYPE),
+        stack_trace=_clipped(stack_trace, _MAX_TRACE),
+        is_recoverable=is_recoverable,
+    )
+
+
+def _clipped(text: str | None, limit: int) -> str | None:
+    return None if text is None else clipped(text, limit)
 
 
 def restarting_event(old: AgentInstance, **more: Any) -> AgentRestartingEvent:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from ostler.errors import LeaseHeldError, StaleWriterError
 from ostler.model.ledger import Lease
 from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.store.connection import headless
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 
@@ -16,7 +17,9 @@ LEASES = Rows(Lease, "leases")
 
 def current_epoch(reader: Reader) -> int:
     row = reader.fetch_one("SELECT epoch FROM head")
-    return -1 if row is None else int(row[0])
+    if row is None:
+        raise headless("this store")
+    return int(row[0])
 
 
 def get_lease(reader: Reader) -> Lease | None:
@@ -26,9 +29,7 @@ def get_lease(reader: Reader) -> Lease | None:
 def take_lease(tx: Transaction, owner: str, *, ttl: timedelta, steal: bool) -> Lease:
     held = get_lease(tx)
     if held is not None and held.expires_at > tx.now and not steal:
-        raise LeaseHeldError(
-            f"{held.owner} owns this store until {held.expires_at:%H:%M:%S} UTC; stop it first, or wait until then"
-        )
+        raise LeaseHeldError(f"{_owned(held)}; stop it first, or wait until then")
     lease = Lease(name=OWNER, owner=owner, epoch=tx.epoch + 1, acquired_at=tx.now, expires_at=tx.now + ttl)
     tx.execute("DELETE FROM leases WHERE name = :name", name=OWNER)
     LEASES.insert(tx, lease)
@@ -50,6 +51,18 @@ def release_lease(tx: Transaction, lease: Lease) -> None:
     tx.execute("DELETE FROM leases WHERE name = :name", name=OWNER)
     tx.epoch += 1
     tx.audit(HOME_WORKSPACE_ID, SYSTEM, "lease.release", f"lease:{OWNER}", detail=f"{lease.owner}")
+
+
+def stale_writer(tx: Transaction) -> StaleWriterError:
+    """Why a store with another epoch may not write."""
+    held = get_lease(tx)
+    if held is not None and held.expires_at > tx.now:
+        return StaleWriterError(f"{_owned(held)}; no other store may write")
+    return StaleWriterError("this store gave up or lost the lease, so it may not write; take the lease first")
+
+
+def _owned(held: Lease) -> str:
+    return f"{held.owner} owns this store until {held.expires_at:%H:%M:%S} UTC"
 
 
 def _require_held(tx: Transaction, lease: Lease) -> None:

@@ -12,18 +12,22 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import InvalidOperationError, StaleWriterError, StoreFailedError, VersionConflictError
+from ostler.errors import DamagedRowError, InvalidOperationError, StaleWriterError, VersionConflictError
 from ostler.model.events import AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, AgentMetrics
+from ostler.model.ledger import WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import INACTIVE_STATES, AgentState, AgentStateTransitions, legal_path
 from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
+from ostler.store.waits import end_waits_of
 
 INSTANCES = Rows(AgentInstance, "agent_instances", renamed={"instance_id": "id"})
 Changes = dict[str, Any]
 _MAX_REASON = 2000
+#: A move from suspended to one of these ends the suspension, and so its wait.
+_RESUMED = frozenset({AgentState.READY, AgentState.PROCESSING})
 
 
 def get_instance(reader: Reader, instance_id: UUID) -> AgentInstance | None:
@@ -88,11 +92,11 @@ def apply_move(tx: Transaction, old: AgentInstance, move: Move, columns: Mapping
         **(columns or {}),
         **({} if move.metrics is None else {"metrics_json": INSTANCES.dump("metrics", move.metrics)}),
     }
-    legal = AgentStateTransitions.is_valid(state, move.to, freezing=move.freezing)
+    legal = _is_legal(state, move)
     version = update_row(tx, old, fields, state) if legal else None
     if version is None and move.catch_up:
         state = _catch_up(tx, old, move.to)
-        legal = AgentStateTransitions.is_valid(state, move.to, freezing=move.freezing)
+        legal = _is_legal(state, move)
         version = update_row(tx, old, fields, state) if legal else None
     if not legal:
         raise InvalidOperationError(
@@ -103,9 +107,17 @@ def apply_move(tx: Transaction, old: AgentInstance, move: Move, columns: Mapping
     if ends and state not in INACTIVE_STATES and not move.keeps_place:
         tx.execute("UPDATE workspaces SET active = active - 1 WHERE id = :id", id=old.workspace_id)
         tx.execute("UPDATE agent_instance_tags SET active = 0 WHERE instance_id = :id", id=old.instance_id)
+    if state is AgentState.SUSPENDED and move.to in _RESUMED:
+        end_waits_of(tx, old.instance_id, "resumed", kinds={WaitKind.RESUME})
     emit_move(tx, old, state, move, version)
     changes = {"state": move.to, "terminated_at": terminated_at, "version": version, "updated_at": tx.now}
     return changes if move.metrics is None else {**changes, "metrics": move.metrics}
+
+
+def _is_legal(state: AgentState, move: Move) -> bool:
+    """A failed instance starts again with a new attempt and a place taken anew, which no move does."""
+    valid = AgentStateTransitions.is_valid(state, move.to, freezing=move.freezing)
+    return valid and move.to is not AgentState.INITIALIZING
 
 
 def emit_move(tx: Transaction, old: AgentInstance, state: AgentState, move: Move, version: int) -> None:
@@ -122,9 +134,9 @@ def emit_move(tx: Transaction, old: AgentInstance, state: AgentState, move: Move
 def update_row(
     tx: Transaction, old: AgentInstance, columns: Mapping[str, Any], state: AgentState | None = None
 ) -> int | None:
-    """The new version; None where the row is in another state. Without `state` the row must exist."""
+    """The new version; None where the row is in another state. Without `state` the row must be active."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    fence = "" if state is None else " AND state = :old_state"
+    fence = " AND active = 1" if state is None else " AND state = :old_state"
     values = {} if state is None else {"old_state": state}
     rows = tx.fetch(
         f"""UPDATE agent_instances SET {assignments}, version = version + 1, updated_at = :now
@@ -160,13 +172,17 @@ def mismatch(tx: Transaction, old: AgentInstance) -> Exception:
     """The row is not what the caller holds; say what differs."""
     row = get_instance(tx, old.instance_id)
     if row is None:
-        return StoreFailedError(f"the row of {subject(old)} is gone: the database was changed under this program")
+        return DamagedRowError(
+            f"the row of {subject(old)} is gone: the database was changed under this program; restore it from a backup"
+        )
     if row.attempt != old.attempt:
         return StaleWriterError(f"{subject(old)} is at attempt {row.attempt}, attempt {old.attempt} may not write")
     return VersionConflictError(f"{subject(old)} is {row.state}, not {old.state}; read it again and decide anew")
 
 
-def require_attempt(tx: Transaction, old: AgentInstance) -> None:
-    row = tx.fetch_one("SELECT attempt FROM agent_instances WHERE id = :id", id=old.instance_id)
+def require_attempt(tx: Transaction, old: AgentInstance) -> int:
+    """The fence of a command that does not change the row; returns the version of the row."""
+    row = tx.fetch_one("SELECT attempt, version FROM agent_instances WHERE id = :id", id=old.instance_id)
     if row is None or row[0] != old.attempt:
         raise mismatch(tx, old)
+    return int(row[1])

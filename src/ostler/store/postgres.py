@@ -60,7 +60,7 @@ def mapped_errors() -> Iterator[None]:
         raise StoreFailedError(f"a table of the store is gone ({error}); restore it from a backup") from error
     except psycopg.OperationalError as error:
         raise _refusal(error) from error
-    except psycopg.Error as error:
+    except (psycopg.Error, UnicodeError) as error:  # the second for text that is no UTF-8
         raise StoreError(f"the database server could not do this: {error}".strip()) from error
 
 
@@ -214,6 +214,10 @@ class PostgresConnection(Connection):
         finally:
             with suppress(StoreError):
                 self.execute("SELECT pg_advisory_unlock(:lock)", {"lock": _MIGRATION_LOCK})
+
+    def stored_version(self) -> int:
+        found = self.fetch("SELECT to_regclass('ostler_schema') IS NOT NULL", {})[0][0]
+        return self.version if found else 0
 
     @property
     def version(self) -> int:

@@ -7,14 +7,13 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.errors import WorkspaceNotFoundError
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics
-from ostler.model.states import ACTIVE_STATES, AgentState, HealthState
-from ostler.model.types import micros
+from ostler.model.states import ACTIVE_STATES, AgentState, HealthState, Tier
 from ostler.policy.quota import plan
 from ostler.store.moves import INSTANCES, get_instance
 from ostler.store.transaction import Reader
-from ostler.store.workspaces import require_workspace
 
 _STARS = re.compile(r"\*+")
 _LAST_CHARACTER = "\U0010ffff"
@@ -116,32 +115,40 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
     return [one for match in matching[:_MOST_FOUND] if (one := get_instance(reader, match)) is not None]
 
 
+#: One statement, so that all of it is of one moment.
+_STATISTICS = """
+    SELECT 'instances', state, health_state, count(*), sum(CASE WHEN lived > 0 THEN lived ELSE 0 END)
+    FROM (SELECT state, health_state, coalesce(terminated_at, :now) - created_at - downtime_us AS lived
+          FROM agent_instances WHERE workspace_id = :id) AS i GROUP BY state, health_state
+    UNION ALL SELECT 'counter', name, '', value, 0 FROM counters WHERE workspace_id = :id
+    UNION ALL SELECT 'tier', tier, '', 0, 0 FROM workspaces WHERE id = :id"""
+
+
 def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleStatistics:
-    workspace = require_workspace(reader, workspace_id)
     by_state = dict.fromkeys(AgentState, 0)
     by_health = dict.fromkeys(HealthState, 0)
-    for state, health, count in reader.fetch(
-        """SELECT state, health_state, count(*) FROM agent_instances WHERE workspace_id = :id
-           GROUP BY state, health_state""",
-        id=workspace_id,
-    ):
-        by_state[AgentState(state)] += count
-        by_health[HealthState(health)] += count
-    average = reader.fetch_one(
-        """SELECT avg(coalesce(terminated_at, :now) - created_at - downtime_us)
-           FROM agent_instances WHERE workspace_id = :id""",
-        id=workspace_id,
-        now=micros(now),
-    )
-    counters = dict(reader.fetch("SELECT name, value FROM counters WHERE workspace_id = :id", id=workspace_id))
+    counters: dict[str, int] = {}
+    tier: Tier | None = None
+    lived = 0
+    for kind, name, health, value, microseconds in reader.fetch(_STATISTICS, id=workspace_id, now=now):
+        if kind == "instances":
+            by_state[AgentState(name)] += value
+            by_health[HealthState(health)] += value
+            lived += int(microseconds)
+        elif kind == "counter":
+            counters[name] = value
+        else:
+            tier = Tier(name)
+    if tier is None:
+        raise WorkspaceNotFoundError
     return LifecycleStatistics(
         active_instances=sum(by_state[state] for state in ACTIVE_STATES),
         by_state=by_state,
         by_health=by_health,
-        max_concurrent=plan(workspace.tier).max_concurrent,
+        max_concurrent=plan(tier).max_concurrent,
         total_spawned=counters.get("spawned", 0),
         total_terminated=counters.get("terminated", 0),
-        average_uptime=timedelta(microseconds=max(int(average[0] or 0), 0) if average else 0),
+        average_uptime=timedelta(microseconds=lived // max(sum(by_state.values()), 1)),
         total_restarts=counters.get("restarts", 0),
     )
 
@@ -150,10 +157,12 @@ def state_counts(reader: Reader) -> dict[AgentState, int]:
     """Of all workspaces, for the gauges."""
     counts = dict.fromkeys(AgentState, 0)
     for state, count in reader.fetch("SELECT state, count(*) FROM agent_instances GROUP BY state"):
-        counts[AgentState(state)] = count
+        if state in counts:  # else the row is damaged, which its readers are told
+            counts[AgentState(state)] = count
     return counts
 
 
-def list_terminating(reader: Reader) -> list[AgentInstance]:
+def list_terminating(reader: Reader) -> list[UUID]:
     """Of all workspaces: terminations that an earlier manager did not finish."""
-    return INSTANCES.read(reader.fetch(f"{INSTANCES.select} WHERE state = 'terminating' ORDER BY id"))
+    rows = reader.fetch("SELECT id FROM agent_instances WHERE state = 'terminating' ORDER BY id")
+    return [row[0] if isinstance(row[0], UUID) else UUID(bytes=row[0]) for row in rows]

@@ -10,7 +10,7 @@ from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 
-REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"})
+REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"}, key_columns=2)
 #: A larger answer is delivered, not kept.
 MAX_ANSWER_BYTES = 1024 * 1024
 #: Of one instance; then the oldest that have ended go.
@@ -26,6 +26,13 @@ class RequestEnd:
     state: RequestState
     answer: str | None = None
     error: str | None = None
+
+    @property
+    def row(self) -> Request:
+        """As it is kept, but for the time."""
+        kept = self.answer is None or len(self.answer.encode()) <= MAX_ANSWER_BYTES
+        error = None if self.error is None else clipped(self.error, _MAX_ERROR)
+        return self.request.evolve(state=self.state, answer=self.answer if kept else None, error=error)
 
 
 def get_request(reader: Reader, instance_id: UUID, request_id: str) -> Request | None:
@@ -46,10 +53,7 @@ def begin_request(tx: Transaction, request: Request) -> None:
 
 
 def end_request(tx: Transaction, end: RequestEnd) -> None:
-    answer = end.answer if end.answer is not None and len(end.answer) <= MAX_ANSWER_BYTES else None
-    error = None if end.error is None else clipped(end.error, _MAX_ERROR)
-    ended = end.request.evolve(state=end.state, answer=answer, error=error, ended_at=tx.now)
-    _put(tx, ended, keeps=frozenset({"begun_at"}))
+    _put(tx, end.row.evolve(ended_at=tx.now), keeps=frozenset({"begun_at"}))
     tx.execute(
         """DELETE FROM requests WHERE instance_id = :id AND ended_at < (
              SELECT ended_at FROM requests WHERE instance_id = :id AND ended_at IS NOT NULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,9 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError
 from ostler.model.instance import AgentInstance
 from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor
+from ostler.model.types import micros
 from ostler.policy.retention import RetentionPolicy
+from ostler.store.attempts import get_attempt
 from ostler.store.audit import PRUNED, get_chain, list_chains
 from ostler.store.transaction import Transaction
 from ostler.store.waits import end_waits_of
@@ -72,6 +75,9 @@ def remove_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> None:
     row = tx.fetch_one("SELECT active FROM agent_instances WHERE id = :id", id=old.instance_id)
     if row is None or row[0]:
         raise InvalidOperationError(f"{old.name} is active or gone; it was not removed")
+    last = get_attempt(tx, old.instance_id, old.attempt)
+    if last is not None and last.may_live:
+        raise InvalidOperationError(f"attempt {last.number} of {old.name} has not ended; it was not removed")
     end_waits_of(tx, old.instance_id, "removed")
     _delete_instance(tx, old.instance_id)
     tx.audit(old.workspace_id, by, "remove", f"instance:{old.instance_id}", detail=old.name)
@@ -110,19 +116,20 @@ def _sweep_keys(tx: Transaction, before: datetime, limit: int) -> int:
 
 
 def _sweep_events(tx: Transaction, before: datetime, limit: int) -> int:
-    """Always a prefix of the log, so that one number tells every cursor what is gone."""
-    row = tx.fetch_one(
-        """SELECT max(sequence), count(*) FROM (
-             SELECT sequence, occurred_at FROM agent_instance_events WHERE sequence > :horizon
-             ORDER BY sequence LIMIT :limit) AS oldest
-           WHERE occurred_at <= :before""",
+    """Always a prefix of the log, so that one number tells every cursor what is gone.
+
+    An event that stands after a younger one, because the clock was set back, stays until that one goes.
+    """
+    rows = tx.fetch(
+        """SELECT sequence, occurred_at FROM agent_instance_events WHERE sequence > :horizon
+           ORDER BY sequence LIMIT :limit""",
         horizon=tx.horizon,
         limit=limit,
-        before=before,
     )
-    if row is None or row[0] is None:
+    due = list(itertools.takewhile(lambda row: row[1] <= micros(before), rows))
+    if not due:
         return 0
-    until = int(row[0])
+    until = int(due[-1][0])
     removed = tx.execute("DELETE FROM agent_instance_events WHERE sequence <= :until", until=until)
     tx.horizon = until
     tx.audit(HOME_WORKSPACE_ID, SYSTEM, "retention.events", "events", detail=f"removed up to {until}")

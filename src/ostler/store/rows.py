@@ -35,9 +35,13 @@ class Rows(Generic[R]):
     is a column `NAME_us`, every nested value a column `NAME_json`.
     """
 
-    def __init__(self, cls: type[R], table: str, *, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, cls: type[R], table: str, *, renamed: Mapping[str, str] | None = None, key_columns: int = 1
+    ) -> None:
+        """`key_columns` is how many of the first columns name a row."""
         self._cls = cls
         self.table = table
+        self._key_columns = key_columns
         hints = typing.get_type_hints(cls, include_extras=True)
         self._fields: list[tuple[str, str, Load | None]] = []
         self._dumps: dict[str, Callable[[Any], Any]] = {}
@@ -78,7 +82,7 @@ class Rows(Generic[R]):
             except Exception as error:  # noqa: BLE001 - any of them is the damage
                 what = f", column {column} ({type(error).__name__}: {str(error).splitlines()[0]})"
                 break
-        key = row[0].hex() if isinstance(row[0], bytes) else str(row[0])
+        key = " ".join(part.hex() if isinstance(part, bytes) else str(part) for part in row[: self._key_columns])
         return DamagedRowError(
             f"the row {key} of the table {self.table} is damaged{what}; restore the store from a backup"
         )

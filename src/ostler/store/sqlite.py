@@ -28,6 +28,8 @@ _CACHE_KIB = 16 * 1024
 _READER_CACHE_KIB = 2 * 1024
 #: 16 MB: pages that are written again and again reach the main file once.
 _CHECKPOINT_PAGES = 4096
+#: The driver's own, and those that it raises for a value that SQLite cannot hold.
+_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 _HEAD = "SELECT sequence, horizon, epoch FROM head"
 
 
@@ -77,19 +79,19 @@ class SqliteConnection(Connection):
     def fetch(self, sql: str, values: Values) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise store_error(error, Path(self.where)) from error
 
     def execute(self, sql: str, values: Values) -> int:
         try:
             return self._db.execute(sql, values).rowcount
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise store_error(error, Path(self.where)) from error
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
         try:
             self._db.executemany(sql, rows)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise store_error(error, Path(self.where)) from error
 
     def begin(self) -> Head:
@@ -116,7 +118,8 @@ class SqliteConnection(Connection):
         return self._db.in_transaction
 
     def close(self) -> None:
-        self._db.close()
+        with self._mapped():
+            self._db.close()
 
     def lead(self, clause: str, *, first: bool) -> str:
         return clause if first else f"+{clause}"
@@ -157,14 +160,14 @@ class SqliteConnection(Connection):
             if to < migration.number <= self.version:
                 self._step(migration.number, no_fault, migration.number - 1, "down")
 
-    def backup(self, target: Path) -> None:
-        with self._mapped(), contextlib.closing(sqlite3.connect(target)) as copy:
-            self._db.backup(copy)
-
     @property
     def version(self) -> int:
         with self._mapped():
             return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def stored_version(self) -> int:
+        self._require_ours()
+        return self.version
 
     def _step(self, before: int, fault: FaultPoint, after: int, direction: str) -> None:
         number = max(before, after)
@@ -239,7 +242,7 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _SHAPE_GONE = ("no such table", "no such column")
 
 
-def store_error(error: sqlite3.Error, path: Path) -> StoreError:
+def store_error(error: Exception, path: Path) -> StoreError:
     """The one place where the driver's errors become ours."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     primary = code & 0xFF
@@ -271,7 +274,7 @@ def _too_long(path: Path) -> str:
     return f"the path of {path} has {size} bytes, SQLite allows {LONGEST_PATH}; choose a home with a shorter path"
 
 
-def _cannot_open(error: sqlite3.Error, path: Path) -> str:
+def _cannot_open(error: Exception, path: Path) -> str:
     """Why a file cannot be opened or written, as far as looking tells."""
     if len(os.fsencode(path.absolute())) > LONGEST_PATH:
         return _too_long(path)

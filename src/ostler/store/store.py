@@ -21,7 +21,7 @@ from ostler.model.faults import fault
 from ostler.model.ledger import Lease
 from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
-from ostler.store.connection import Connection
+from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.writer import Committer, Job, Listener, Writer
@@ -58,31 +58,30 @@ class Store:
         self._seams = seams or Seams()
         self._database = database_at(where) if isinstance(where, str | os.PathLike) else where
         self._writer: Writer | None = None
-        self._readers: _Readers | None = None
+        self._readers: Readers | None = None
         self._process = os.getpid()
+        self._opening = False
         self._lease: Lease | None = None
         self._epoch = _NOT_OWNER
 
     # --- open and close --------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if self._writer is not None:
+        if self._writer is not None or self._opening:
             raise StoreError("this store is open already; close it first, or make another one for the same place")
-        self._process = os.getpid()
-        writer = Writer(self._open_committer, self._seams.fault)
-        opening = asyncio.ensure_future(asyncio.to_thread(writer.start))
+        self._process, self._opening = os.getpid(), True
+        opening = asyncio.ensure_future(asyncio.to_thread(self._open_all))
         try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The thread may be coming up; it is closed as soon as it is, with no caller left to wait for it.
-            opening.add_done_callback(lambda _: threading.Thread(target=writer.close, name="ostler-closing").start())
-            raise
-        self._writer, self._readers = writer, _Readers(self._database)
-        try:
-            self._epoch = await self.read(_epoch_to_write, self._lease, self._seams.clock.wall())
+            self._writer, self._readers = await asyncio.shield(opening)
+            self._epoch = await self.read(epoch_to_write, self._lease, self._seams.clock.wall())
         except BaseException:
+            if self._writer is None:
+                # It may still be coming up; it is closed as soon as it is, with no caller left to wait for it.
+                opening.add_done_callback(_close_late)
             await self.close()
             raise
+        finally:
+            self._opening = False
 
     async def close(self) -> None:
         """Finish what was submitted, then stop. Safe to call twice."""
@@ -105,11 +104,20 @@ class Store:
     ) -> None:
         await self.close()
 
+    def _open_all(self) -> tuple[Writer, Readers]:
+        writer = Writer(self._open_committer, self._seams.fault)
+        writer.start()
+        try:
+            return writer, Readers(self._database)
+        except BaseException:
+            writer.close()
+            raise
+
     def _open_committer(self) -> tuple[Committer, Connection]:
         db = self._database.open_writer(self._seams.fault)
         return Committer(db, self._seams.clock, self._seams.id_source(), self._seams.fault), db
 
-    def _require_open(self) -> tuple[Writer, _Readers]:
+    def _require_open(self) -> tuple[Writer, Readers]:
         if os.getpid() != self._process:
             raise StoreClosedError("this store was opened by another process; open it again in this one")
         if self._writer is None or self._readers is None:
@@ -149,7 +157,7 @@ class Store:
         work = partial(_call, query, args, kwargs)
         if readers.through_writer:
             loop = asyncio.get_running_loop()
-            job = Job(work, loop, loop.create_future())
+            job = Job(work, loop, loop.create_future(), is_query=True)
             writer.submit(job)
             found: R = await job.future
             return found
@@ -159,7 +167,7 @@ class Store:
         writer, _ = self._require_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        writer.submit(Job(work, loop, future, epoch=self._epoch, lazy=lazy, fenced=fenced))
+        writer.submit(Job(work, loop, future, epoch=self._epoch if fenced else None, lazy=lazy))
         return future
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -181,10 +189,8 @@ class Store:
         """Become the owner. Raises `LeaseHeldError` while another one holds the lease, unless `steal`."""
         writer, _ = self._require_open()
         loop = asyncio.get_running_loop()
-        # Fenced by the epoch that stands in the store: a newcomer has none of its own yet.
-        current = await self.read(leases.current_epoch)
         work = partial(_call, leases.take_lease, (owner,), {"ttl": ttl, "steal": steal})
-        job = Job(work, loop, loop.create_future(), epoch=current)
+        job = Job(work, loop, loop.create_future())
         writer.submit(job)
         lease: Lease = await job.future
         self._lease, self._epoch = lease, lease.epoch
@@ -214,7 +220,7 @@ class Store:
         return self._lease
 
 
-class _Readers:
+class Readers:
     """A few threads, each with its own connection: a query waits for no writer and blocks no event loop."""
 
     def __init__(self, database: Database) -> None:
@@ -254,16 +260,21 @@ class _Readers:
             connection.close()
 
 
-def _close_all(writer: Writer, readers: _Readers) -> None:
+def _close_all(writer: Writer, readers: Readers) -> None:
     writer.close()
     readers.close()
+
+
+def _close_late(opening: asyncio.Future[tuple[Writer, Readers]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=_close_all, args=opening.result(), name="ostler-closing").start()
 
 
 def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> R:
     return function(given, *args, **kwargs)
 
 
-def _epoch_to_write(reader: Reader, own: Lease | None, now: Any) -> int:
+def epoch_to_write(reader: Reader, own: Lease | None, now: Any) -> int:
     """The current epoch, unless another owner holds the lease: then a newcomer only reads."""
     current = leases.current_epoch(reader)  # before the lease: an owner that comes in between makes it an old one
     held = leases.get_lease(reader)
@@ -337,6 +348,7 @@ def view(where: str | os.PathLike[str]) -> Iterator[Reader]:
     if connection is None:
         raise StoreError("a store in memory can be looked at only by the program that opened it")
     try:
+        require_current(connection.stored_version())
         yield Reader(connection)
     finally:
         connection.close()

@@ -17,9 +17,10 @@ from ostler.errors import (
     ValidationError,
 )
 from ostler.model.events import Event
+from ostler.model.faults import fault
 from ostler.model.ledger import chain_hash
 from ostler.model.people import SYSTEM, Actor
-from ostler.model.text import clipped
+from ostler.model.text import clean_text, clipped
 from ostler.seams import IdSource
 from ostler.store.connection import Connection, Head
 
@@ -32,6 +33,8 @@ AUDITED_ERRORS = (
     NotFoundError,
     ConflictError,
 )
+#: Rows that one query gives at most.
+PAGE = 1000
 _MAX_DETAIL = 2000
 
 _INSERT_EVENT = """INSERT INTO agent_instance_events
@@ -44,6 +47,13 @@ _INSERT_AUDIT = """INSERT INTO audit
      :sequence, :previous_hash, :hash)"""
 _ADD_COUNT = """INSERT INTO counters (workspace_id, name, value) VALUES (:workspace_id, :name, :value)
     ON CONFLICT (workspace_id, name) DO UPDATE SET value = counters.value + excluded.value"""
+
+
+def page(limit: int) -> int:
+    """The size of a page; never more than `PAGE`."""
+    if limit < 1:
+        raise fault("limit", "must be at least 1", limit)
+    return min(limit, PAGE)
 
 
 class Reader:
@@ -119,7 +129,11 @@ class Transaction(Reader):
     def emit(self, event: Event, by: Actor = SYSTEM) -> None:
         """Add an event to the log. It gets its number when the command has succeeded."""
         # Written out here, so that an event that cannot be written fails its own command and not the whole commit.
-        self._new_events.append((event, event.body(), by.correlation_id))
+        try:
+            body = event.body()
+        except ValueError as error:
+            raise fault(event.event_type, f"must hold only what JSON can ({error})") from error
+        self._new_events.append((event, body, _cleaned(by.correlation_id)))
 
     def audit(
         self,
@@ -230,19 +244,25 @@ def _event_row(event: Event, body: str) -> dict[str, Any]:
 
 def _audit_row(act: Act, end: tuple[int, str], now: datetime, sequence: int) -> dict[str, Any]:
     number, previous = end[0] + 1, end[1]
-    detail = None if act.detail is None else clipped(act.detail, _MAX_DETAIL)
-    words = (act.by.name, act.action, act.subject, act.outcome, detail, act.by.correlation_id, sequence)
+    # Cleaned: what one database cannot hold would fail the commit of every other command too.
+    words: dict[str, str | int | None] = {
+        "actor": clean_text(act.by.name),
+        "action": clean_text(act.action),
+        "subject": clean_text(act.subject),
+        "outcome": clean_text(act.outcome),
+        "detail": None if act.detail is None else clipped(act.detail, _MAX_DETAIL),
+        "correlation_id": _cleaned(act.by.correlation_id),
+        "sequence": sequence,
+    }
     return {
         "workspace_id": act.workspace_id,
         "number": number,
         "occurred_at": now,
-        "actor": act.by.name,
-        "action": act.action,
-        "subject": act.subject,
-        "outcome": act.outcome,
-        "detail": detail,
-        "correlation_id": act.by.correlation_id,
-        "sequence": sequence,
+        **words,
         "previous_hash": previous,
-        "hash": chain_hash(act.workspace_id, number, now, words, previous),
+        "hash": chain_hash(act.workspace_id, number, now, tuple(words.values()), previous),
     }
+
+
+def _cleaned(text: str | None) -> str | None:
+    return None if text is None else clean_text(text)

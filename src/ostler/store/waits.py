@@ -11,12 +11,11 @@ from ostler.model.events import AgentWaitEndedEvent, AgentWaitOpenedEvent
 from ostler.model.ledger import Wait, WaitKind
 from ostler.model.people import SYSTEM, Actor
 from ostler.store.rows import Rows
-from ostler.store.transaction import Reader, Transaction
+from ostler.store.transaction import PAGE, Reader, Transaction, page
 
 WAITS = Rows(Wait, "waits", renamed={"wait_id": "id"})
 #: Suspensions and backoffs are told by the moves that they belong to.
 _SILENT = frozenset({WaitKind.RESUME, WaitKind.BACKOFF})
-_PAGE = 1000
 
 
 def get_wait(reader: Reader, wait_id: UUID) -> Wait | None:
@@ -29,9 +28,9 @@ def open_waits(
     *,
     instance_id: UUID | None = None,
     after: UUID | None = None,
-    limit: int = _PAGE,
+    limit: int = PAGE,
 ) -> list[Wait]:
-    """Oldest first. Without a workspace: of all of them, for recovery."""
+    """By their ids. Without a workspace: of all of them, for recovery."""
     where = ["ended_at IS NULL"]
     if instance_id is not None:
         where.append("instance_id = :instance_id")
@@ -42,13 +41,15 @@ def open_waits(
     given = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
     clauses = " AND ".join(where)
     values = {name: value for name, value in given.items() if f":{name}" in clauses}
-    return WAITS.read(reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=limit, **values))
+    return WAITS.read(
+        reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=page(limit), **values)
+    )
 
 
 def all_open_waits(reader: Reader) -> list[Wait]:
     found: list[Wait] = []
-    while page := open_waits(reader, after=found[-1].wait_id if found else None):
-        found += page
+    while more := open_waits(reader, after=found[-1].wait_id if found else None):
+        found += more
     return found
 
 
@@ -56,7 +57,10 @@ def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYST
     """Opened again under the same id, it is joined: an agent that was adopted asks again."""
     known = get_wait(tx, wait.wait_id)
     if known is not None:
+        if known.instance_id != wait.instance_id:
+            raise InvalidOperationError(f"the wait {wait.wait_id} is of another instance; use a new id")
         return known
+    wait = wait.checked()
     WAITS.insert(tx, wait)
     if wait.instance_id is not None and wait.kind not in _SILENT:
         tx.emit(
@@ -90,7 +94,7 @@ def end_wait(
         raise NotFoundError(f"there is no wait {wait_id}; list the open ones")
     if act is not None:
         tx.audit_refusal(wait.workspace_id, by, act, f"wait:{wait_id}")
-    ended = wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer)
+    ended = wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer).checked()
     changed = tx.execute(
         """UPDATE waits SET ended_at = :now, outcome = :outcome, answer_json = :answer
            WHERE id = :id AND ended_at IS NULL""",
@@ -111,18 +115,16 @@ def end_waits_of(
     tx: Transaction, instance_id: UUID, outcome: str, *, kinds: Collection[WaitKind] | None = None
 ) -> list[Wait]:
     """End what is still open of an instance, together with the move that causes it."""
-    ended = [
-        wait.evolve(ended_at=tx.now, outcome=outcome)
-        for wait in open_waits(tx, instance_id=instance_id)
-        if kinds is None or wait.kind in kinds
-    ]
+    chosen = ", ".join(f"'{kind.value}'" for kind in sorted(kinds or WaitKind))
+    rows = tx.fetch(
+        f"""UPDATE waits SET ended_at = :now, outcome = :outcome
+            WHERE instance_id = :id AND ended_at IS NULL AND kind IN ({chosen}) RETURNING {", ".join(WAITS.columns)}""",
+        id=instance_id,
+        now=tx.now,
+        outcome=outcome,
+    )
+    ended = sorted(WAITS.read(rows), key=lambda wait: wait.wait_id)
     for wait in ended:
-        tx.execute(
-            "UPDATE waits SET ended_at = :now, outcome = :outcome WHERE id = :id",
-            id=wait.wait_id,
-            now=tx.now,
-            outcome=outcome,
-        )
         _tell_end(tx, wait, SYSTEM)
     return ended
 

@@ -19,15 +19,15 @@ from typing import Any
 
 from ostler.errors import (
     OutcomeUnknownError,
-    StaleWriterError,
     StoreBusyError,
     StoreClosedError,
     StoreError,
     StoreFailedError,
 )
 from ostler.model.events import Event
-from ostler.seams import Clock, FaultPoint, IdSource, InjectedCrash
+from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.connection import Connection
+from ostler.store.leases import stale_writer
 from ostler.store.transaction import Reader, Transaction
 
 _MAX_BATCH = 512
@@ -48,11 +48,10 @@ class Job:
     work: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    #: The epoch of the store that submits it; None for a query.
+    #: The epoch of the store that submits it; None for one that is not fenced, such as one that takes the lease.
     epoch: int | None = None
     lazy: bool = False
-    #: Refused when the epoch is not that of the owner.
-    fenced: bool = True
+    is_query: bool = False
     result: Any = None
     error: BaseException | None = None
 
@@ -72,16 +71,16 @@ class Committer:
     def run(self, jobs: list[Job]) -> list[Event]:
         """Fills `result` or `error` of every job; returns the events that were committed."""
         if self.failure is not None:
-            _fail(jobs, self.failure)
+            fail(jobs, self.failure)
             return []
         try:
             return self._commit(jobs)
         except Exception as error:  # noqa: BLE001 - the batch failed as a whole; the writer goes on
             self._db.rollback()
-            _fail(jobs, self._note(error))
+            fail(jobs, self._note(error))
             return []
         except BaseException:
-            _fail(jobs, OutcomeUnknownError(_DIED))
+            fail(jobs, OutcomeUnknownError(_DIED))
             raise
 
     def _commit(self, jobs: list[Job]) -> list[Event]:
@@ -89,10 +88,10 @@ class Committer:
         tx = Transaction(self._db, self._db.begin(), self._clock.wall(), self._ids)
         self._fault("store.begin.after")
         for job in jobs:
-            if job.epoch is None:
-                _read(self._db, job)
-            elif job.fenced and job.epoch != tx.epoch:
-                job.error = StaleWriterError()
+            if job.is_query:
+                read(self._db, job)
+            elif job.epoch not in {None, tx.epoch}:
+                job.error = stale_writer(tx)
             else:
                 self._run_command(tx, job)
         tx.flush()
@@ -123,7 +122,8 @@ class Committer:
             error = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
         if isinstance(error, StoreFailedError):
             self.failure = error
-        return error
+        # Each caller gets a copy, and not every error of another package can be copied.
+        return error if isinstance(error, StoreError) else StoreError(f"{StoreError.sentence()} ({error!r})")
 
 
 class Writer:
@@ -191,12 +191,14 @@ class Writer:
         try:
             while jobs := self._next():
                 self._serve(self._committer, jobs)
-        except InjectedCrash:
-            self._committer.failure = StoreFailedError("the writer died at an injected fault")
+        except BaseException as error:  # noqa: BLE001 - told to every later caller
+            _log.exception("the writer of the store died")
+            self._committer.failure = StoreFailedError(f"the writer of the store died ({error!r}); restart to recover")
         finally:
             with self._lock:
                 self._closed = True
-            db.close()
+            with contextlib.suppress(StoreError):
+                db.close()
             self._refuse_rest()
 
     def _serve(self, committer: Committer, jobs: list[Job]) -> None:
@@ -213,8 +215,8 @@ class Writer:
         for listener in self._listeners if events else ():
             try:
                 listener(events)
-            except Exception:  # noqa: BLE001 - the commit stands, whatever a listener makes of it
-                _log.exception("a listener of the store failed")
+            except BaseException:  # noqa: BLE001 - the commit stands, and the writer goes on
+                _log.exception("a subscriber of the store failed")
 
     def _next(self) -> list[Job]:
         """Wait for work. Lazy jobs wait a little for one that is not; a batch then takes all that has queued."""
@@ -250,19 +252,22 @@ class Writer:
                 break
             if job is not None:
                 rest.append(job)
-        _fail(rest, self._reason())
+        fail(rest, self._reason())
         deliver(rest)
 
 
-def _read(db: Connection, job: Job) -> None:
+def read(db: Connection, job: Job) -> None:
     """A query that goes through the writer, because a database in memory has only one connection."""
+    db.execute("SAVEPOINT query", {})
     try:
         job.result = job.work(Reader(db))
     except Exception as error:  # noqa: BLE001 - delivered to its caller
         job.error = error
+    db.execute("ROLLBACK TO SAVEPOINT query", {})  # a query writes nothing
+    db.execute("RELEASE SAVEPOINT query", {})
 
 
-def _fail(jobs: list[Job], error: BaseException) -> None:
+def fail(jobs: list[Job], error: BaseException) -> None:
     """Each caller gets an error object of its own: a traceback grows with every raise."""
     for job in jobs:
         job.result, job.error = None, copy.copy(error)

@@ -18,6 +18,10 @@ from ostler.errors import OstlerError
 #: Who runs the server when we are root, which PostgreSQL refuses to be.
 _NOBODY = 65534
 _START_SECONDS = 30.0
+#: A short path: that of a socket may have a hundred characters.
+_TMP = "/tmp"  # noqa: S108 - the folder below it has a name of chance
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it has a name of chance
+_ROOM_BYTES = 2 * 1024**3
 
 
 class PostgresUnavailableError(OstlerError):
@@ -25,15 +29,18 @@ class PostgresUnavailableError(OstlerError):
 
 
 @contextlib.contextmanager
-def temporary_postgres() -> Iterator[str]:
-    """The address of a fresh server on a private socket, with full durability; ends and vanishes with the block."""
-    home = Path(tempfile.mkdtemp(prefix="ostler-pg-", dir="/tmp"))
+def temporary_postgres(*, durable: bool = True) -> Iterator[str]:
+    """The address of a fresh server on a private socket; it ends and vanishes with the block.
+
+    `durable=False` keeps its data in memory where there is room, which makes new databases ten times faster.
+    """
+    home = Path(tempfile.mkdtemp(prefix="ostler-pg-", dir=_TMP))
+    data = Path(tempfile.mkdtemp(prefix="ostler-pg-", dir=_TMP if durable else _memory()))
     try:
         programs = _programs(home)
-        data, sockets = home / "data", home / "run"
-        for folder in (data, sockets):
-            folder.mkdir(mode=0o700)
-        identity = _unprivileged(home)
+        sockets = home / "run"
+        sockets.mkdir(mode=0o700)
+        identity = _unprivileged(home, data, sockets)
         _run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"], identity)
         server = subprocess.Popen(  # noqa: S603 - our own server
             [
@@ -46,6 +53,8 @@ def temporary_postgres() -> Iterator[str]:
                 "listen_addresses=",
                 "-c",
                 "log_min_messages=fatal",
+                "-c",
+                f"fsync={'on' if durable else 'off'}",
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -62,7 +71,14 @@ def temporary_postgres() -> Iterator[str]:
                 server.kill()
                 server.wait()
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        for folder in (home, data):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory() -> str:
+    """A file system in memory with room for many databases, else the usual place."""
+    usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
+    return str(_MEMORY) if usable and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES else _TMP
 
 
 def _programs(home: Path) -> Path:
@@ -89,10 +105,10 @@ def _readable_copy(install: Path, home: Path) -> Path:
     return copy
 
 
-def _unprivileged(home: Path) -> dict[str, object]:
+def _unprivileged(home: Path, *folders: Path) -> dict[str, object]:
     if os.geteuid() != 0:
         return {}
-    for path in (home, home / "data", home / "run"):
+    for path in (home, *folders):
         os.chown(path, _NOBODY, _NOBODY)
     return {"user": _NOBODY, "group": _NOBODY, "extra_groups": [], "cwd": home}
 

@@ -1,40 +1,22 @@
 """Definition files: an agent as Markdown with front matter, a project as TOML. Reading one runs nothing."""
 
-from ostler.agents.files.building import DriverKind, MakerSource, isolation_level
-from ostler.agents.files.describing import explain, lifecycle_schema
-from ostler.agents.files.discovery import Discovery, discover
-from ostler.agents.files.loading import LoadedDefinition, load_agent_file, read_lifecycle
-from ostler.agents.files.page import FileFault
-from ostler.agents.files.project import (
-    Project,
-    ProjectDriver,
-    ProjectLimits,
-    ProjectRetention,
-    ProjectRun,
-    find_project,
-    load_project_file,
-)
-from ostler.agents.files.registration import maker_for, register_files
+from ostler.agents.files.discover import Discovery, discover, register_file, register_files, validate_files
+from ostler.agents.files.load import FileFault, LoadedDefinition, load_agent_file, read_lifecycle
+from ostler.agents.files.project import DaemonSettings, ProjectSettings, RetentionSettings, json_schema, load_settings
 
 __all__ = [
+    "DaemonSettings",
     "Discovery",
-    "DriverKind",
     "FileFault",
     "LoadedDefinition",
-    "MakerSource",
-    "Project",
-    "ProjectDriver",
-    "ProjectLimits",
-    "ProjectRetention",
-    "ProjectRun",
+    "ProjectSettings",
+    "RetentionSettings",
     "discover",
-    "explain",
-    "find_project",
-    "isolation_level",
-    "lifecycle_schema",
+    "json_schema",
     "load_agent_file",
-    "load_project_file",
-    "maker_for",
+    "load_settings",
     "read_lifecycle",
+    "register_file",
     "register_files",
+    "validate_files",
 ]

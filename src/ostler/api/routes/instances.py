@@ -14,6 +14,7 @@ from ostler.agents.manifest import AgentManifest
 from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
+from ostler.errors import DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.instance import AgentInstance
 from ostler.model.people import Permission
@@ -44,7 +45,9 @@ async def spawn(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     wanted = SpawnBody.from_dict(body)
-    context.refresh()
+    broken = context.refresh().broken.get(wanted.definition or "")
+    if broken:
+        raise DefinitionError(broken)
     options = wanted.options
     definition: Any = wanted.definition or ""
     if wanted.command is not None:

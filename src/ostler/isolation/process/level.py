@@ -124,7 +124,10 @@ class ProcessIsolation(Isolation):
     def _command(self, plan: StartPlan, listener: Listener) -> CommandCell:
         spec = plan.manifest.command
         if not isinstance(spec, CommandSpec):
-            raise AgentInitializationError(f"the definition of {plan.name} names no command")
+            raise AgentInitializationError(
+                f"the driver {plan.manifest.driver} of {plan.name} is not part of this version; "
+                "name a command or a Python class under lifecycle.driver"
+            )
         return self._noted(CommandCell(self._clock, self._home, plan, listener, spec))
 
     def _noted(self, cell: C) -> C:
@@ -255,6 +258,9 @@ class ProcessIsolation(Isolation):
         except (OstlerError, KeeperError, OSError) as error:
             left.append(f"{error}, and what lives of it is not known")
         return "; ".join(left) or None
+
+    async def forget(self, instance_id: UUID, attempt: int) -> None:
+        await self._forget(f"{instance_id.hex}.{attempt}")
 
     def _forget_later(self, box: str) -> None:
         """Not at once: how it ended may not be written down yet, and then the next manager has to ask."""

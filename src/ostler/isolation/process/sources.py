@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from ostler.agents import AgentMaker
-from ostler.agents.base import FunctionMaker
+from ostler.agents.base import FunctionMaker, PythonMaker
 from ostler.errors import AgentInitializationError
 
 _MOVE = "define it at the top of a module, so that another process can import it"
@@ -17,9 +17,8 @@ _MOVE = "define it at the top of a module, so that another process can import it
 
 def source_of(maker: AgentMaker) -> Mapping[str, Any]:
     """`{module, path, qualname, main}`. Raises `AgentInitializationError` for what no other process can find."""
-    target = getattr(maker, "target", None)
-    if isinstance(target, str) and ":" in target:  # from a definition file: it is imported only where it lives
-        named, _, path_in_it = target.partition(":")
+    if isinstance(maker, PythonMaker):  # from a definition file: it is imported only where it lives
+        named, _, path_in_it = maker.target.partition(":")
         return {"module": named, "path": None, "qualname": path_in_it, "main": False}
     made_by = maker.function if isinstance(maker, FunctionMaker) else maker
     module, qualname = getattr(made_by, "__module__", None), getattr(made_by, "__qualname__", None)

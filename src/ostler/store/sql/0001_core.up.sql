@@ -217,7 +217,6 @@ CREATE TABLE agent_instance_events (
 CREATE INDEX idx_instance_events_instance ON agent_instance_events (instance_id, sequence) WHERE instance_id IS NOT NULL;
 CREATE INDEX idx_instance_events_task ON agent_instance_events (task_id, sequence) WHERE task_id IS NOT NULL;
 CREATE INDEX idx_instance_events_workspace ON agent_instance_events (workspace_id, sequence);
-CREATE INDEX idx_instance_events_occurred ON agent_instance_events (occurred_at);
 CREATE INDEX idx_instance_events_correlation ON agent_instance_events (correlation_id) WHERE correlation_id IS NOT NULL;
 
 CREATE TABLE audit (

@@ -1,22 +1,21 @@
-"""The lifecycle in made-up time, in a made-up place, with made-up misfortune: thousands of nights in a minute."""
+"""A manager in virtual time: hours pass in milliseconds, and the same seed gives the same history.
 
-from ostler.testing.simulated.ground import Report
-from ostler.testing.simulated.isolation import Misfortune, SimulatedIsolation, World
-from ostler.testing.simulated.loop import DeadlockError, VirtualClock, VirtualLoop, run_virtual
-from ostler.testing.simulated.machine import Machine
-from ostler.testing.simulated.outliving import OutlivingIsolation
-from ostler.testing.simulated.rehearsal import rehearse
+`run_virtual` runs a coroutine on a loop whose time jumps to the next timer. `InlineStore` is a store without a thread,
+`SimulatedIsolation` a level whose agents are real objects on a machine that does not exist.
+"""
+
+from ostler.testing.simulated.isolation import SimulatedIsolation
+from ostler.testing.simulated.loop import DeadlockError, VirtualClock, run_virtual
+from ostler.testing.simulated.machine import Machine, Misfortune
+from ostler.testing.simulated.store import InlineStore, KeptDatabase
 
 __all__ = [
     "DeadlockError",
+    "InlineStore",
+    "KeptDatabase",
     "Machine",
     "Misfortune",
-    "OutlivingIsolation",
-    "Report",
     "SimulatedIsolation",
     "VirtualClock",
-    "VirtualLoop",
-    "World",
-    "rehearse",
     "run_virtual",
 ]

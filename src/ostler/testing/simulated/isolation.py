@@ -1,279 +1,429 @@
-"""A made-up place for agents, in which everything can go wrong that goes wrong in a real one."""
+"""The isolation level on a simulated machine: how a manager starts agents there, holds them and finds them again."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from contextvars import copy_context
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar
 from uuid import UUID
 
-from ostler.agents import Progress, Signal, TokensUsed, WaitAsked
-from ostler.errors import AgentExecutionError, AgentGoneError
+from ostler.agents import Message
+from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
+from ostler.isolation.calls import wake
 from ostler.model.ledger import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
 from ostler.seams import Clock
+from ostler.testing.simulated.machine import Machine, SimulatedAgent, Work
 
-CAPABILITIES = Capabilities(
-    limits={"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED},
-    freezes=True,
-    kills=True,
-)
-OUTCOMES = (
-    AttemptOutcome.EXIT_CODE,
-    AttemptOutcome.SIGNAL,
-    AttemptOutcome.OOM,
-    AttemptOutcome.CLEAN,
-    AttemptOutcome.UNKNOWN,
-)
-FOREVER = 10.0**7
-#: A cancelled call that is ignored is given up after so long.
-GIVE_UP = 5.0
-
-
-@dataclass(kw_only=True)
-class Misfortune:
-    """How likely each thing is to go wrong; all zero is a perfect world."""
-
-    start_fails: float = 0.0
-    start_hangs: float = 0.0
-    init_fails: float = 0.0
-    init_hangs: float = 0.0
-    call_fails: float = 0.0
-    call_hangs: float = 0.0
-    ignores_cancel: float = 0.0
-    dies_in_call: float = 0.0
-    #: Of the notices of a death: lost, said twice, late.
-    notice_lost: float = 0.0
-    notice_doubled: float = 0.0
-    notice_late: float = 0.0
-    shutdown_hangs: float = 0.0
-    stop_is_slow: float = 0.0
-
-    @classmethod
-    def none(cls) -> Misfortune:
-        return cls()
-
-    @classmethod
-    def drawn(cls, chance: random.Random) -> Misfortune:
-        """Each seed has a weather of its own: some things often, others never."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: chance.choice((0.0, 0.0, 0.05, 0.2)) for name in names})
-
-
-class Living(Protocol):
-    """Something in the made-up machine that lives."""
-
-    plan: StartPlan
-
-    def die(self) -> None: ...
-
-    def vanish(self) -> None: ...
-
-
-@dataclass(kw_only=True)
-class World:
-    """What the made-up machine knows; what the invariants are held against."""
-
-    chance: random.Random
-    luck: Misfortune = field(default_factory=Misfortune)
-    #: Everything that lives, by instance; more than one at a time is a twin.
-    alive: dict[UUID, list[Living]] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    #: How often each kind of misfortune really happened.
-    hits: Counter[str] = field(default_factory=Counter)
-
-    def strikes(self, what: str) -> bool:
-        likely: float = getattr(self.luck, what)
-        if likely and self.chance.random() < likely:
-            self.hits[what] += 1
-            return True
-        return False
-
-    def born(self, cell: Living) -> None:
-        twins = self.alive.setdefault(cell.plan.instance_id, [])
-        twins.append(cell)
-        if len(twins) > 1:
-            numbers = ", ".join(str(one.plan.attempt) for one in twins)
-            self.faults.append(f"instance {cell.plan.instance_id} has twins: attempts {numbers} live at once")
-
-    def buried(self, cell: Living) -> None:
-        living = self.alive.get(cell.plan.instance_id, [])
-        if cell in living:
-            living.remove(cell)
-        if not living:
-            self.alive.pop(cell.plan.instance_id, None)
-
-    def perish(self) -> None:
-        """The program died, and with it all that lived inside it."""
-        for cells in list(self.alive.values()):
-            for cell in list(cells):
-                cell.vanish()
+_LIMITS = {"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED}
+#: A cancelled call that does not stop is given up after so long.
+_GIVE_UP_SECONDS = 5.0
+#: A new manager waits so long for the report of an agent.
+_REPORT_SECONDS = 1.5
+_DETACHED = "the manager has let go of the agent"
 
 
 class SimulatedIsolation(Isolation):
     level: ClassVar[IsolationLevel] = IsolationLevel.THREAD
 
-    def __init__(self, clock: Clock, world: World) -> None:
+    def __init__(self, clock: Clock, machine: Machine | None = None) -> None:
         super().__init__(clock)
-        self._world = world
+        self.machine = machine or Machine(clock)
+        #: Its manager was killed; nothing that it still does has an effect.
+        self.killed = False
+        self._cells: list[SimulatedCell] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        able = self.machine.outlives
+        return Capabilities(limits=_LIMITS, freezes=able, kills=able, outlives_manager=able)
+
+    def kill(self) -> None:
+        """The program of the manager has died."""
+        self.killed = True
+        for cell in self._cells:
+            cell.detach()
+        for agent in [] if self.machine.outlives else self.machine.living():
+            agent.vanish()
 
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
-        world = self._world
-        if world.strikes("start_hangs"):
-            await self._clock.sleep(world.chance.uniform(0, 60))
-        if world.strikes("start_fails"):
-            raise OSError(11, "no more processes (made up)")
-        return SimulatedCell(self._clock, world, plan, listener)
+        machine = self.machine
+        if machine.strikes("start_hangs"):
+            await self._clock.sleep(machine.chance.uniform(0, 60))
+        if machine.strikes("start_fails"):
+            raise OSError(11, "no more processes")
+        self._require_manager()
+        cell = SimulatedCell(self, SimulatedAgent(machine, plan), listener)
+        self._cells.append(cell)
+        try:
+            await self.pause()  # it lives, and the manager does not know it yet
+        except asyncio.CancelledError:
+            await cell.destroy()
+            raise
+        self._require_manager()
+        return cell
+
+    async def recover(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
+        del handle
+        await self.pause()
+        self._require_manager()
+        if self.machine.strikes("recover_fails"):
+            raise InvalidOperationError("the keeper does not say what became of it")
+        agent = self.machine.agents.get((plan.instance_id, plan.attempt))
+        if agent is None:
+            return Exit(outcome=AttemptOutcome.LOST, detail="it is not known on this machine")
+        if agent.dead:
+            for message in agent.unconfirmed:
+                listener.heard(plan.attempt, message)
+            return agent.exit or Exit(outcome=AttemptOutcome.STOPPED, detail="it was stopped")
+        if agent.link is not None:
+            self.machine.faults.append(f"two managers hold {plan.instance_id}")
+        cell = SimulatedCell(self, agent, listener, adopted=True)
+        self._cells.append(cell)
+        await cell.wait_for_report()
+        return cell.ended or cell
+
+    async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
+        await self.pause()
+        left = [one for key, one in self.machine.agents.items() if key not in keep and not one.dead]
+        for agent in [] if self.killed else left:
+            self.machine.hits["swept"] += 1
+            agent.vanish()
+        return len(left)
+
+    async def kill_survivors(self, instance_id: UUID) -> str | None:
+        await self.pause()
+        for agent in [] if self.killed else self.machine.living(instance_id):
+            if (left := _survives(agent)) is not None:
+                return left
+            agent.vanish()
+        return None
+
+    async def close(self) -> None:
+        for cell in self._cells:
+            cell.detach()
+
+    async def pause(self) -> None:
+        await self._clock.sleep(self.machine.chance.uniform(0, 0.005))
+
+    def _require_manager(self) -> None:
+        if self.killed:
+            raise OSError(32, "the manager is gone")
 
 
 class SimulatedCell(Cell):
-    def __init__(self, clock: Clock, world: World, plan: StartPlan, listener: Listener) -> None:
-        self._clock = clock
-        self._world = world
-        self.plan = plan
+    """What a manager has of an agent. What the agent sends arrives in order, a moment later."""
+
+    def __init__(
+        self, level: SimulatedIsolation, agent: SimulatedAgent, listener: Listener, *, adopted: bool = False
+    ) -> None:
+        self.agent = agent
+        self._level = level
+        self._machine = level.machine
         self._listener = listener
-        self._dead = False
-        self._ended: Exit | None = None
-        self._stuck = False
-        self._thawed = asyncio.Event()
-        self._thawed.set()
-        self._calls: set[asyncio.Future[None]] = set()
-        world.born(self)
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self._detached = False
+        self._wire: deque[Callable[[], asyncio.Future[None] | None]] = deque()
+        self._busy = False
+        self._last_call = 0.0
+        #: Answered when the answer of a call has arrived.
+        self._waiters: dict[UUID, asyncio.Future[None]] = {}
+        self._questions: dict[UUID, asyncio.Task[None]] = {}
+        #: Calls of an earlier manager.
+        self._found: dict[UUID, Verb] = {}
+        self._reported: asyncio.Future[None] = self._loop.create_future()
+        self._on_reported: list[Callable[[], None]] = []
+        agent.link = self
+        if adopted:
+            late = self._machine.chance.uniform(2, 30) if self._machine.strikes("report_is_late") else 0.0
+            self._machine.run(self._report(late))
+        else:
+            self._reported.set_result(None)
 
     @property
     def handle(self) -> Mapping[str, Any]:
-        return {"simulated": str(self.plan.instance_id), "attempt": self.plan.attempt}
+        return {"instance_id": str(self.agent.plan.instance_id), "attempt": self.agent.plan.attempt}
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
+        self._require()
+        # In the order in which they were made, as on a channel.
+        due = self._last_call = max(self._loop.time() + self._machine.chance.uniform(0, 0.005), self._last_call) + 1e-6
+        await self._machine.clock.sleep(due - self._loop.time())
+        self._require()
+        named = call_id or self._machine.new_id()
+        self._found.pop(named, None)
+        work = self.agent.works.get(named) or self.agent.begin(named, verb, payload)
+        return await self._answered(work, confirms=call_id is None)
+
+    async def rejoin(self, call_id: UUID) -> Any:
+        self._require()
+        if self._found.pop(call_id, None) is None:
+            return await super().rejoin(call_id)
+        self._machine.hits["rejoined"] += 1
+        return await self._answered(self.agent.works[call_id])
+
+    async def _answered(self, work: Work, *, confirms: bool = False) -> Any:
+        waiter = self._waiters[work.call_id] = self._loop.create_future()
+        if work.outcome is not None:
+            self.answer(work)
+        try:
+            await asyncio.wait([waiter])
+        except asyncio.CancelledError:
+            await self._withdraw(work)
+            raise
+        finally:
+            self._waiters.pop(work.call_id, None)
+        if self._detached or work.outcome is None:
+            raise AgentGoneError(_DETACHED if self._detached else f"the agent ended: {self.agent.exit}")
+        if confirms:
+            self.confirm(work.call_id)
+        outcome = work.outcome
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.cancelled:
+            raise AgentExecutionError("CancelledError: by itself", exception_type="asyncio.CancelledError")
+        return outcome.answer
+
+    async def _withdraw(self, work: Work) -> None:
+        """Stop the work of a cancelled caller, and wait for that. More cancelling does not shorten the wait."""
+        if self._detached:
+            return
+        if work.task is not None and not self._machine.strikes("ignores_cancel"):
+            work.task.cancel()
+        timer = self._loop.call_later(_GIVE_UP_SECONDS, wake, over := self._loop.create_future())
+        while not (work.stopped.done() or over.done() or self._detached):
+            try:
+                await asyncio.wait((work.stopped, over), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                continue
+        timer.cancel()
+        if work.stopped.done():
+            self.agent.works.pop(work.call_id, None)
+        elif not self._detached:
+            self.agent.stuck = True
+
+    def answer(self, work: Work) -> None:
+        """Sent by the agent."""
+        self.send(partial(self._take_answer, work.call_id))
+
+    def _take_answer(self, call_id: UUID) -> None:
+        waiter = self._waiters.get(call_id)
+        if waiter is not None:
+            wake(waiter)
+
+    def confirm(self, call_id: UUID) -> None:
+        self._confirm_later(lambda: self.agent.works.pop(call_id, None))
+
+    def confirm_heard(self, number: int) -> None:
+        def forget() -> None:
+            self.agent.unconfirmed = [one for one in self.agent.unconfirmed if one.number > number]
+
+        self._confirm_later(forget)
+
+    def _confirm_later(self, action: Callable[[], object]) -> None:
+        """A manager that is killed before has not confirmed it."""
+        self._loop.call_later(self._machine.chance.uniform(0, 0.05), lambda: self._detached or action())
+
+    # --- an adopted agent ------------------------------------------------------------------------
+
+    async def _report(self, late: float) -> None:
+        """The agent says again what was not confirmed, asks again, and says what it works on."""
+        await self._machine.clock.sleep(late + self._machine.chance.uniform(0, 0.01))
+        await self.agent.gate.wait()
+        if self._detached or self.agent.dead:
+            return
+        for message in self.agent.unconfirmed:
+            self.hear(message)
+        for ask_id in self.agent.asks:
+            self.ask(ask_id)
+        self.send(self._take_report)
+
+    def _take_report(self) -> None:
+        self._found = {call_id: work.verb for call_id, work in self.agent.works.items() if call_id not in self._waiters}
+        self._reported.set_result(None)
+        for tell in self._on_reported:
+            self._loop.call_soon(tell)
+
+    async def wait_for_report(self) -> None:
+        await asyncio.wait([self._reported], timeout=self._machine.chance.uniform(0, _REPORT_SECONDS))
+
+    def on_reported(self, tell: Callable[[], None]) -> None:
+        if self._reported.done():
+            self._loop.call_soon(tell)
+        else:
+            self._on_reported.append(tell)
+
+    @property
+    def in_flight(self) -> Mapping[UUID, Verb]:
+        return dict(self._found)
+
+    @property
+    def open_asks(self) -> frozenset[UUID]:
+        return frozenset(self.agent.asks)
+
+    # --- the wire --------------------------------------------------------------------------------
+
+    def send(self, action: Callable[[], asyncio.Future[None] | None]) -> None:
+        self._wire.append(action)
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._wire and not self._busy and not self._detached:
+            self._busy = True
+            self._context.copy().run(self._loop.call_later, self._machine.chance.uniform(0, 0.002), self._take)
+
+    def _take(self) -> None:
+        self._busy = False
+        if self._wire and not self._detached:
+            full = self._wire.popleft()()
+            if full is None:
+                self._pump()
+            else:
+                self._busy = True
+                full.add_done_callback(self._go_on)
+
+    def _go_on(self, _: object) -> None:
+        self._busy = False
+        self._pump()
+
+    def close_wire(self) -> None:
+        """The agent has ended: all that it sent arrives, and its open calls end."""
+        self.agent.unheard = not self._reported.done()
+        while self._wire and not self._detached:
+            self._wire.popleft()()
+        for waiter in list(self._waiters.values()):
+            wake(waiter)
+
+    def hear(self, message: Message) -> None:
+        self.send(partial(self._listener.heard, self.agent.plan.attempt, message))
+
+    def ask(self, ask_id: UUID) -> None:
+        self.send(partial(self._take_question, ask_id))
+
+    def unask(self, ask_id: UUID) -> None:
+        self.send(partial(self._drop_question, ask_id))
+
+    def _take_question(self, ask_id: UUID) -> None:
+        if ask_id in self.agent.asks:
+            self._questions[ask_id] = self._loop.create_task(self._put(ask_id))
+
+    def _drop_question(self, ask_id: UUID) -> None:
+        task = self._questions.pop(ask_id, None)
+        if task is not None:
+            task.cancel()
+
+    async def _put(self, ask_id: UUID) -> None:
+        wait, _ = self.agent.asks[ask_id]
+        try:
+            answer = await self._listener.asked(self.agent.plan.attempt, wait)
+        except OstlerError as error:
+            if not self._detached:
+                self.agent.answered(ask_id, error)
+        else:
+            if not self._detached:
+                self.agent.answered(ask_id, answer)
+
+    def notify(self) -> None:
+        """The agent has ended by itself; the notice of it may be late, doubled or lost."""
+        machine = self._machine
+        if machine.strikes("notice_lost"):
+            return
+        for _ in range(2 if machine.strikes("notice_doubled") else 1):
+            late = machine.chance.uniform(0, 30) if machine.strikes("notice_late") else 0.0
+            self._context.copy().run(self._loop.call_later, late, self._tell_exit)
+
+    def _tell_exit(self) -> None:
+        if not self._detached and self.agent.exit is not None:
+            self._listener.exited(self.agent.plan.attempt, self.agent.exit)
+
+    # --- the rest of the contract ----------------------------------------------------------------
 
     @property
     def is_stuck(self) -> bool:
-        return self._stuck
+        return self.agent.stuck
 
     @property
     def ended(self) -> Exit | None:
-        return self._ended
-
-    async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
-        del call_id
-        self._require_alive()
-        await self._clock.sleep(self._world.chance.uniform(0, 0.01))
-        self._require_alive()
-        match verb:
-            case Verb.INITIALIZE:
-                await self._trouble("init_fails", "init_hangs")
-            case Verb.PROCESS:
-                return await self._process(payload)
-            case Verb.SHUTDOWN if self._world.strikes("shutdown_hangs"):
-                await self._while_alive(FOREVER)
-            case Verb.FINAL_STATE:
-                return {"attempt": self.plan.attempt}
-            case Verb.CLEANUP:
-                return []
-            case _:
-                return None
-        return None
-
-    async def _process(self, payload: Any) -> Any:
-        chance, said = self._world.chance, (self._listener, self.plan.attempt)
-        if chance.random() < 0.1:
-            said[0].heard(said[1], TokensUsed(count=chance.randrange(100)))
-            said[0].heard(said[1], Progress(fraction=chance.random()))
-        if chance.random() < 0.05:
-            said[0].heard(said[1], Signal(name="made-up"))
-        if chance.random() < 0.05:
-            await said[0].asked(said[1], WaitAsked(kind="answer", timeout=timedelta(seconds=chance.uniform(1, 30))))
-        if self._world.strikes("dies_in_call"):
-            await self._while_alive(chance.uniform(0, 1))
-            self.die()
-        await self._trouble("call_fails", "call_hangs")
-        await self._while_alive(chance.expovariate(1.0))
-        return payload
-
-    async def _trouble(self, fails: str, hangs: str) -> None:
-        if self._world.strikes(hangs):
-            await self._while_alive(FOREVER)
-        if self._world.strikes(fails):
-            raise AgentExecutionError("RuntimeError: made up", exception_type="RuntimeError")
-
-    async def _while_alive(self, seconds: float) -> None:
-        """Work for so long, unless it dies, is cancelled and heeds that, or is frozen meanwhile."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._calls.add(over)
-        timer = self._clock.call_later(seconds, lambda: _set(over))
-        deaf = self._world.strikes("ignores_cancel")
-        try:
-            await over
-        except asyncio.CancelledError:
-            if deaf and not self._dead:
-                await self._clock.sleep(GIVE_UP)
-                self._stuck = not self._dead
-            raise
-        finally:
-            timer.cancel()
-            self._calls.discard(over)
-        await self._thawed.wait()
-        self._require_alive()
-
-    def _require_alive(self) -> None:
-        if self._dead:
-            raise AgentGoneError("the agent has ended (made up)")
+        return self.agent.exit
 
     async def ping(self) -> None:
-        self._require_alive()
-        if self._stuck or not self._thawed.is_set():
-            await self._clock.sleep(FOREVER)
+        self._require()
+        if self.agent.stuck or self.agent.gate.is_shut or not self._reported.done():
+            await self._loop.create_future()
+        await self._level.pause()
+        self._require()
 
     async def freeze(self) -> None:
-        self._thawed.clear()
+        self._require()
+        await self._level.pause()
+        if self._machine.strikes("freeze_hangs"):
+            await self._level.machine.clock.sleep(self._machine.chance.uniform(0, 120))
+        if self._machine.strikes("freeze_fails"):
+            raise InvalidOperationError("it cannot be frozen now")
+        self._require()
+        self.agent.gate.shut()
 
     async def thaw(self) -> None:
-        self._thawed.set()
+        await self._level.pause()
+        if self._machine.strikes("thaw_fails"):
+            raise InvalidOperationError("it cannot be thawed now")
+        if not self._detached:
+            self.agent.gate.open()
 
     async def stop(self, grace: timedelta) -> StopReport:
-        if self._dead:
+        agent = self.agent
+        if self._detached:
             return StopReport(graceful=True)
-        graceful = bool(grace) and not self._stuck
-        if self._world.strikes("stop_is_slow"):
-            await self._clock.sleep(self._world.chance.uniform(0, 2))
-        self.vanish()
-        return StopReport(graceful=graceful)
+        if not agent.dead and self._machine.strikes("stop_is_slow"):
+            await self._machine.clock.sleep(self._machine.chance.uniform(0, 2))
+        if self._detached:
+            return StopReport(graceful=True)
+        graceful = agent.dead or (bool(grace) and not agent.stuck)
+        left = None
+        if not agent.dead and self._machine.outlives:
+            if self._machine.strikes("unkillable"):
+                agent.unkillable_until = self._machine.clock.mono() + self._machine.chance.uniform(0, 30)
+            left = _survives(agent)
+        elif agent.stuck and not self._machine.outlives:
+            left = "its task does not end; it is cut off"
+        if left is None or not self._machine.outlives:
+            agent.vanish()
+        return StopReport(graceful=graceful and left is None, left_behind=left)
 
     async def destroy(self) -> None:
-        self.vanish()
+        await self.stop(timedelta(0))
+        if not self._detached and self.agent.dead:
+            self._machine.agents.pop((self.agent.plan.instance_id, self.agent.plan.attempt), None)
+            self.detach()
+
+    def detach(self) -> None:
+        if self._detached:
+            return
+        self._detached = True
+        self.agent.link = None
+        for waiter in list(self._waiters.values()):
+            wake(waiter)
+        for task in list(self._questions.values()):
+            task.cancel()
 
     async def usage(self) -> Usage:
-        return Usage(cpu_seconds=self._clock.mono() / 100, memory_bytes=1, memory_is_shared=True, thread_count=1)
+        self._require()
+        return Usage(cpu_seconds=self._machine.clock.mono() / 100, memory_bytes=1, thread_count=1)
 
-    def die(self) -> None:
-        """It ends by itself; whoever should be told may be told late, twice, or not at all."""
-        if self._dead:
-            return
-        world, chance = self._world, self._world.chance
-        how = self._ended = Exit(outcome=chance.choice(OUTCOMES), detail="made up")
-        self.vanish()
-        if world.strikes("notice_lost"):
-            return
-        for _ in range(2 if world.strikes("notice_doubled") else 1):
-            late = chance.uniform(0, 30) if world.strikes("notice_late") else 0.0
-            self._clock.call_later(late, lambda: self._listener.exited(self.plan.attempt, how))
-
-    def vanish(self) -> None:
-        """Nothing of it is left."""
-        self._dead = True
-        self._world.buried(self)
-        self._thawed.set()
-        for over in list(self._calls):
-            _set(over)
+    def _require(self) -> None:
+        if self._detached or self.agent.dead:
+            raise AgentGoneError(_DETACHED if self._detached else f"the agent ended: {self.agent.exit}")
 
 
-def _set(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
+def _survives(agent: SimulatedAgent) -> str | None:
+    if agent.machine.clock.mono() < agent.unkillable_until:
+        return "process 42 does not die"
+    return None

@@ -1,0 +1,184 @@
+"""`ostler.toml`: the settings of a project, agents without a file of their own, and the schemas for editors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ostler.agents import AgentKind, CommandSpec
+from ostler.agents.files import (
+    DaemonSettings,
+    ProjectSettings,
+    RetentionSettings,
+    discover,
+    json_schema,
+    load_settings,
+)
+from ostler.errors import DefinitionError
+from ostler.model.spawn import RestartPolicy
+from ostler.model.states import IsolationLevel
+
+FULL = """\
+[daemon]
+listen = "127.0.0.1:7177"
+on-wait = "notify-send 'an agent waits'"
+environment = ["PATH", "HOME"]
+[retention]
+finished = "14d"
+events = "90d"
+audit = "365d"
+[agent.reviewer]
+description = "Reads"
+instructions = "Read."
+driver = {command = ["reader", "{prompt}"]}
+restart = "on-failure:2"
+[agent.other.limits]
+time = "1h"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ostler.toml"
+
+
+def faults(path: Path, text: str) -> list[str]:
+    path.write_text(text)
+    with pytest.raises(DefinitionError) as caught:
+        load_settings(path.parent)
+    return [fault.message.removeprefix(f"{path}:") for fault in caught.value.faults]
+
+
+def test_without_a_file_there_are_the_defaults(tmp_path: Path) -> None:
+    assert load_settings(tmp_path) == ProjectSettings(daemon=DaemonSettings(), retention=RetentionSettings(), agent={})
+
+
+def test_a_full_project(path: Path) -> None:
+    path.write_text(FULL)
+    settings = load_settings(path.parent)
+    assert settings.daemon == DaemonSettings(
+        listen="127.0.0.1:7177", on_wait="notify-send 'an agent waits'", environment=("PATH", "HOME")
+    )
+    assert settings.retention == RetentionSettings(
+        finished=timedelta(days=14), events=timedelta(days=90), audit=timedelta(days=365)
+    )
+    assert list(settings.agent) == ["reviewer", "other"]
+
+
+def test_agents_without_a_file_have_the_same_keys(path: Path) -> None:
+    path.write_text(FULL)
+    reviewer, other = (one.manifest for one in discover(path.parent).definitions)
+    assert (reviewer.name, reviewer.description, reviewer.prompt) == ("reviewer", "Reads", "Read.")
+    assert reviewer.command == CommandSpec(argv=("reader", "{prompt}"))
+    assert reviewer.source == str(path)
+    assert reviewer.defaults is not None
+    assert reviewer.defaults.restart_policy == RestartPolicy(max_retries=2)
+    assert reviewer.defaults.isolation_level is IsolationLevel.PROCESS
+    assert (other.kind, other.driver) == (AgentKind.COMMAND, "claude")
+    assert other.defaults is not None
+    assert other.defaults.given == {"resource_limits", "isolation_level"}
+
+
+def test_the_settings_are_found_upwards(tmp_path: Path, path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    path.write_text('[retention]\nfinished = "1h"\n')
+    (tmp_path / "a" / "ostler.toml").mkdir()  # a folder of that name is none
+    assert load_settings(deep).retention.finished == timedelta(hours=1)
+    (deep / "ostler.toml").write_text("")
+    assert load_settings(deep) == ProjectSettings()
+
+
+def test_all_faults_come_at_once_with_their_lines(path: Path) -> None:
+    text = """\
+[deamon]
+[daemon]
+listen = "here"
+on-wait = "say 'it"
+environment = ["A=b"]
+wait = 3
+[retention]
+finished = "14s"
+events = "9999d"
+audit = "1s"
+[agent.one]
+driver.command = [
+  "a", # a remark
+  "{foo}",
+]
+restart = {type = "linear", initial-delay = "20m"}
+restrat = "no"
+[agent.two.limits]
+memory = "1M"
+[agent." x"]
+"""
+    said = faults(path, text)
+    assert said.pop(8).startswith("14: agent.one.driver.command.1 must use only {attempt}")
+    assert said == [
+        "1: deamon is not known; did you mean daemon?",
+        "3: daemon.listen must be host:port, was here",
+        '4: daemon.on-wait must be a command line that splits into words (no closing quotation), was "say \'it"',
+        "5: daemon.environment must name variables by letters, digits and _, was 'A=b'",
+        "6: daemon.wait is not known; did you mean on-wait?",
+        "8: retention.finished must be at least 1m, was 14s",
+        "9: retention.events must be at most 3650d, was 9999d",
+        "10: retention.audit must be at least 1m, was 1s",
+        "16: agent.one.restart.initial-delay must be at most 5m, was 20m",
+        "17: agent.one.restrat is not known; did you mean restart?",
+        "19: agent.two.limits.memory must be at least 64M, was 1M",
+        "20: agent. x must not begin or end with a space, was ' x'",
+    ]
+
+
+@pytest.mark.parametrize("name", ["KEYS", "tasks", "__pydantic_config__"])
+def test_a_table_that_nothing_reads_is_a_fault(path: Path, name: str) -> None:
+    assert faults(path, f"[{name}]\nx = 1\n") == [f"1: {name} is not known"]
+
+
+def test_what_is_not_toml_has_a_line(path: Path) -> None:
+    assert faults(path, "[daemon]\nlisten = \n") == ["2: this is not TOML: Invalid value"]
+
+
+@pytest.mark.parametrize("text", ["agent = 3", "agent.x = 3", "daemon = []", "retention = 'x'"])
+def test_a_value_where_a_table_belongs_is_a_fault(path: Path, text: str) -> None:
+    (said,) = faults(path, text)
+    assert "must be a mapping" in said
+
+
+# --- for editors -------------------------------------------------------------------------------------
+
+
+def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_tools() -> None:
+    schema = json_schema()
+    assert "additionalProperties" not in schema
+    lifecycle = schema["$defs"]["LifecycleKeys"]
+    assert lifecycle["additionalProperties"] is False
+    assert set(lifecycle["properties"]) == {
+        *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags"),
+        *("initialization-timeout", "fail-on-error", "checks", "home"),
+    }
+    assert set(schema["$defs"]["LimitKeys"]["properties"]) == {
+        *("memory", "cpu", "time", "tasks", "threads", "tokens-per-minute"),
+    }
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_the_schema_of_a_project_has_its_tables() -> None:
+    schema = json_schema("project")
+    assert set(schema["properties"]) == {"daemon", "retention", "agent"}
+    assert "on-wait" in schema["$defs"]["DaemonSettings"]["properties"]
+    assert "instructions" in schema["$defs"]["InlineAgent"]["properties"]
+
+
+@pytest.mark.parametrize("code", ["import ostler.agents.files", "import ostler; ostler.register_files"])
+def test_naming_the_readers_loads_nothing_heavy(code: str) -> None:
+    script = f"{code}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"pydantic", "ruamel", "annotated_types", "sqlite3"} & {
+        name.split(".")[0] for name in done.stdout.split()
+    }
