@@ -16,14 +16,16 @@ from collections.abc import Callable, Iterator
 
 from lifecycle_tables import calls, observers, spawns
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
+from population_tables import populations
 from store_tables import lists, transitions
 from table import Table
 
-PARTS: dict[str, Callable[..., Table]] = {
+PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
     "spawns": spawns,
     "calls": calls,
     "observers": observers,
+    "populations": populations,
 }
 
 

@@ -24,11 +24,12 @@ _NAMES = {
     "ostler.errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
-        "DefinitionError ExecutionTimeoutError GitError IdempotencyConflictError InitializationTimeoutError "
-        "InvalidOperationError LeaseHeldError LicenseError MergeConflictError MissingExtraError NotFoundError "
-        "OstlerError OutcomeUnknownError StaleWriterError StoreBusyError StoreClosedError StoreError "
-        "StoreFailedError StoreFullError StoreTooNewError TaskNotFoundError UsageLimitError ValidationError "
-        "VaultError VersionConflictError WorkspaceNotFoundError"
+        "DefinitionError ExecutionTimeoutError GitError HistoryBrokenError IdempotencyConflictError "
+        "InitializationTimeoutError InvalidOperationError LeaseHeldError LicenseError MergeConflictError "
+        "MissingExtraError NotFoundError OstlerError OutcomeUnknownError SimulationError SimulationNotFoundError "
+        "StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError StoreFullError "
+        "StoreTooNewError TaskNotFoundError UsageLimitError ValidationError VaultError VersionConflictError "
+        "WorkspaceNotFoundError"
     ),
     "ostler.lifecycle.handle": "AgentHandle",
     "ostler.lifecycle.logs": "LogLine",

@@ -86,6 +86,9 @@ from ostler.errors import (
     GitError as GitError,
 )
 from ostler.errors import (
+    HistoryBrokenError as HistoryBrokenError,
+)
+from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
 )
 from ostler.errors import (
@@ -114,6 +117,12 @@ from ostler.errors import (
 )
 from ostler.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
+)
+from ostler.errors import (
+    SimulationError as SimulationError,
+)
+from ostler.errors import (
+    SimulationNotFoundError as SimulationNotFoundError,
 )
 from ostler.errors import (
     StaleWriterError as StaleWriterError,

@@ -47,6 +47,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "retire": ("tasks", "Put the workdir of a task into the vault."),
             "unretire": ("tasks", "Bring it back from the vault."),
         },
+        "Populations": {
+            "sim": ("sim", "Play, resume, fork and look at runs of turn-based populations."),
+        },
         "Looking": {
             "events": ("look", "Show the numbered log."),
             "waits": ("look", "List what agents wait for."),

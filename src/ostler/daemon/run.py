@@ -104,9 +104,9 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
         context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
         with _signals(stop):
-            running = [asyncio.create_task(server.run()) for server in servers]
-            hooks.start()
             await queue.open()
+            hooks.start()
+            running = [asyncio.create_task(server.run()) for server in servers]
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED

@@ -48,7 +48,7 @@ class Job:
     work: Callable[[Any], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    #: The epoch of the store that submits it; None for one that is not fenced, as it takes the lease itself.
+    #: The epoch of the store that submits it; None for one that is not fenced, such as one that takes the lease.
     epoch: int | None = None
     lazy: bool = False
     is_query: bool = False

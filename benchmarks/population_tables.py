@@ -1,0 +1,255 @@
+"""Populations: what each operation costs, and turns per second beside Mesa in the same run.
+
+Every agent has a counter. In each turn all decide on the state as it was, then all decisions are applied: Mesa's
+documented way is two phases, ours are brains and an engine. Ours and theirs take turns round by round, each in a new
+process, for a shared machine is fast in one second and slow in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ostler.simulation import (
+    AgentGroup,
+    AgentView,
+    Decisions,
+    LifecycleManager,
+    LifecycleValidator,
+    Scenario,
+    SimulationOrchestrator,
+    SimulationSettings,
+    SimulationState,
+    World,
+    begin_run,
+)
+from ostler.store.store import Store
+from table import Table, middle, percentile
+
+#: Agents, turns in a batch, and turns in a batch where every turn is a commit.
+_SIZES = ((25, 800, 50), (1_000, 40, 10), (10_000, 8, 3))
+_BATCHES = 5
+_MESA = "mesa==3.3.1"
+_RIVALS = Path(__file__).parent.parent / ".venv-bench"
+_ROUND = "--round"
+
+
+def populations(*, quick: bool) -> str:
+    return "\n".join(map(str, (_operations(quick=quick), *_turns(3 if quick else 9), _waiting())))
+
+
+# --- operations --------------------------------------------------------------------------------------
+
+
+class Brain:
+    def decide(self, _view: AgentView) -> int:
+        return 1
+
+
+class Reader:
+    """Looks at what it has before it decides."""
+
+    def decide(self, view: AgentView) -> int:
+        return 1 if view.state["wealth"] > 0 else 0
+
+
+class Bank:
+    def update(self, _state: SimulationState, decisions: Decisions, _world: World) -> None:
+        for member, amount in decisions.pairs():
+            member.state["wealth"] += amount
+
+
+class _Population:
+    """Agents of one name, half of them paused with a counter."""
+
+    def __init__(self, size: int) -> None:
+        self.manager = LifecycleManager(LifecycleValidator(max_agents=2 * size))
+        self.state = SimulationState()
+        for _ in range(size):
+            self.manager.add_agent("agent", Brain(), {"coins": 1}, self.state)
+        self.names = list(self.state.members)
+        for name in self.names[::2]:
+            self.manager.pause_agent(name, 2**30, self.state)
+
+
+def _operations(*, quick: bool) -> Table:
+    """The log is as in production: no handler listens."""
+    logging.getLogger("ostler.simulation").setLevel(logging.ERROR)
+    table = Table(
+        "Operations of a population, all agents of one name (microseconds, p50 / p95)",
+        *("operation", "25 agents", "10,000 agents", "goal"),
+    )
+    few, many = _Population(25), _Population(10_000)
+    for title, goal, act, undo in (
+        ("add_agent", "50", _add, lambda one, name: one.manager.remove_agent(name, one.state)),
+        ("remove_agent", "50", _remove, lambda one, _: _add(one)),
+        ("pause_agent", "50", _pause, lambda one, name: one.manager.resume_agent(name, one.state)),
+        ("resume_agent", "50", _resume, lambda one, name: one.manager.pause_agent(name, 2**30, one.state)),
+        ("get_active_agents", "1,000 at 25", lambda one: one.manager.get_active_agents(one.state), lambda *_: None),
+        ("process_auto_resume", "1,000 at 25", lambda one: one.manager.process_auto_resume(one.state), lambda *_: None),
+    ):
+        cells = [_timed(one, act, undo, 300 if quick else 2000) for one in (few, many)]
+        table.add(title, *(f"{middle(cell):,.1f} / {percentile(cell, 0.95):,.1f}" for cell in cells), goal)
+    for one in (few, many):
+        assert one.manager.check_invariants(one.state)
+    return table
+
+
+def _add(one: _Population) -> str:
+    return one.manager.add_agent("agent", one.state.agents["agent"], {"coins": 1}, one.state)
+
+
+def _remove(one: _Population) -> str:
+    name = f"agent_{len(one.names) - 1}"
+    assert one.manager.remove_agent(name, one.state)
+    return name
+
+
+def _pause(one: _Population) -> str:
+    name = one.names[1]
+    assert one.manager.pause_agent(name, 5, one.state)
+    return name
+
+
+def _resume(one: _Population) -> str:
+    name = one.names[2]
+    assert one.manager.resume_agent(name, one.state)
+    return name
+
+
+def _timed(one: _Population, act: Callable[..., Any], undo: Callable[..., Any], count: int) -> list[float]:
+    count = count if act in {_add, _remove, _pause, _resume} else count // 10
+    gc.collect()
+    gc.disable()
+    try:
+        times = []
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            answer = act(one)
+            times.append((time.perf_counter_ns() - began) / 1000)
+            undo(one, answer)
+        return times
+    finally:
+        gc.enable()
+
+
+# --- turns -------------------------------------------------------------------------------------------
+
+
+async def _measure(rates: dict[str, list[float]]) -> None:
+    for count, turns, commits in _SIZES:
+        for way, brain in (("plain", Brain), ("reading", Reader)):
+            settings = SimulationSettings(max_agents=count)
+            async with SimulationOrchestrator(engine=Bank(), settings=settings) as run:
+                for number in range(count):
+                    run.add_agent(f"holder {number}", brain(), {"wealth": 1})
+                await _batches(rates[f"{way} {count}"], run, turns)
+                assert {one["wealth"] for one in run.state.states.values()} == {2 + _BATCHES * turns}
+        scenario = Scenario(
+            name="coins",
+            brains={"holder": Brain},
+            agents=(AgentGroup(name="holder", kind="holder", count=count, initial_state={"wealth": 1}),),
+            engine=Bank,
+            settings=SimulationSettings(max_agents=count),
+        )
+        with tempfile.TemporaryDirectory() as home:
+            async with Store(home) as store, begin_run(store, scenario) as kept:
+                await _batches(rates[f"kept {count}"], kept, commits)
+
+
+async def _batches(found: list[float], run: SimulationOrchestrator, turns: int) -> None:
+    await run.run(1)
+    for _ in range(_BATCHES):
+        began = time.perf_counter()
+        await run.run(turns)
+        found.append(turns / (time.perf_counter() - began))
+
+
+def _turns(rounds: int) -> tuple[Table, Table]:
+    ours: dict[str, list[float]] = defaultdict(list)
+    theirs: dict[str, list[float]] = defaultdict(list)
+    python = _mesa_python()
+    sizes = [f"{count}:{turns}" for count, turns, _ in _SIZES]
+    for _ in range(rounds):
+        _add_round([sys.executable, __file__, _ROUND], ours)
+        if python is not None:
+            _add_round([python, str(Path(__file__).with_name("rival_mesa.py")), str(_BATCHES), *sizes], theirs)
+    title = "Turns per second in memory, the same model (medians of the best batch of each round)"
+    memory = Table(title, "agents", "Ostler", "Mesa, two phases", "x Mesa", "goal")
+    for way, note in (("plain", ""), ("reading", ", each reads its state")):
+        for count, _, _ in _SIZES:
+            own, other = ours[f"{way} {count}"], theirs[f"{way} {count}"]
+            ratio = f"{middle(own) / middle(other):.2f}" if other else "-"
+            goal = "10,000 turns/s" if count == 25 else "1 x Mesa"
+            shown = f"{middle(other):,.0f}" if other else "-"
+            memory.add(f"{count:,}{note}", f"{middle(own):,.0f}", shown, ratio, "" if note else goal)
+    kept = Table("Turns per second, each turn a commit (SQLite home)", "agents", "Ostler", "goal")
+    for count, goal in ((25, "500"), (1_000, ""), (10_000, "20")):
+        kept.add(f"{count:,}", f"{middle(ours[f'kept {count}']):,.0f}", goal)
+    return memory, kept
+
+
+def _add_round(words: list[str], rates: dict[str, list[float]]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        print(f"{words[1]} is left out: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+        return
+    for name, each in json.loads(done.stdout.splitlines()[-1]).items():
+        rates[name].append(max(each))
+
+
+def _mesa_python() -> str | None:
+    """An environment of its own, made once; None where Mesa cannot be installed."""
+    python, ready = _RIVALS / "bin" / "python", _RIVALS / ".mesa"
+    if not ready.exists() or ready.read_text() != _MESA:
+        print(f"installing {_MESA} into {_RIVALS.name}; once, and only for this table")
+        venv.create(_RIVALS, with_pip=True)
+        packages = [_MESA, "networkx"]  # which Mesa imports and does not name
+        words = [str(python), "-m", "pip", "install", "-q", *packages]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"Mesa is left out: {(done.stderr.strip().splitlines() or ['it cannot be installed'])[-1]}")
+            return None
+        ready.write_text(_MESA)
+    return str(python)
+
+
+# --- brains that wait --------------------------------------------------------------------------------
+
+
+def _waiting() -> Table:
+    table = Table("A turn of 100 plain brains that each wait 0.2 s", "what", "seconds", "goal")
+
+    def wait(_view: AgentView) -> None:
+        time.sleep(0.2)
+
+    async def turn() -> float:
+        async with SimulationOrchestrator(settings=SimulationSettings(max_agents=100)) as run:
+            for _ in range(100):
+                run.add_agent("waiter", wait, {})
+            began = time.perf_counter()
+            await run.play_turn()
+            return time.perf_counter() - began
+
+    table.add("64 at a time", f"{middle([asyncio.run(turn()) for _ in range(3)]):.2f}", "0.6")
+    return table
+
+
+if __name__ == "__main__":
+    if _ROUND in sys.argv:
+        found: dict[str, list[float]] = defaultdict(list)
+        asyncio.run(_measure(found))
+        print(json.dumps(found))
+    else:
+        print(populations(quick=True))

@@ -1,0 +1,84 @@
+"""A run played once more from its first turn: whether the same comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from ostler.errors import InvalidOperationError
+from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.simulation.history import Readable, find_run, kept_at, require_turn, turns_after
+from ostler.simulation.runs import RecordedOrchestrator
+from ostler.simulation.scenario import Scenario
+from ostler.simulation.turn import Performed, TurnReport
+from ostler.simulation.view import LifecycleRequest, Operation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """True when every turn that was played again had the digest of the record."""
+
+    #: The turns that came out the same.
+    turns: int
+    #: The first that did not.
+    differs_at: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.differs_at is None
+
+
+class _Compared(RecordedOrchestrator):
+    """Writes turns for their digest only."""
+
+    async def _keep(self, report: TurnReport) -> None:
+        await self._written(report, whole=False)
+
+    def repeat(self, operations: Sequence[Mapping[str, Any]]) -> None:
+        """What was done from outside before the turn, where it was done."""
+        for one in operations:
+            if one["cause"] == "outside":
+                self._repeat(Operation(one["operation"]), one["agent_name"], one)
+
+    def _repeat(self, operation: Operation, name: str, one: Mapping[str, Any]) -> None:
+        if not one.get("done", True):
+            refused = Performed(operation=operation, agent_name=name, done=False, reason=one["reason"])
+            self._outside.append(refused)
+        elif operation is Operation.ADD:
+            first = self.state.form.read(one["initial_state"])
+            request = LifecycleRequest(
+                operation=operation, agent_name=name, kind=one["kind"], params=one["params"], initial_state=first
+            )
+            self.add_by(request)
+        elif operation is Operation.REMOVE:
+            self.remove_agent(name)
+        elif operation is Operation.PAUSE:
+            self.pause_agent(name, one["auto_resume_turns"])
+        else:
+            self.resume_agent(name)
+
+
+async def compare_run(
+    store: Readable,
+    run_id: UUID | str,
+    scenario: Scenario,
+    *,
+    last: int | None = None,
+    manager: AgentLifecycleManager | None = None,
+) -> Comparison:
+    """Ask every brain again, from the first turn of the run (of a fork: its own first), and stop where it differs."""
+    run = await find_run(store, run_id)
+    first, end = run.forked_at or 0, run.turn if last is None else last
+    require_turn(run, "last", end)
+    if end < first:
+        raise InvalidOperationError(f"run {run.run_id} has turns {first + 1} to {run.turn} of its own; choose one")
+    kept = await kept_at(store, run, first)
+    async with _Compared.restored(scenario, run.settings, kept, manager) as again:
+        async for row in turns_after(store, run.run_id, first, end):
+            core = kept.go_on(row)  # what is compared with must be what was written
+            again.repeat(core["operations"])
+            await again.play_turn()
+            if again.writer.digest != row.digest:
+                return Comparison(turns=row.turn - 1 - first, differs_at=row.turn)
+    return Comparison(turns=end - first)

@@ -1,0 +1,448 @@
+"""Asking brains: all at once, in order, each within its time. Real threads, with limits of fractions of a second."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ostler.errors import InvalidOperationError, SimulationError
+from ostler.simulation import asking as module
+from ostler.simulation.asking import Asking, Failed
+from ostler.simulation.state import Member, SimulationState
+from ostler.simulation.view import AgentView, World
+
+pytestmark = pytest.mark.anyio
+
+_BOUND = 20.0
+Brain = Callable[[AgentView], Any]
+
+
+def views(count: int) -> list[AgentView]:
+    world = World(SimulationState())
+    world.begin_turn()
+    return [AgentView(Member(f"agent-{place}", place, None, {}), world) for place in range(count)]
+
+
+async def ask(asking: Asking, *brains: Brain) -> list[Any]:
+    found: list[Any] = await asking.ask_plain(brains, views(len(brains)), list)
+    return found
+
+
+def waits(seconds: float) -> Brain:
+    def brain(view: AgentView) -> int:
+        time.sleep(seconds)
+        return view.number
+
+    return brain
+
+
+async def until(sign: Callable[[], bool]) -> None:
+    end = time.monotonic() + _BOUND
+    while not sign():
+        assert time.monotonic() < end, "the sign never came"
+        await asyncio.sleep(0.001)
+
+
+class Gate:
+    """A plain brain that stays until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+        self.returned = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, view: AgentView) -> str:
+        self.entered.set()
+        assert self.release.wait(_BOUND)
+        try:
+            view.remove_agent("agent-1")
+        except InvalidOperationError as error:
+            self.error = error
+        self.returned.set()
+        return "late"
+
+
+@pytest.fixture
+def gates() -> Iterator[list[Gate]]:
+    made = [Gate() for _ in range(6)]
+    yield made
+    for gate in made:
+        gate.release.set()
+
+
+@pytest.fixture(autouse=True)
+async def _no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.5)
+    yield
+    await until(lambda: not any(thread.name == "ostler-brains" for thread in threading.enumerate()))
+
+
+# --- plain brains ------------------------------------------------------------------------------------
+
+
+async def test_brains_that_answer_at_once_are_asked_in_order_by_one_thread_beside_the_loop() -> None:
+    asking = Asking(timeout=5, concurrency=8)
+    for _ in range(3):
+        answers = await ask(asking, *[lambda view: (view.number, threading.get_ident())] * 10_000)
+        assert [number for number, _ in answers] == list(range(10_000))
+        assert len({thread for _, thread in answers} | {threading.get_ident()}) == 2
+    assert await ask(asking) == []
+    asking.close()
+
+
+async def test_what_is_concluded_runs_in_the_thread_of_the_brains() -> None:
+    asking = Asking(timeout=5, concurrency=8)
+    brains = [lambda _: threading.get_ident()] * 3
+    first, concluded = await asking.ask_plain(brains, views(3), lambda found: (found[0], threading.get_ident()))
+    assert first == concluded != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await asking.ask_plain(brains, views(3), lambda _: 1 / 0)
+    asking.close()
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration("over")]
+)
+async def test_a_brain_that_raises_fails_alone(error: BaseException) -> None:
+    def plain(_: AgentView) -> None:
+        raise error
+
+    async def waiting(_: AgentView) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    async def fine(_: AgentView) -> int:
+        return 1
+
+    asking = Asking(timeout=5, concurrency=2)
+    tasks: list[Any] = [fine, waiting, waiting, fine]
+    found = [await ask(asking, lambda _: 1, plain, plain, lambda _: 1), await asking.ask_async(tasks, views(4))]
+    for answers in found:
+        assert answers[0] == answers[3] == 1
+        assert all(isinstance(answer, Failed) and not answer.timed_out for answer in answers[1:3])
+    assert found[0][1].error_type == type(error).__name__
+    asking.close()
+
+
+async def test_the_words_of_an_error_are_clean_and_short_and_cannot_do_harm() -> None:
+    class Odd(Exception):  # noqa: N818 - a user's own
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def long(_: AgentView) -> None:
+        raise ValueError("a\0b" + "x" * 10_000)
+
+    def odd(_: AgentView) -> None:
+        raise Odd
+
+    asking = Asking(timeout=5, concurrency=2)
+    first, second, third = await ask(asking, long, odd, lambda _: 3)
+    assert first.message.startswith("ValueError: a\ufffdb")
+    assert len(first.message) < 3_000
+    assert (second.error_type, third) == ("Odd", 3)
+    asking.close()
+
+
+async def test_brains_that_block_decide_at_the_same_time() -> None:
+    asking, meet = Asking(timeout=_BOUND, concurrency=8), threading.Barrier(8)
+
+    def brain(view: AgentView) -> int:
+        meet.wait(_BOUND)
+        return view.number
+
+    assert await ask(asking, *[brain] * 8) == list(range(8))
+    asking.close()
+
+
+async def test_a_hundred_brains_that_wait_are_asked_in_little_more_than_the_time_of_two() -> None:
+    asking = Asking(timeout=5, concurrency=64)
+    began = time.monotonic()
+    assert await ask(asking, *[waits(0.2)] * 100) == list(range(100))
+    assert time.monotonic() - began < 1.5  # one after the other: 20 s
+    asking.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_no_more_decide_at_a_time_than_may(concurrency: int) -> None:
+    asking, lock = Asking(timeout=5, concurrency=concurrency), threading.Lock()
+    now, most = 0, 0
+
+    def brain(view: AgentView) -> int:
+        nonlocal now, most
+        with lock:
+            now, most = now + 1, max(most, now + 1)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+        return view.number
+
+    assert await ask(asking, *[brain] * 12) == list(range(12))
+    assert most == concurrency
+    asking.close()
+
+
+async def test_a_brain_that_hangs_costs_its_own_turn_and_the_others_are_asked(gates: list[Gate]) -> None:
+    asking = Asking(timeout=0.2, concurrency=8)
+    seen = views(103)
+    brains: list[Brain] = [lambda _: "first", gates[0], *[lambda _: "other"] * 100, gates[1]]
+    began = time.monotonic()
+    answers = await asking.ask_plain(brains, seen, list)
+    assert 0.2 <= time.monotonic() - began < 5
+    assert (answers[0], set(answers[2:102])) == ("first", {"other"})
+    for place in (1, 102):
+        assert (answers[place].timed_out, answers[place].error_type) == (True, "TimeoutError")
+        assert "0.2 s" in answers[place].message
+        assert asking.still_runs(seen[place])
+    assert [place for place, view in enumerate(seen) if view.closed] == [1, 102]
+    gates[0].release.set()
+    await until(lambda: not asking.still_runs(seen[1]))
+    assert gates[0].error is not None, "what it said after the time-out was heard"
+    asking.close()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 8])
+async def test_as_many_may_hang_as_like_without_taking_the_places_of_others(
+    gates: list[Gate], concurrency: int
+) -> None:
+    """Threads that were left behind do not count, or the future of a run would depend on its program's past."""
+    asking = Asking(timeout=0.15, concurrency=concurrency)
+    for _ in range(2):
+        answers = await ask(asking, *gates[:3], lambda _: 1, *gates[3:])
+        assert [getattr(answer, "timed_out", answer) for answer in answers] == [True] * 3 + [1] + [True] * 3
+    assert await ask(asking, lambda _: 2) == [2]
+    asking.close()
+
+
+async def test_the_last_answer_may_be_a_time_out(gates: list[Gate]) -> None:
+    asking = Asking(timeout=0.05, concurrency=4)
+    for brains in ([gates[0]], [lambda _: 1, gates[1]], [gates[2], gates[3]]):
+        answers = await asyncio.wait_for(ask(asking, *brains), _BOUND)
+        assert answers[-1].timed_out
+    asking.close()
+
+
+async def test_a_brain_that_comes_back_within_the_turn_takes_no_question_of_others(gates: list[Gate]) -> None:
+    asking, numbers = Asking(timeout=0.3, concurrency=2), list[int]()
+
+    def slow(view: AgentView) -> int:
+        gates[0].release.set()  # by now it was given up on
+        time.sleep(0.005)
+        numbers.append(view.number)
+        return view.number
+
+    answers = await ask(asking, gates[0], gates[1], *[slow] * 20)
+    assert answers[0].timed_out
+    assert answers[1].timed_out
+    assert answers[2:] == list(range(2, 22))
+    assert sorted(numbers) == list(range(2, 22))
+    asking.close()
+
+
+async def test_brains_that_compute_are_not_timed_out_by_threads_sent_beside_them() -> None:
+    """40 brains that compute for 20 ms each: in 40 threads each of them would take 0.8 s or more."""
+    asking, threads = Asking(timeout=0.5, concurrency=64), set[int]()
+
+    def compute(view: AgentView) -> int:
+        threads.add(threading.get_ident())
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return view.number
+
+    assert await ask(asking, *[compute] * 40) == list(range(40))
+    assert len(threads) <= 8
+    asking.close()
+
+
+async def test_the_arguments_of_a_call_are_whole_while_it_runs() -> None:
+    """Going through shared tuples would show the watcher, and the brain, a tuple that the call is using."""
+    asking = Asking(timeout=5, concurrency=4)
+    for _ in range(5):
+        assert await ask(asking, *[waits(0.003)] * 40) == list(range(40))
+    asking.close()
+
+
+async def test_more_than_256_left_behind_stop_the_run(monkeypatch: pytest.MonkeyPatch, gates: list[Gate]) -> None:
+    monkeypatch.setattr(module, "MAX_LEFT_BEHIND", 3)
+    asking = Asking(timeout=0.05, concurrency=8)
+    await ask(asking, *gates[:3])
+    asking.require_room()
+    await ask(asking, gates[3])
+    with pytest.raises(SimulationError, match="4 brains were given up on and still run"):
+        asking.require_room()
+    gates[0].release.set()
+    await until(gates[0].returned.is_set)
+    await asyncio.sleep(0.05)
+    asking.require_room()
+    asking.close()
+
+
+async def test_cancelling_ends_the_asking_and_the_next_call_works(gates: list[Gate]) -> None:
+    asking, reached = Asking(timeout=_BOUND, concurrency=1), list[int]()
+    seen = views(2)
+    brains: list[Brain] = [gates[0], lambda view: reached.append(view.number)]
+    asked = asyncio.ensure_future(asking.ask_plain(brains, seen, list))
+    await until(gates[0].entered.is_set)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert all(view.closed for view in seen)
+    assert await ask(asking, lambda _: 1) == [1]
+    gates[0].release.set()
+    await until(gates[0].returned.is_set)
+    asking.close()
+    assert reached == []
+
+
+async def test_cancelling_waits_for_what_is_being_concluded() -> None:
+    asking, began, ended = Asking(timeout=5, concurrency=1), threading.Event(), threading.Event()
+
+    def conclude(_: list[Any]) -> None:
+        began.set()
+        time.sleep(0.1)
+        ended.set()
+
+    asked = asyncio.ensure_future(asking.ask_plain((), (), conclude))
+    await until(began.is_set)
+    asked.cancel()
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert ended.is_set()
+    asking.close()
+
+
+async def test_a_population_that_is_never_closed_leaves_no_thread() -> None:
+    """The fixture waits until its thread has ended."""
+    assert await ask(Asking(timeout=5, concurrency=2), lambda _: 1) == [1]
+
+
+def _mixture(seed: int) -> tuple[list[Brain], list[Any]]:
+    chance = random.Random(seed)
+    brains: list[Brain] = []
+    expected: list[Any] = []
+
+    def fails(_: AgentView) -> None:
+        raise ValueError
+
+    for _ in range(chance.randint(1, 60)):
+        match chance.randrange(12):
+            case 0:
+                brains.append(fails)
+                expected.append("ValueError")
+            case 1 if chance.random() < 0.2:
+                brains.append(lambda _: time.sleep(1.0))
+                expected.append("TimeoutError")
+            case 1 | 2 | 3:
+                pause = chance.choice([0.0005, 0.004, 0.012, 0.03])
+                brains.append(waits(pause))
+                expected.append("number")
+            case _:
+                brains.append(lambda view: view.number)
+                expected.append("number")
+    return brains, expected
+
+
+async def _ask_mixtures(seeds: range) -> None:
+    for seed in seeds:
+        brains, expected = _mixture(seed)
+        asking = Asking(timeout=0.4, concurrency=random.Random(seed).choice([1, 2, 8, 64]))
+        answers = await asyncio.wait_for(ask(asking, *brains), _BOUND)
+        found = [getattr(answer, "error_type", "number") for answer in answers]
+        assert found == expected, f"seed {seed}"
+        numbers = [answer for answer in answers if not isinstance(answer, Failed)]
+        assert numbers == [place for place, what in enumerate(expected) if what == "number"], f"seed {seed}"
+        asking.close()
+
+
+async def test_any_mixture_of_brains_is_answered_in_order() -> None:
+    await _ask_mixtures(range(20))
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+async def test_a_thousand_mixtures_of_brains_are_answered_in_order() -> None:
+    await _ask_mixtures(range(100, 1100))
+
+
+# --- async brains ------------------------------------------------------------------------------------
+
+
+async def test_async_brains_overlap_within_their_number_and_keep_their_order() -> None:
+    now, most = 0, 0
+
+    async def brain(view: AgentView) -> int:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.001 * (20 - view.number))
+        now -= 1
+        return view.number
+
+    asking = Asking(timeout=5, concurrency=3)
+    assert await asking.ask_async([brain] * 20, views(20)) == list(range(20))
+    assert most == 3
+    assert await asking.ask_async([], []) == []
+    asking.close()
+
+
+async def test_an_async_brain_that_hangs_is_given_up_on_whatever_it_makes_of_it() -> None:
+    stubborn = asyncio.Event()
+
+    async def hangs(_: AgentView) -> None:
+        await asyncio.Event().wait()
+
+    async def answers_when_cancelled(_: AgentView) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "late"
+        return "never"
+
+    async def ignores(_: AgentView) -> None:
+        while not stubborn.is_set():
+            try:
+                await stubborn.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def fine(_: AgentView) -> int:
+        return 1
+
+    asking, seen = Asking(timeout=0.1, concurrency=2), views(4)
+    brains: list[Any] = [hangs, answers_when_cancelled, ignores, fine]
+    answers = await asking.ask_async(brains, seen)
+    assert [getattr(answer, "timed_out", answer) for answer in answers] == [True, True, True, 1]
+    assert [view.closed for view in seen] == [True, True, True, False]
+    await asyncio.sleep(0.01)
+    assert [asking.still_runs(view) for view in seen] == [False, False, True, False]
+    stubborn.set()
+    await until(lambda: not asking.still_runs(seen[2]))
+    asking.close()
+
+
+async def test_cancelling_ends_async_brains() -> None:
+    ended: list[int] = []
+
+    async def brain(view: AgentView) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(view.number)
+
+    asking, seen = Asking(timeout=_BOUND, concurrency=2), views(3)
+    asked = asyncio.ensure_future(asking.ask_async([brain] * 3, seen))
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.sleep(0.01)
+    assert sorted(ended) == [0, 1]
+    asking.close()
