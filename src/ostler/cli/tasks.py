@@ -137,7 +137,7 @@ def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
 def _about_merge(state: dict[str, Any] | None) -> None:
     if not state or state.get("target") is None:
         return
-    moved = state["moved_by"]
+    moved = state["commits"]
     said = f"based on {state['target']} at {state['base'][:7]}"
     if moved:
         merges = "merges cleanly" if not state["conflicts"] else f"conflicts in {', '.join(state['conflicts'][:5])}"

@@ -73,8 +73,11 @@ async def run_attempt(tasks: Tasks, task: Task) -> Task:
         return await fail_attempt(tasks, await tasks.reload(task), str(failure))
     except StoreError:
         raise  # it stays as it is, and is taken up when the store can write again
-    except OstlerError as error:
+    except (OstlerError, OSError) as error:
         return await fail_attempt(tasks, await tasks.reload(task), str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, no task stays running for ever
+        _log.exception("%s failed by a fault of Ostler", task.key)
+        return await fail_attempt(tasks, await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
     return task
 
 

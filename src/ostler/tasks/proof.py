@@ -40,6 +40,7 @@ async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) 
     if not checks:
         return ()
     place = tasks.home / PROOF / f"{task.key}-{task.attempt}"
+    place.parent.mkdir(mode=0o700, exist_ok=True)
     await tasks.workdirs.remove(place)
     await tasks.workdirs.checkout(snapshot, place, include_for=workdir)
     try:
@@ -50,7 +51,8 @@ async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) 
             if not receipt.passed:
                 break
     finally:
-        await tasks.workdirs.remove(place)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+    await tasks.workdirs.remove(place)
     return tuple(receipts)
 
 
