@@ -544,6 +544,18 @@ async def test_a_repository_with_sha256_works(tmp_path: Path) -> None:
         assert clean(ground)
 
 
+async def test_places_with_odd_names_work(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path / 'us:er "of' / "käse")
+    async with Workdirs(tmp_path / 'ho:me "x') as workdirs:
+        ground = Ground(repository, workdirs.home, workdirs)
+        workdir, snapshot = await ground.changed(a_txt="agent\n")
+        assert not git(Path(workdir.path), "fsck", "--no-dangling")
+        accepted = await ground.accept(workdir, snapshot)
+        assert accepted.followed
+        assert (await workdirs.undo(accepted)).followed
+        assert clean(ground)
+
+
 async def test_a_workdir_of_an_agent_is_no_users_repository(ground: Ground) -> None:
     workdir, _ = await ground.prepared()
     with pytest.raises(InvalidOperationError, match="is the workdir of an agent"):
