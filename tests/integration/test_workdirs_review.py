@@ -324,7 +324,12 @@ async def test_an_unfinished_merge_is_refused(ground: Ground) -> None:
     with pytest.raises(InvalidOperationError, match=r"a merge in .* is not finished"):
         await ground.accept(workdir, snapshot)
     ground.git("merge", "--abort")
-    assert (await ground.accept(workdir, snapshot)).followed
+    accepted = await ground.accept(workdir, snapshot)
+    assert accepted.followed
+    ground.git("merge", "--no-commit", "--no-ff", "other")
+    assert await ground.accept(workdir, snapshot) == accepted
+    with pytest.raises(InvalidOperationError, match="not finished"):
+        await ground.workdirs.undo(accepted)
 
 
 async def test_while_the_users_git_works_the_files_are_left(ground: Ground) -> None:
