@@ -222,6 +222,8 @@ async def test_a_checkout_is_the_snapshot_and_can_be_removed(workdirs: Workdirs,
     into = workdirs.home / "proof"
     await workdirs.checkout(snapshot, into)
     assert (into / "x").read_text() == "1\n"
+    with pytest.raises(InvalidOperationError, match="is in the way"):
+        await workdirs.checkout(snapshot, into)
     (into / "away").symlink_to(place)
     await workdirs.remove(into)
     assert not into.exists()

@@ -324,7 +324,12 @@ async def test_an_unfinished_merge_is_refused(ground: Ground) -> None:
     with pytest.raises(InvalidOperationError, match=r"a merge in .* is not finished"):
         await ground.accept(workdir, snapshot)
     ground.git("merge", "--abort")
-    assert (await ground.accept(workdir, snapshot)).followed
+    accepted = await ground.accept(workdir, snapshot)
+    assert accepted.followed
+    ground.git("merge", "--no-commit", "--no-ff", "other")
+    assert await ground.accept(workdir, snapshot) == accepted
+    with pytest.raises(InvalidOperationError, match="not finished"):
+        await ground.workdirs.undo(accepted)
 
 
 async def test_while_the_users_git_works_the_files_are_left(ground: Ground) -> None:
@@ -538,6 +543,18 @@ async def test_a_repository_with_sha256_works(tmp_path: Path) -> None:
         ground = Ground(repository, tmp_path / "home", workdirs)
         workdir, snapshot = await ground.changed(a_txt="agent\n")
         assert len(snapshot.commit) == 64
+        accepted = await ground.accept(workdir, snapshot)
+        assert accepted.followed
+        assert (await workdirs.undo(accepted)).followed
+        assert clean(ground)
+
+
+async def test_places_with_odd_names_work(tmp_path: Path) -> None:
+    repository = make_repository(tmp_path / 'us:er "of' / "käse")
+    async with Workdirs(tmp_path / 'ho:me "x') as workdirs:
+        ground = Ground(repository, workdirs.home, workdirs)
+        workdir, snapshot = await ground.changed(a_txt="agent\n")
+        assert not git(Path(workdir.path), "fsck", "--no-dangling")
         accepted = await ground.accept(workdir, snapshot)
         assert accepted.followed
         assert (await workdirs.undo(accepted)).followed

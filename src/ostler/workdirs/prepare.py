@@ -89,6 +89,8 @@ def make_worktree(mirror: Mirror, workdir: Workdir, into: Path, home: Path, faul
 
 def build(mirror: Mirror, into: Path, commit: str, index: Path, branch: str | None = None) -> None:
     """Check a commit out into a new directory. On a branch of that name, else with a detached HEAD."""
+    if os.path.lexists(into):
+        raise InvalidOperationError(f"{into} is in the way; a checkout needs a directory that is not there yet")
     into.mkdir(mode=0o755)
     if mirror.name != PLAIN:
         _make_repository(mirror, into, commit, branch)
@@ -173,14 +175,9 @@ def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home
         return copied
 
 
-def _exclude_lines(paths: Iterable[bytes]) -> bytes:
-    """Ignore rules for exactly these paths."""
-    return b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
-
-
 def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
     """What was copied in is no part of the work, neither for us nor for the agent's own git."""
-    lines = _exclude_lines(paths)
+    lines = b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
     write_durably(ours, lines)
     if lines:
         with (into / ".git" / "info" / "exclude").open("ab") as file:

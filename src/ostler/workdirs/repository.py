@@ -86,7 +86,7 @@ class Repository:
         return bool(self.git.text("for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes/"))
 
     def checkouts(self, branch: str) -> list[Checkout]:
-        """Every work tree that has the branch checked out. One with an unfinished merge in it is refused."""
+        """Every work tree that has the branch checked out."""
         found = []
         for block in self.git.run("worktree", "list", "--porcelain", "-z").split(b"\0\0"):
             lines = [line.partition(b" ") for line in block.strip(b"\0").split(b"\0")]
@@ -97,8 +97,6 @@ class Repository:
             if b"bare" in facts or not path.is_dir():
                 continue
             found.append(Checkout(path, self._directory_of(path)))
-        for checkout in found:
-            _require_finished(checkout, branch)
         return found
 
     def _directory_of(self, path: Path) -> Path:
@@ -109,7 +107,7 @@ class Repository:
         return self.directory
 
 
-def _require_finished(checkout: Checkout, branch: str) -> None:
+def require_finished(checkout: Checkout, branch: str) -> None:
     for name, operation in _UNFINISHED.items():
         if (checkout.directory / name).exists():
             raise InvalidOperationError(

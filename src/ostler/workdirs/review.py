@@ -22,7 +22,7 @@ from ostler.workdirs.follow import Follower, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text
 from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
 from ostler.workdirs.records import Accepted, BaseChange, Snapshot, Undone, Workdir
-from ostler.workdirs.repository import Repository
+from ostler.workdirs.repository import Repository, require_finished
 
 DIFF_LIMIT = 8 * 1024 * 1024
 #: How often the target may move away under an accept.
@@ -186,6 +186,8 @@ class Review:
     def _move(self, old: str, new: str, reason: str) -> Outcome | None:
         """Compare and set, and let the checkouts follow. None when the target was moved meanwhile."""
         followers = self._followers(old, new)
+        for one in followers:
+            require_finished(one.checkout, self.target)
         self.mirror.give(new, old, self.repository.objects)
         self.fault("review.objects.after")
         locked = [one for one in followers if one.begin(self.target)]
