@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,6 @@ class Coder:
 
     name: str
     place: Path
-    handles: list[AgentHandle] = field(default_factory=list)
 
     @property
     def definition(self) -> str:
@@ -59,13 +58,7 @@ class Coder:
 
     async def start(self, manager: AgentLifecycleManager, model: ScriptedModel) -> AgentHandle:
         self.register(manager)
-        return await manager.start(
-            self.definition,
-            isolation="process",
-            memory="2G",
-            workdir=str(self.place),
-            env=self.environment(model),
-        )
+        return await manager.start(self.definition, workdir=str(self.place), env=self.environment(model))
 
 
 @pytest.fixture(params=NAMES)

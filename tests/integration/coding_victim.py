@@ -19,9 +19,7 @@ async def main(home: str, place: str, name: str) -> None:
     coder = Coder(name, Path(place))
     async with ostler.open(home, settings=LifecycleSettings(outlive=timedelta(minutes=1))) as manager:
         coder.register(manager)
-        agent = await manager.start(
-            coder.definition, isolation="process", memory="2G", workdir=place, env=env, name="worker"
-        )
+        agent = await manager.start(coder.definition, workdir=place, env=env, name="worker")
         await agent.ask("Do it.", id="work")
 
 

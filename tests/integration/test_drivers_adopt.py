@@ -14,8 +14,8 @@ from coding_ground import Coder, coder
 
 import ostler
 from ostler import AgentLifecycleManager, GetInstancesFilter
-from ostler.testing.isolation_suite.ground import until
 from ostler.testing import ScriptedModel, run, say
+from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["coder"]
 

@@ -12,8 +12,8 @@ from coding_ground import Coder, coder, kill_program, manager, marked, working
 
 from ostler import AgentExecutionError, AgentGoneError, AgentLifecycleManager, UsageLimitError
 from ostler.agents.command import temp_of
-from ostler.testing.isolation_suite.ground import until
 from ostler.testing import ScriptedModel, hang, limit, midhang, run, say, usage_limit
+from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["coder", "manager"]
 

@@ -85,7 +85,8 @@ def driven_start(  # noqa: PLR0913, PLR0917 - each is a side of the start
     )
     if private is not None and not private.is_dir():
         _make_home(private, driver.home_files(order))
-    return replace(start, argv=tuple(driver.argv(order)), env={**env, **driver.environment(order)})
+    env |= driver.environment(order)
+    return replace(start, argv=tuple(driver.argv(order)), env=env, stdin=prompt.encode())
 
 
 def _make_home(home: Path, files: Mapping[str, str]) -> None:

@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING
 from ostler.lazily import opener
 
 if TYPE_CHECKING:
-    from ostler.testing.scripted_model import (
-        ModelRequest,
-        ScriptedModel,
-        Turn,
-        hang,
-        limit,
-        midhang,
-        run,
-        say,
-        usage_limit,
-    )
+    from ostler.testing.model_wire import Turn
+    from ostler.testing.scripted_model import ModelRequest, ScriptedModel, hang, limit, midhang, run, say, usage_limit
 else:  # a type checker would believe in any name
     __getattr__, __dir__ = opener(
-        __name__, {"scripted_model": "ModelRequest ScriptedModel Turn hang limit midhang run say usage_limit"}
+        __name__,
+        {
+            "model_wire": "Turn",
+            "scripted_model": "ModelRequest ScriptedModel hang limit midhang run say usage_limit",
+        },
     )
 
 __all__ = ["ModelRequest", "ScriptedModel", "Turn", "hang", "limit", "midhang", "run", "say", "usage_limit"]

@@ -1,4 +1,4 @@
-"""How a turn of the scripted model looks on the wire: Messages, Responses and Chat Completions."""
+"""Turns of the scripted model, and how they look on the wire: Messages, Responses and Chat Completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -24,21 +26,35 @@ class ScriptError(Exception):
     """The script does not fit the request; the program is told so."""
 
 
-class TurnLike(Protocol):
-    """What of a turn goes over the wire."""
+class TurnKind(StrEnum):
+    SAY = "say"
+    RUN = "run"
+    LIMIT = "limit"
+    USAGE_LIMIT = "usage_limit"
+    HANG = "hang"
+    MIDHANG = "midhang"
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def resets_at(self) -> datetime | None: ...
-    @property
-    def input_tokens(self) -> int: ...
-    @property
-    def output_tokens(self) -> int: ...
-    @property
-    def cached_tokens(self) -> int: ...
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What the model does with one request. Make one with `say`, `run` and their like."""
+
+    kind: TurnKind
+    #: What is said, or the command line that is to be run.
+    text: str = ""
+    #: How long the answer takes to stream.
+    seconds: float = 0.0
+    #: Of a limit, in seconds.
+    retry_after: float = 1.0
+    #: Of a usage limit.
+    resets_at: datetime | None = None
+    input_tokens: int = 100
+    output_tokens: int = 10
+    cached_tokens: int = 0
+
+    def using(self, *, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Turn:
+        """The same turn with other token counts."""
+        return replace(self, input_tokens=input_tokens, output_tokens=output_tokens, cached_tokens=cached_tokens)
 
 
 class Wire(Protocol):
@@ -51,13 +67,13 @@ class Wire(Protocol):
         """The last text of the user, and what tools have answered since."""
         ...
 
-    def events(self, turn: TurnLike, body: Body) -> list[Event]: ...
-    def whole(self, turn: TurnLike, body: Body) -> Document:
+    def events(self, turn: Turn, body: Body) -> list[Event]: ...
+    def whole(self, turn: Turn, body: Body) -> Document:
         """The same for a request that does not stream."""
         ...
 
     def limit(self) -> Document: ...
-    def usage_limit(self, turn: TurnLike) -> tuple[int, Document, Mapping[str, str]]: ...
+    def usage_limit(self, turn: Turn) -> tuple[int, Document, Mapping[str, str]]: ...
 
 
 def shell_call(tools: Sequence[tuple[str, Mapping[str, Any]]], command: str) -> tuple[str, Document]:
@@ -103,11 +119,11 @@ def _text_of(content: Any) -> str:
     return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping) and "text" in part)
 
 
-def _is_run(turn: TurnLike) -> bool:
-    return turn.kind == "run"
+def _is_run(turn: Turn) -> bool:
+    return turn.kind is TurnKind.RUN
 
 
-def _since(turn: TurnLike) -> int:
+def _since(turn: Turn) -> int:
     return int((turn.resets_at or datetime.now(UTC)).timestamp())
 
 
@@ -128,14 +144,14 @@ class _Messages:
                     prompt, results = block["text"], []
         return prompt, tuple(results)
 
-    def _blocks(self, turn: TurnLike, body: Body) -> list[Document]:
+    def _blocks(self, turn: Turn, body: Body) -> list[Document]:
         if not _is_run(turn):
             return [{"type": "text", "text": turn.text}]
         tools = [(one["name"], one.get("input_schema") or {}) for one in body.get("tools") or () if "name" in one]
         name, arguments = shell_call(tools, turn.text)
         return [{"type": "tool_use", "id": _id("toolu"), "name": name, "input": arguments}]
 
-    def _message(self, turn: TurnLike, body: Body) -> Document:
+    def _message(self, turn: Turn, body: Body) -> Document:
         used = turn.input_tokens - turn.cached_tokens
         return {
             "id": _id("msg"),
@@ -153,10 +169,10 @@ class _Messages:
             },
         }
 
-    def events(self, turn: TurnLike, body: Body) -> list[Event]:
+    def events(self, turn: Turn, body: Body) -> list[Event]:
         return [(str(data["type"]), data) for data in self._data(turn, body)]
 
-    def _data(self, turn: TurnLike, body: Body) -> Iterator[Document]:
+    def _data(self, turn: Turn, body: Body) -> Iterator[Document]:
         yield {"type": "message_start", "message": self._message(turn, body)}
         (block,) = self._blocks(turn, body)
         if _is_run(turn):
@@ -176,7 +192,7 @@ class _Messages:
         }
         yield {"type": "message_stop"}
 
-    def whole(self, turn: TurnLike, body: Body) -> Document:
+    def whole(self, turn: Turn, body: Body) -> Document:
         message = self._message(turn, body)
         usage = {**message["usage"], "output_tokens": turn.output_tokens}
         reason = "tool_use" if _is_run(turn) else "end_turn"
@@ -185,7 +201,7 @@ class _Messages:
     def limit(self) -> Document:
         return {"type": "error", "error": {"type": "rate_limit_error", "message": "Too many requests"}}
 
-    def usage_limit(self, turn: TurnLike) -> tuple[int, Document, Mapping[str, str]]:
+    def usage_limit(self, turn: Turn) -> tuple[int, Document, Mapping[str, str]]:
         headers = {
             "anthropic-ratelimit-unified-status": "rejected",
             "anthropic-ratelimit-unified-reset": str(_since(turn)),
@@ -211,7 +227,7 @@ class _Responses:
                 prompt, results = _text_of(item.get("content")), []
         return prompt, tuple(results)
 
-    def _item(self, turn: TurnLike, body: Body) -> Document:
+    def _item(self, turn: Turn, body: Body) -> Document:
         if not _is_run(turn):
             content = [{"type": "output_text", "text": turn.text, "annotations": []}]
             return {"type": "message", "id": _id("msg"), "role": "assistant", "status": "completed", "content": content}
@@ -226,10 +242,10 @@ class _Responses:
             "status": "completed",
         }
 
-    def whole(self, turn: TurnLike, body: Body) -> Document:
+    def whole(self, turn: Turn, body: Body) -> Document:
         return self._response(turn, body, self._item(turn, body))
 
-    def _response(self, turn: TurnLike, body: Body, item: Document) -> Document:
+    def _response(self, turn: Turn, body: Body, item: Document) -> Document:
         return {
             "id": _id("resp"),
             "object": "response",
@@ -246,10 +262,10 @@ class _Responses:
             },
         }
 
-    def events(self, turn: TurnLike, body: Body) -> list[Event]:
+    def events(self, turn: Turn, body: Body) -> list[Event]:
         return [(str(data["type"]), {**data, "sequence_number": n}) for n, data in enumerate(self._data(turn, body))]
 
-    def _data(self, turn: TurnLike, body: Body) -> Iterator[Document]:
+    def _data(self, turn: Turn, body: Body) -> Iterator[Document]:
         item = self._item(turn, body)
         done = self._response(turn, body, item)
         yield {"type": "response.created", "response": {**done, "status": "in_progress", "output": [], "usage": None}}
@@ -265,7 +281,7 @@ class _Responses:
     def limit(self) -> Document:
         return {"error": {"message": "Too many requests", "type": "requests", "code": "rate_limit_exceeded"}}
 
-    def usage_limit(self, turn: TurnLike) -> tuple[int, Document, Mapping[str, str]]:
+    def usage_limit(self, turn: Turn) -> tuple[int, Document, Mapping[str, str]]:
         left = max(_since(turn) - int(datetime.now(UTC).timestamp()), 0)
         error = {
             "type": "usage_limit_reached",
@@ -289,7 +305,7 @@ class _Chat:
                 prompt, results = _text_of(message.get("content")), []
         return prompt, tuple(results)
 
-    def _message(self, turn: TurnLike, body: Body) -> Document:
+    def _message(self, turn: Turn, body: Body) -> Document:
         if not _is_run(turn):
             return {"role": "assistant", "content": turn.text}
         functions = [one.get("function") or {} for one in body.get("tools") or ()]
@@ -297,7 +313,7 @@ class _Chat:
         call = {"id": _id("call"), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
-    def _usage(self, turn: TurnLike) -> Document:
+    def _usage(self, turn: Turn) -> Document:
         return {
             "prompt_tokens": turn.input_tokens,
             "completion_tokens": turn.output_tokens,
@@ -305,13 +321,13 @@ class _Chat:
             "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
         }
 
-    def _reason(self, turn: TurnLike) -> str:
+    def _reason(self, turn: Turn) -> str:
         return "tool_calls" if _is_run(turn) else "stop"
 
-    def events(self, turn: TurnLike, body: Body) -> list[Event]:
+    def events(self, turn: Turn, body: Body) -> list[Event]:
         return [*((None, chunk) for chunk in self._chunks(turn, body)), (None, "[DONE]")]
 
-    def _chunks(self, turn: TurnLike, body: Body) -> Iterator[Document]:
+    def _chunks(self, turn: Turn, body: Body) -> Iterator[Document]:
         chunk = {"id": _id("chatcmpl"), "object": "chat.completion.chunk", "created": 0, "model": body.get("model")}
 
         def choice(delta: Document, reason: str | None = None) -> Document:
@@ -327,7 +343,7 @@ class _Chat:
         yield choice({}, self._reason(turn))
         yield {**chunk, "choices": [], "usage": self._usage(turn)}
 
-    def whole(self, turn: TurnLike, body: Body) -> Document:
+    def whole(self, turn: Turn, body: Body) -> Document:
         choice = {"index": 0, "message": self._message(turn, body), "finish_reason": self._reason(turn)}
         named = {"id": _id("chatcmpl"), "object": "chat.completion", "created": 0, "model": body.get("model")}
         return {**named, "choices": [choice], "usage": self._usage(turn)}
@@ -335,7 +351,7 @@ class _Chat:
     def limit(self) -> Document:
         return {"error": {"message": "Too many requests", "type": "requests", "code": "rate_limit_exceeded"}}
 
-    def usage_limit(self, turn: TurnLike) -> tuple[int, Document, Mapping[str, str]]:
+    def usage_limit(self, turn: Turn) -> tuple[int, Document, Mapping[str, str]]:
         del turn  # it tells no time
         text = "You exceeded your current quota, please check your plan and billing details."
         return 429, {"error": {"message": text, "type": "insufficient_quota", "code": "insufficient_quota"}}, {}

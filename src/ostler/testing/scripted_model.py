@@ -19,52 +19,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, Self
 
-from ostler.testing.model_wire import WIRES, Event, ScriptError, Wire
+from ostler.testing.model_wire import WIRES, Event, ScriptError, Turn, TurnKind, Wire
 
 #: A key that opens nothing; programs refuse to start without one.
 KEY = "sk-ant-oat01-scripted"
 #: A name that Codex has no settings of its own for: for one that it knows it hides its tools in the prompt.
 MODEL = "scripted-model"
 _TICK_SECONDS = 0.05
-
-
-class TurnKind(StrEnum):
-    SAY = "say"
-    RUN = "run"
-    LIMIT = "limit"
-    USAGE_LIMIT = "usage_limit"
-    HANG = "hang"
-    MIDHANG = "midhang"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """What the model does with one request. Make one with `say`, `run` and the other functions of this module."""
-
-    kind: TurnKind
-    #: What is said, or the command line that is to be run.
-    text: str = ""
-    #: How long the answer takes to stream.
-    seconds: float = 0.0
-    #: Of a limit, in seconds.
-    retry_after: float = 1.0
-    #: Of a usage limit.
-    resets_at: datetime | None = None
-    input_tokens: int = 100
-    output_tokens: int = 10
-    cached_tokens: int = 0
-
-    def using(self, *, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Turn:
-        """The same turn with other token counts."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return Turn(
-            **{**values, "input_tokens": input_tokens, "output_tokens": output_tokens, "cached_tokens": cached_tokens}
-        )
 
 
 def say(text: str, *, seconds: float = 0.0) -> Turn:

@@ -386,6 +386,8 @@ class CommandCell(KeptCell):
         if run.driven is not None and run.following is not None:
             ended = run.driven.end
             run.following.add_done_callback(lambda _: ended())  # it may still have to read to the end
+        elif self._journal is not None:
+            self._journal.end(run.leaf)
         if run.is_asked and not self._closing:
             task = self._forgetting[run.call_id] = self._home.run(self._tidy(run), before_close=True)
             task.add_done_callback(partial(self._forgotten, run.call_id))

@@ -169,13 +169,13 @@ class Journal:
         if len(self._told) < before:
             self._write()
 
-    def end(self, run: str, session: str | None, usage: SessionUsage) -> None:
-        """The answer of the run is confirmed."""
+    def end(self, run: str, session: str | None = None, usage: SessionUsage | None = None) -> None:
+        """The answer of the run is confirmed, or it never began."""
         if self._runs.pop(run, None) is None:
             return
         if (cost := self._costs.pop(run, None)) is not None:
             self._ended_cost = (self._ended_cost or 0.0) + cost
-        if session is not None:
+        if session is not None and usage is not None:
             self._sessions.pop(session, None)
             self._sessions[session] = usage.to_dict()
             while len(self._sessions) > _KEPT_SESSIONS:
