@@ -41,7 +41,8 @@ _NAMES = {
     "ostler.model.events": (
         "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
         "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "
-        "AgentWaitEndedEvent AgentWaitOpenedEvent Event EventsMissed"
+        "AgentWaitEndedEvent AgentWaitOpenedEvent Event EventsMissed TaskEvent TaskStateChangedEvent "
+        "TaskWaitEndedEvent TaskWaitOpenedEvent"
     ),
     "ostler.model.faults": "Fault ValidationResult",
     "ostler.model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
@@ -58,10 +59,13 @@ _NAMES = {
         "AgentPriority AgentState AgentStateTransitions Enforcement HealthState IsolationLevel ProbeType "
         "RestartPolicyType SuspendDepth Tier"
     ),
+    "ostler.model.task": "Receipt Task TaskFilter TaskSettings TaskState TaskStatistics",
     "ostler.policy.retention": "RetentionPolicy",
     "ostler.seams": "Clock IdSource Seams SystemClock Uuid7Source",
     "ostler.home": "default_home",
     "ostler.store.store": "Store",
+    "ostler.tasks.orchestrator": "AgentLifecycle TaskOrchestrator",
+    "ostler.workdirs.records": "Workdir WorkdirKind",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 #: `ostler.open` reads well; inside the package the name is the built-in's.

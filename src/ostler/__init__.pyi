@@ -229,6 +229,18 @@ from ostler.model.events import (
 from ostler.model.events import (
     EventsMissed as EventsMissed,
 )
+from ostler.model.events import (
+    TaskEvent as TaskEvent,
+)
+from ostler.model.events import (
+    TaskStateChangedEvent as TaskStateChangedEvent,
+)
+from ostler.model.events import (
+    TaskWaitEndedEvent as TaskWaitEndedEvent,
+)
+from ostler.model.events import (
+    TaskWaitOpenedEvent as TaskWaitOpenedEvent,
+)
 from ostler.model.faults import (
     Fault as Fault,
 )
@@ -364,6 +376,24 @@ from ostler.model.states import (
 from ostler.model.states import (
     Tier as Tier,
 )
+from ostler.model.task import (
+    Receipt as Receipt,
+)
+from ostler.model.task import (
+    Task as Task,
+)
+from ostler.model.task import (
+    TaskFilter as TaskFilter,
+)
+from ostler.model.task import (
+    TaskSettings as TaskSettings,
+)
+from ostler.model.task import (
+    TaskState as TaskState,
+)
+from ostler.model.task import (
+    TaskStatistics as TaskStatistics,
+)
 from ostler.policy.retention import (
     RetentionPolicy as RetentionPolicy,
 )
@@ -385,6 +415,18 @@ from ostler.seams import (
 from ostler.store.store import (
     Store as Store,
 )
+from ostler.tasks.orchestrator import (
+    AgentLifecycle as AgentLifecycle,
+)
+from ostler.tasks.orchestrator import (
+    TaskOrchestrator as TaskOrchestrator,
+)
 from ostler.version import __version__ as __version__
+from ostler.workdirs.records import (
+    Workdir as Workdir,
+)
+from ostler.workdirs.records import (
+    WorkdirKind as WorkdirKind,
+)
 
 open = open_manager  # noqa: A001 - `ostler.open` reads well

@@ -102,11 +102,21 @@ def status(form: str) -> None:
     click.echo(f"ostler {found['version']}, daemon pid {found['pid']}, up {up_for}, home {short_path(found['home'])}")
     for address in found["listens"][1:]:
         click.echo(f"listens on {address}")
-    click.echo(_agents_line(found["statistics"]))
+    click.echo("    ".join(filter(None, (_agents_line(found["statistics"]), _tasks_line(found["tasks"])))))
     if found["waits"]:
         click.echo(f"{found['waits']} wait for you: ostler waits")
     for instance, why in found["unrecovered"].items():
         click.echo(f"not recovered: {instance[:8]}: {plain(why)}")
+
+
+def _tasks_line(tasks: dict[str, Any]) -> str:
+    states = {name: number for name, number in tasks["by_state"].items() if number}
+    many = sum(states.values())
+    if not many:
+        return ""
+    told = ", ".join(f"{number} {name}" for name, number in states.items())
+    cost = f", ${tasks['cost_usd']:.2f}" if tasks["cost_usd"] else ""
+    return f"{many} task{'' if many == 1 else 's'}: {told}{cost}"
 
 
 def _agents_line(statistics: dict[str, Any]) -> str:

@@ -61,18 +61,23 @@ def _print_event(event: dict[str, Any], form: str) -> None:
 @click.argument("agent", required=False)
 @output_option(name=False)
 def waits(agent: str | None, form: str) -> None:
-    """List what agents wait for."""
+    """List what agents and tasks wait for."""
     daemon = Daemon()
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
     found = [one for one in daemon.call("waits", instance=instance) if one["kind"] not in {"backoff", "resume"}]
-    show(found, form, ("AGENT", "FOR", "SINCE", "REASON", "ANSWER IT WITH"), _wait_row)
+    show(found, form, ("WHO", "FOR", "SINCE", "UNTIL", "REASON", "ANSWER IT WITH"), _wait_row)
 
 
 def _wait_row(wait: dict[str, Any]) -> tuple[str, ...]:
     who = "you" if wait["kind"] == "human" else str(wait["kind"])
-    name = str(wait.get("instance_name") or "")
+    name = _who_waits(wait)
     since = rough_duration(seconds_since(wait["created_at"]))
-    return name, who, since, str(wait["reason"] or ""), f"ostler answer {name} yes"
+    until = local_time(wait["due_at"])
+    return name, who, since, until, str(wait["reason"] or ""), f"ostler answer {name} yes"
+
+
+def _who_waits(wait: dict[str, Any]) -> str:
+    return str(wait.get("task_key") or wait.get("instance_name") or "")
 
 
 @click.command()
@@ -80,10 +85,11 @@ def _wait_row(wait: dict[str, Any]) -> tuple[str, ...]:
 @click.argument("outcome", default="done")
 @click.option("--data", help="JSON that the agent gets with the answer.")
 def answer(target: str, outcome: str, data: str | None) -> None:
-    """Answer a waiting agent: TARGET is its name, or the id of a wait."""
+    """Answer a waiting agent or task: TARGET is its name, its key, or the id of a wait."""
     daemon = Daemon()
     found = [one for one in daemon.call("waits") if one["kind"] not in {"backoff", "resume"}]
-    mine = [one for one in found if target in {one["wait_id"], one.get("instance_name"), one.get("instance_id")}]
+    names = ("wait_id", "instance_name", "instance_id", "task_key")
+    mine = [one for one in found if target in {one.get(name) for name in names}]
     if not mine:
         raise fail(f"{target} waits for nothing; `ostler waits` lists what is open", ExitCode.NOT_FOUND)
     if len(mine) > 1:
@@ -94,7 +100,7 @@ def answer(target: str, outcome: str, data: str | None) -> None:
     except ValueError as error:
         raise click.UsageError(f"--data must be JSON ({error})") from error
     daemon.call("answer", wait=mine[0]["wait_id"], outcome=outcome, answer=parsed)
-    click.echo(f"{plain(str(mine[0].get('instance_name') or target))} goes on with {plain(outcome)!r}.")
+    click.echo(f"{plain(_who_waits(mine[0]) or target)} goes on with {plain(outcome)!r}.")
 
 
 @click.command()
@@ -114,7 +120,15 @@ def stats(form: str) -> None:
         ("terminated", str(found["total_terminated"])),
         ("restarts", str(found["total_restarts"])),
         ("average uptime", rough_duration(found["average_uptime"])),
+        *((f"tasks {state}", str(number)) for state, number in found["tasks"]["by_state"].items() if number),
     ]
+    tasks = found["tasks"]
+    if tasks["success_rate"] is not None:
+        rows.append(("tasks accepted of reviewed", f"{100 * tasks['success_rate']:.0f} %"))
+    if tasks["average_duration"] is not None:
+        rows.append(("average time of a task", rough_duration(tasks["average_duration"])))
+    if tasks["cost_usd"]:
+        rows.append(("cost of tasks", f"${tasks['cost_usd']:.2f}"))
     table(("WHAT", "NUMBER"), rows)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, on_agent
+from ostler.cli.common import Daemon, fail, on_agent
 from ostler.cli.output import as_json, local_time, note, parse_seconds, plain
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.problems import ExitCode, exit_code_of
@@ -19,6 +20,7 @@ from ostler.problems import ExitCode, exit_code_of
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _COULD_NOT_START = 125
 _LONGEST = "7d"
+_LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
@@ -204,7 +206,7 @@ def _exit_code(found: dict[str, Any]) -> int:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", metavar="AGENT|TASK")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
@@ -213,8 +215,9 @@ def _exit_code(found: dict[str, Any]) -> int:
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "jsonl"]), default="text", help="How to print it.")
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
-    """Show what an agent wrote."""
+    """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
+    agent = _working_on(daemon, agent, follow=follow) or agent
     start = None if since is None else _moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
     if not follow:
@@ -224,6 +227,28 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     instance = on_agent(daemon, "instance", agent)["instance_id"]
     for item in daemon.stream("logs", instance=instance, **window):
         _print_line(item.data, form, times=chosen["times"])
+
+
+def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
+    """The instance that works on a task, or did last; None where the name is no key of a task."""
+    if not re.fullmatch(r"[Tt]\d{3,}", name):
+        return None
+    told = False
+    while True:
+        try:
+            task = daemon.call("task", task=name)
+        except DaemonError as error:
+            if error.code == "not_found":
+                return None
+            raise
+        if task["instance_id"] is not None:
+            return str(task["instance_id"])
+        if not follow or task["state"] in {"accepted", "rejected"}:
+            raise fail(f"no agent has worked on {task['key']} yet; it is {task['state']}", ExitCode.WRONG_STATE)
+        if not told:
+            note(f"{task['key']} is {task['state']}; waiting for its agent")
+            told = True
+        time.sleep(_LOOK_SECONDS)
 
 
 def _moment(text: str) -> str:

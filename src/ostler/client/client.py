@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,9 +24,11 @@ from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Wait
 from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
+from ostler.model.task import Task
 from ostler.problems import error_of
 
 _PAUSE_SECONDS = 0.1
+_TASK_EXTRA = ("title", "next", "waits")
 _EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
 
@@ -122,7 +124,29 @@ class Client:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
 
     async def statistics(self) -> LifecycleStatistics:
-        return LifecycleStatistics.from_dict(await self.call("statistics"))
+        found = await self.call("statistics")
+        return LifecycleStatistics.from_dict({name: value for name, value in found.items() if name != "tasks"})
+
+    # --- tasks -----------------------------------------------------------------------------------
+
+    async def add_task(self, task: str, *, key: str | None = None, **more: Any) -> Task:
+        """`more` as in `TaskOrchestrator.submit`; `key` makes the call safe to repeat."""
+        return _task(await self.call("add_task", key=key, new_task={"task": task, **more}))
+
+    async def tasks(self, **wanted: Any) -> list[Task]:
+        return [_task(one) for one in await self.call("tasks", **wanted)]
+
+    async def task(self, key: str) -> Task:
+        return _task(await self.call("task", task=key))
+
+    async def accept(self, key: str, paths: Sequence[str] = ()) -> Task:
+        return _task(await self.call("accept", task=key, paths=list(paths)))
+
+    async def reject(self, key: str, reason: str) -> Task:
+        return _task(await self.call("reject", task=key, reason=reason))
+
+    async def send_back(self, key: str, comment: str) -> Task:
+        return _task(await self.call("send_back", task=key, comment=comment))
 
     async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
         """The log from a number on, then live. After a lost connection it goes on from the last number."""
@@ -182,6 +206,10 @@ class Client:
 
 def _instance(values: Mapping[str, Any]) -> AgentInstance:
     return AgentInstance.from_dict({name: value for name, value in values.items() if name not in _EXTRA})
+
+
+def _task(values: Mapping[str, Any]) -> Task:
+    return Task.from_dict({name: value for name, value in values.items() if name not in _TASK_EXTRA})
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

@@ -259,7 +259,7 @@ class Reader(ABC):
                 retry_at=retry_at,
                 session=self.session,
                 exit_code=ending.code,
-                answer=self._answer(ending, "limited", seconds, dropped),
+                answer={**self._answer(ending, "limited", seconds, dropped), "retry_at": retry_at.isoformat()},
             )
         cut_off = self.was_interrupted or (self.error is None and not self.is_complete)
         meaning = "interrupted" if cut_off else "failed"

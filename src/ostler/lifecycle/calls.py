@@ -563,7 +563,10 @@ def _request_end(instance: Instance, call: Call) -> RequestEnd | None:
         return RequestEnd(request=row, state=RequestState.DONE, answer=answer)
     cancelled = call.ending is CallEnding.WITHDRAWN
     text = "cancelled" if cancelled else _error_text(call)
-    return RequestEnd(request=row, state=RequestState.CANCELLED if cancelled else RequestState.FAILED, error=text)
+    state = RequestState.CANCELLED if cancelled else RequestState.FAILED
+    # What a run that failed has used is known, too; only an answered one is answered from its row.
+    used = call.error.answer if isinstance(call.error, AgentExecutionError) else None
+    return RequestEnd(request=row, state=state, answer=None if used is None else json.dumps(used), error=text)
 
 
 def _error_text(call: Call) -> str:

@@ -99,6 +99,7 @@ class Task(Record):
     instance_id: UUID | None = None
     #: Where the program of its agent can go on.
     session: str | None = None
+    session_usage: Mapping[str, Any] | None = None
     #: What the next attempt is told beside the task.
     comments: tuple[str, ...] = ()
     summary: str | None = None

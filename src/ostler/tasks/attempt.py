@@ -46,11 +46,10 @@ class AttemptFailedError(Exception):
 class AttemptWaitsError(Exception):
     """It goes on later, and spends nothing."""
 
-    def __init__(self, kind: WaitKind, reason: str, due_at: datetime | None, session: str | None = None) -> None:
+    def __init__(self, kind: WaitKind, reason: str, due_at: datetime | None) -> None:
         super().__init__(reason)
         self.kind = kind
         self.due_at = due_at
-        self.session = session
 
 
 class AttemptStoppedError(Exception):
@@ -86,7 +85,7 @@ async def _work(tasks: Tasks, task: Task) -> Task:
     tasks.active[task.key] = workdir
     task, instance = await _spawn(tasks, task, workdir)
     await tasks.manager.handle(instance.instance_id).ended()
-    answer = await _answer(tasks, instance.instance_id)
+    answer = await _answer(tasks, task, instance.instance_id)
     return await finish(tasks, task, workdir, answer)
 
 
@@ -130,7 +129,7 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, Agen
     if task.model is not None:
         job["model"] = task.model
     if task.session is not None:
-        job["session"] = task.session
+        job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
     try:
         instance = await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
@@ -151,13 +150,15 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def _answer(tasks: Tasks, instance_id: UUID) -> Any:
+async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
     row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
+    answer = None if row is None or row.answer is None else json.loads(row.answer)
     if row is not None and row.state is RequestState.DONE:
-        answer = None if row.answer is None else json.loads(row.answer)
-        _require_no_limit(tasks, answer)
         return answer
+    if isinstance(answer, Mapping):
+        task = await tasks.change(task, used_by(task, answer))
+        _require_no_limit(tasks, answer)
     record = await tasks.manager.require_instance(instance_id)
     last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
@@ -175,11 +176,11 @@ async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
     return found[-1] if found else None
 
 
-def _require_no_limit(tasks: Tasks, answer: Any) -> None:
-    if isinstance(answer, Mapping) and answer.get("meaning") == "limited":
+def _require_no_limit(tasks: Tasks, answer: Mapping[str, Any]) -> None:
+    if answer.get("meaning") == "limited":
         due = datetime.fromisoformat(str(answer["retry_at"]))
         reason = f"usage limit until {due.astimezone():%H:%M}"
-        raise AttemptWaitsError(WaitKind.QUOTA, reason, max(due, tasks.manager.now()), answer.get("session"))
+        raise AttemptWaitsError(WaitKind.QUOTA, reason, max(due, tasks.manager.now()))
 
 
 def _failure(record: AgentInstance, last: Attempt | None, row: Request | None) -> AttemptFailedError:
@@ -196,11 +197,9 @@ async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Tas
     snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
     changes = {
         **submitted,
-        "tokens": task.tokens + _tokens(answer),
-        "cost_usd": _cost(task, answer),
+        **used_by(task, answer),
         "changed_files": tuple(change.path for change in snapshot.files),
         "snapshot": snapshot.to_dict(),
-        "session": answer.get("session") if isinstance(answer, Mapping) else None,
     }
     task = await tasks.change(task, changes)
     receipts = await prove(tasks, task, workdir, snapshot)
@@ -235,14 +234,18 @@ def _first_lines(text: str) -> str:
     return clipped(text.strip(), 2000)
 
 
-def _tokens(answer: Any) -> int:
-    used = answer.get("tokens") if isinstance(answer, Mapping) else None
-    return sum(int(one or 0) for name, one in used.items() if name != "cached") if isinstance(used, Mapping) else 0
-
-
-def _cost(task: Task, answer: Any) -> float | None:
-    spent = answer.get("cost_usd") if isinstance(answer, Mapping) else None
-    return task.cost_usd if spent is None else (task.cost_usd or 0.0) + float(spent)
+def used_by(task: Task, answer: Any) -> dict[str, Any]:
+    """Tokens and cost of a run, added to those of the task; and where its session can go on."""
+    if not isinstance(answer, Mapping):
+        return {}
+    found: dict[str, Any] = {"session": answer.get("session"), "session_usage": answer.get("session_usage")}
+    used, spent = answer.get("tokens"), answer.get("cost_usd")
+    if isinstance(used, Mapping):
+        count = int(used.get("input") or 0) + int(used.get("output") or 0)
+        found["tokens"] = task.tokens + count
+    if isinstance(spent, int | float):
+        found["cost_usd"] = (task.cost_usd or 0.0) + spent
+    return found
 
 
 # --- when it did not work ----------------------------------------------------------------------------
@@ -253,7 +256,8 @@ async def fail_attempt(tasks: Tasks, task: Task, error: str) -> Task:
     if task.state is not TaskState.RUNNING:
         return task
     failures = task.failures + 1
-    changes: dict[str, Any] = {"failures": failures, "error": clipped(error, _MAX_TEXT)}
+    # The next attempt begins afresh; only one that waits goes on in its session.
+    changes: dict[str, Any] = {"failures": failures, "error": clipped(error, _MAX_TEXT), "session": None}
     if failures >= task.max_failures:
         last = error.splitlines()[0]
         return await tasks.change(
@@ -283,11 +287,11 @@ async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
             created_at=tasks.manager.now(),
             due_at=waits.due_at,
         )
-    return await tasks.store.run(_queue_with_wait, task, wait, waits.session or task.session, str(waits))
+    return await tasks.store.run(_queue_with_wait, task, wait, str(waits))
 
 
-def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, session: str | None, reason: str) -> Task:
-    changed = rows.change_task(tx, task, {"session": session}, to=TaskState.QUEUED, by=BY, reason=reason)
+def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, reason: str) -> Task:
+    changed = rows.change_task(tx, task, to=TaskState.QUEUED, by=BY, reason=reason)
     if wait is not None:
         rows.open_task_wait(tx, changed, wait)
     return changed

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.lifecycle.observe import Observation
+from ostler.model.events import TaskStateChangedEvent
 from ostler.model.people import Actor
 from ostler.model.task import Task, TaskSettings
 from ostler.store import tasks as rows
@@ -15,6 +19,8 @@ from ostler.store.store import Store
 from ostler.workdirs.records import Workdir
 from ostler.workdirs.workdirs import Workdirs
 
+_log = logging.getLogger("ostler.tasks")
+_HOOK_SECONDS = 30.0
 #: Who moves tasks on when no person does.
 BY = Actor(name="tasks")
 
@@ -32,6 +38,7 @@ class Tasks:
         #: Attempts that are under way in this program, by key.
         self.running: dict[str, asyncio.Task[Any]] = {}
         self._background: set[asyncio.Task[Any]] = set()
+        self.hooks = Hooks(self)
 
     @property
     def store(self) -> Store:
@@ -58,6 +65,37 @@ class Tasks:
         if self._background:
             await asyncio.wait(self._background)
         await self.workdirs.close()
+
+
+class Hooks:
+    """Callables that are told of every change of state, after its commit. One that fails or hangs stops nothing."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._hooks: list[Callable[[TaskStateChangedEvent], Any]] = []
+        self._is_watching = False
+
+    def add(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:
+        self._hooks.append(hook)
+        if not self._is_watching:
+            self._is_watching = True
+            self._tasks.spawn(self._watch(self._tasks.manager.observe()), "ostler-task-hooks")
+        return lambda: self._hooks.remove(hook)
+
+    async def _watch(self, events: Observation) -> None:
+        async for event in events:
+            if isinstance(event, TaskStateChangedEvent):
+                for hook in tuple(self._hooks):
+                    await self._call(hook, event)
+
+    async def _call(self, hook: Callable[[TaskStateChangedEvent], Any], event: TaskStateChangedEvent) -> None:
+        try:
+            async with asyncio.timeout(_HOOK_SECONDS):
+                answer = hook(event)
+                if inspect.isawaitable(answer):
+                    await answer
+        except Exception:  # noqa: BLE001 - a hook is foreign code
+            _log.exception("a hook failed on %s becoming %s", event.key, event.new_state)
 
 
 def near_of(task: Task) -> Path | None:

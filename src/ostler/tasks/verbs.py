@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Self
 from uuid import UUID
 
-from ostler.errors import AgentNotFoundError, InvalidOperationError, TaskNotFoundError
+from ostler.errors import AgentNotFoundError, InvalidOperationError, NotFoundError, TaskNotFoundError
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.events import TaskStateChangedEvent
 from ostler.model.faults import fault
 from ostler.model.ledger import Wait
 from ostler.model.people import Permission
@@ -18,6 +19,7 @@ from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
+from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
 from ostler.tasks.shared import Tasks, workdir_of
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
@@ -180,6 +182,18 @@ class TaskVerbs:
             )
         return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
 
+    async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
+        """End a wait of a task; it is queued again without it."""
+        await self.manager.require(_P.TASKS_WRITE)
+        wait = await self.manager.store.read(get_wait, wait_id)
+        if wait is None or wait.task_id is None or wait.workspace_id != self._space:
+            raise NotFoundError(f"there is no wait {wait_id} of a task; list the open ones")
+        return await self.manager.store.run(rows.end_task_wait, wait, outcome, answer, by=self.manager.actor)
+
+    def on_change(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:
+        """Call it, plain or async, after each change of state of a task. The function that comes back ends that."""
+        return self.tasks.hooks.add(hook)
+
     async def set_dependencies(self, key: str, depends_on: Sequence[str]) -> Task:
         """Unknown keys and cycles are refused."""
         await self.manager.require(_P.TASKS_WRITE)
@@ -196,7 +210,7 @@ class TaskVerbs:
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
-        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False}
+        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
         return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
 
     async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:

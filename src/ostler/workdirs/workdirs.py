@@ -45,7 +45,7 @@ OSTLER = "Ostler <ostler@localhost>"
 class Workdirs:
     def __init__(self, home: Path, seams: Seams | None = None) -> None:
         self.home = home.absolute()
-        self._work = self.home / "work"
+        self._work = self.home / "tasks"
         self._repos = self.home / "repos"
         self._seams = seams or Seams()
         self._vault = Vault(self._work, self.home / "vault", self._seams)

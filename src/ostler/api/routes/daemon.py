@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Body
 from fastapi.responses import PlainTextResponse
 
-from ostler.api.context import ContextOf, ManagerOf
+from ostler.api.context import ContextOf, ManagerOf, TasksOf
 from ostler.api.gate import Route
 from ostler.model.people import Permission
 from ostler.version import __version__
@@ -22,7 +22,7 @@ async def metrics(manager: ManagerOf) -> PlainTextResponse:
     return PlainTextResponse(manager.metrics(), media_type="text/plain; version=0.0.4")
 
 
-async def status(context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
+async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     statistics = await manager.get_statistics()
     return {
         "version": __version__,
@@ -31,13 +31,14 @@ async def status(context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
         "started_at": context.started_at.isoformat(),
         "listens": context.listens,
         "statistics": statistics.to_dict(),
+        "tasks": (await tasks.statistics()).to_dict(),
         "waits": len(await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
     }
 
 
-async def statistics(manager: ManagerOf) -> dict[str, Any]:
-    return (await manager.get_statistics()).to_dict()
+async def statistics(manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
+    return {**(await manager.get_statistics()).to_dict(), "tasks": (await tasks.statistics()).to_dict()}
 
 
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import Body
 
-from ostler.api.context import ManagerOf
+from ostler.api.context import ManagerOf, TasksOf
 from ostler.api.gate import Route
 from ostler.model.people import Permission
+from ostler.store.tasks import get_task
+from ostler.store.waits import get_wait
 
 
 async def list_waits(manager: ManagerOf, instance: str | None = None) -> list[dict[str, Any]]:
-    names: dict[Any, str | None] = {}
     shown = []
     for wait in await manager.open_waits(instance):
-        if wait.instance_id is not None and wait.instance_id not in names:
-            found = await manager.get_instance(wait.instance_id)
-            names[wait.instance_id] = None if found is None else found.name
-        shown.append({**wait.to_dict(), "instance_name": names.get(wait.instance_id)})
+        found = None if wait.instance_id is None else await manager.get_instance(wait.instance_id)
+        task = None if wait.task_id is None else await manager.store.read(get_task, wait.task_id)
+        name = None if found is None else found.name
+        shown.append({**wait.to_dict(), "instance_name": name, "task_key": None if task is None else task.key})
     return shown
 
 
 async def answer(
     wait_id: str,
     manager: ManagerOf,
+    tasks: TasksOf,
     outcome: Annotated[str, Body()] = "done",
     answer: Annotated[dict[str, Any] | None, Body()] = None,
 ) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):  # a part of an id is looked for by the manager
+        found = await manager.store.read(get_wait, UUID(wait_id))
+        if found is not None and found.instance_id is None:
+            return (await tasks.answer(found.wait_id, outcome, answer)).to_dict()
     return (await manager.answer(wait_id, outcome, answer)).to_dict()
 
 

@@ -20,6 +20,7 @@ CREATE TABLE tasks (
     workdir_json        $TEXT,
     instance_id         $ID,
     session             $TEXT,
+    session_usage_json  $TEXT,
     comments_json       $TEXT NOT NULL,
     summary             $TEXT,
     claimed_files_json  $TEXT,
