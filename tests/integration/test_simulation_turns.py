@@ -165,7 +165,7 @@ async def test_a_brain_sees_its_world_as_it_was_before_the_turn_and_cannot_chang
             view.state["wealth"] = 100
         with pytest.raises(TypeError):
             view.global_state["tax"] = 100
-        with pytest.raises(AttributeError):
+        with pytest.raises(AttributeError, match="the engine changes states"):
             view.state = {}
         seen.append((view.number, view.turn, dict(view.state), view.names, view.parameters["tax"]))
         return {"wealth": view.state.get("wealth", 0) + view.state_of("bo").get("wealth", 0) + 1}
@@ -575,7 +575,7 @@ def turns(state: SimulationState) -> None:
         ),
         (lambda _: 5, "it must return None, or a mapping"),
         (lambda _: {"nobody": "no"}, "it must return None, or a mapping"),
-        (lambda _: SaidAsync().decide(AgentView(None, None)), "it must return None, or a mapping"),  # type: ignore[arg-type]  # not called
+        (lambda _: asyncio.sleep(0), "it must return None, or a mapping"),
     ],
 )
 async def test_an_engine_that_fails_or_meddles_breaks_the_turn_and_says_so(

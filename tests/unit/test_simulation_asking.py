@@ -261,6 +261,34 @@ async def test_brains_that_compute_are_not_timed_out_by_threads_sent_beside_them
     asking.close()
 
 
+async def test_brains_that_answer_at_once_get_no_helpers_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for the interpreter lock looks idle; how far it got tells it from one whose brains wait."""
+    monkeypatch.setattr(module._Worker, "busy_seconds", lambda _: 0.0)  # noqa: SLF001 - as such a machine would say
+    asking, threads = Asking(timeout=5, concurrency=8), set[int]()
+
+    def quick(view: AgentView) -> int:
+        threads.add(threading.get_ident())
+        return view.number
+
+    for _ in range(3):
+        assert await ask(asking, *[quick] * 150_000) == list(range(150_000))
+    assert len(threads) == 1
+    asking.close()
+
+
+async def test_brains_that_wait_a_little_are_asked_at_the_same_time_too() -> None:
+    asking, threads = Asking(timeout=5, concurrency=8), set[int]()
+
+    def brain(view: AgentView) -> int:
+        threads.add(threading.get_ident())
+        time.sleep(0.002)
+        return view.number
+
+    assert await ask(asking, *[brain] * 100) == list(range(100))
+    assert len(threads) > 1
+    asking.close()
+
+
 async def test_the_arguments_of_a_call_are_whole_while_it_runs() -> None:
     """Going through shared tuples would show the watcher, and the brain, a tuple that the call is using."""
     asking = Asking(timeout=5, concurrency=4)

@@ -30,6 +30,8 @@ from ostler.simulation.view import AgentView
 #: Seconds between two looks at the workers; the longer one when no more of them are sent.
 _SHORT_LOOK, _LONG_LOOK = 0.005, 0.05
 _LOOKS_PER_LIMIT = 8
+#: Answers that take less than so many seconds each are not worth a thread of their own.
+_WORTH_A_THREAD = 0.0005
 #: An idle worker ends after so many seconds.
 _IDLE_SECONDS = 10.0
 #: Calls that were given up on and still run. They do not count against `concurrency`, or the future of a run would
@@ -216,7 +218,7 @@ class _Round:
         #: What the last look has seen: the place of the walker and since when, the busy time of each worker.
         self._place, self._since = -1, 0.0
         self._busy: dict[_Worker, float] = {}
-        self._looked = 0.0
+        self._looked, self._seen = 0.0, 0
         self._helpers: list[_Worker] = []
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -335,8 +337,12 @@ class _Round:
                 return len(self._answers) == self._place
             self._busy[worker] = seconds
         interval, self._looked = now - self._looked, now
+        answered = len(self._answers) + len(self._others)
+        progress, self._seen = answered - self._seen, answered
         if not before:
             return None
+        if progress * _WORTH_A_THREAD > interval:
+            return False
         return sum(self._busy[one] - before.get(one, self._busy[one]) for one in active) < interval / 2
 
     def _expire(self, now: float) -> None:

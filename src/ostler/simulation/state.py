@@ -18,13 +18,13 @@ from ostler.simulation.schema import StateForm
 class Member:
     """One agent of a population. Its name may be given again after it has left, its number never."""
 
-    __slots__ = ("_name", "_number", "agent", "kind", "params", "shown", "state")
-    #: The state as brains see it: they read it often, and it is seldom exchanged.
-    shown: Any
+    __slots__ = ("_name", "_number", "agent", "kind", "params", "state", "view")
 
     def __init__(self, name: str, number: int, agent: Any, state: Any) -> None:
         self._name = name
         self._number = number
+        #: The `AgentView` that shows its state to its brain.
+        self.view: Any = None
         #: The brain.
         self.agent = agent
         #: A plain dict; a Pydantic model where the population has a schema.
@@ -34,9 +34,10 @@ class Member:
         self.params: Mapping[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Brains read their states far more often than these are exchanged, so who exchanges one pays for it."""
         object.__setattr__(self, name, value)
-        if name == "state":
-            object.__setattr__(self, "shown", read_only(value))
+        if name == "state" and self.view is not None:
+            self.view.show(value)
 
     @property
     def name(self) -> str:

@@ -227,6 +227,8 @@ def carry_out(
     requests: list[tuple[AgentView, LifecycleRequest]], decisions: Decisions, operations: Operations
 ) -> Iterator[Performed]:
     """Only those are heard who decided in this turn: not one that failed, nor one with a view of an earlier turn."""
+    if not requests:
+        return  # as in most turns; the set of all agents is what a large population would notice
     heard = {member.number for member in decisions.members}
     requests.sort(key=lambda one: one[0].number)  # stable: the requests of one agent keep their order
     for view, request in requests:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from operator import attrgetter
 from random import Random
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -107,16 +106,26 @@ class World:
 class AgentView:
     """What a brain is asked with. States are read here, and changed by the engine alone."""
 
-    __slots__ = ("_member", "_world", "closed")
+    __slots__ = ("_member", "_world", "closed", "state")
+    #: Its own state: a read-only mapping (`dict(view.state)` is a copy), or the model.
+    state: Any
 
     def __init__(self, member: Member, world: World) -> None:
         self._member = member
         self._world = world
+        self.show(member.state)
+        member.view = self
         #: True: its agent was given up on, and nothing that it says is heard.
         self.closed = False
 
-    #: Its own state: a read-only mapping (`dict(view.state)` is a copy), or the model. Read more than anything else.
-    state = property(attrgetter("_member.shown"))
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state":
+            raise AttributeError("a brain decides, and the engine changes states; return what is to change")
+        object.__setattr__(self, name, value)
+
+    def show(self, state: Any) -> None:
+        """Called by the member when its state is exchanged."""
+        object.__setattr__(self, "state", read_only(state))
 
     @property
     def name(self) -> str:
@@ -149,7 +158,7 @@ class AgentView:
         return self._world.agent_random(self.number)
 
     def state_of(self, name: str) -> Any:
-        return self._world.state.member(name).shown
+        return read_only(self._world.state.member(name).state)
 
     def as_request(self) -> dict[str, Any]:
         """The same as JSON values, for an `ostler.Agent`."""
