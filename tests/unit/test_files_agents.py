@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ostler.agents import Agent, AgentKind, AgentRegistry, CommandSpec, ExitMeaning, PromptBy, agent, definition_id
 from ostler.agents.base import PythonMaker
 from ostler.agents.command import CommandMaker
+from ostler.agents.commandspec import HomeKind
 from ostler.agents.files import LoadedDefinition, load_agent_file, read_lifecycle
 from ostler.agents.files.load import MAX_BYTES, MAX_FAULTS
-from ostler.agents.commandspec import HomeKind
 from ostler.agents.manifest import MAX_DESCRIPTION, AgentManifest
 from ostler.errors import DefinitionError
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits, RestartPolicy
