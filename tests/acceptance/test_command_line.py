@@ -297,6 +297,8 @@ def test_tokens_are_shown_once(sh: Shell) -> None:
     assert "laptop" in sh.ok("token", "list")
     assert sh.ok("token", "revoke", "laptop") == "laptop is revoked.\n"
     assert sh.run("token", "revoke", "laptop").code == 4
+    acts = {one["action"]: one["actor"] for one in sh.run("audit", "log", "-o", "json").json()}
+    assert (acts["token.add"], acts["token.revoke"]) == ("owner", "owner")
 
 
 def test_completion_version_and_help(sh: Shell) -> None:
