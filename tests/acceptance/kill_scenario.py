@@ -80,7 +80,7 @@ async def work(store: Store, one: AgentInstance) -> AgentInstance:
     )
     one = acknowledged(one, await store.run(reports.begin_call, one, Move(to=AgentState.PROCESSING), asked))
     store.submit_lazy(reports.report_progress, one, 0.5, "half", None)
-    await store.run(reports.report_signals, one, (("hello", {"n": 1}), ("again", None)), 2)
+    await store.run(reports.report_signals, one, (("hello", {"n": 1}), ("again", None)), 0, 2)
     acknowledge("heard", one.instance_id, 2)
     wait = new_wait(one, kind=WaitKind.HUMAN, created_at=one.created_at)
     _, changes = await store.run(reports.open_agent_wait, one, Move(to=AgentState.WAITING), wait)

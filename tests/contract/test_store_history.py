@@ -115,7 +115,7 @@ async def test_the_log_can_be_read_for_one_workspace_or_one_instance(store: Stor
 
 async def test_a_long_log_is_read_in_bounded_pages(store: Store) -> None:
     one = await ready(store)
-    await store.run(reports.report_signals, one, tuple((f"n{number}", None) for number in range(1100)), 0)
+    await store.run(reports.report_signals, one, tuple((f"n{number}", None) for number in range(1100)), 0, 0)
     assert len((await store.read(events.read_events, 0, limit=5000)).events) == PAGE
     assert [event.sequence for event in await whole_log(store)] == list(range(1, 1103))
 

@@ -506,7 +506,7 @@ async def test_terminating_a_failed_instance_keeps_the_time_of_its_end_and_frees
     over = await failed(store, await ready(store))
     other = await ready(store)
     clock.advance(60)
-    gone = await finished(store, over, end=None)
+    gone = await finished(store, over, end=None, act="terminate")
     assert (gone.terminated_at, gone.updated_at) == (over.terminated_at, clock.wall())
     assert (await entries(store))[-1].action == "terminate"
     assert await store.read(places_taken) == 1
@@ -582,7 +582,7 @@ async def test_an_earlier_attempt_may_not_write_any_more(store: Store) -> None:
         (instances.restart_instance, end, {"by": ALICE, "reason": "r"}),
         (reports.report_health, AgentHealthStatus()),
         (reports.report_progress, 0.5, None, None),
-        (reports.report_signals, (("n", None),), 1),
+        (reports.report_signals, (("n", None),), 0, 1),
         (reports.begin_call, None, None),
         (reports.end_call, None, reports.CallEnd(error=instances.error_event(stale, "x"))),
         (reports.open_agent_wait, None, wait),

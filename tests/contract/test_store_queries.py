@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -31,10 +32,12 @@ from store_invariants import all_instances, statistics_faults
 from ostler.model.instance import AgentHealthStatus, AgentInstance
 from ostler.model.ledger import WaitKind
 from ostler.model.query import GetInstancesFilter
+from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, Tier
 from ostler.store import queries, reports
 from ostler.store.queries import like_pattern, list_instances
 from ostler.store.store import Store
+from ostler.store.transaction import Reader
 from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -183,22 +186,25 @@ def test_only_a_star_is_a_wildcard() -> None:
 
 async def test_a_thousand_instances_are_listed_within_the_time_of_the_seed(store: Store) -> None:
     await asyncio.gather(*(reserved(store, f"n{number}", tags=("t",)) for number in range(1000)))
-    wanted = GetInstancesFilter(limit=1000)
-    await store.read(list_instances, wanted, HOME)
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        assert len(await store.read(list_instances, wanted, HOME)) == 1000
-        times.append(time.perf_counter() - begin)
+    times = [await store.read(_time_of_a_list) for _ in range(5)]
     assert min(times) < 0.1, "the seed allows 100 ms"
 
 
+def _time_of_a_list(reader: Reader) -> float:
+    """By the clock of the thread: what other programs do meanwhile does not count."""
+    begin = time.thread_time()
+    assert len(list_instances(reader, GetInstancesFilter(limit=1000), HOME)) == 1000
+    return time.thread_time() - begin
+
+
 async def test_what_one_reader_does_to_a_record_changes_no_other(store: Store) -> None:
-    made = await reserved(store, context={"a": [1]})
-    first = await current(store, made)
-    assert first.context is not None
+    options = AgentSpawnOptions(env={"A": "1"})
+    made = await reserved(store, context={"a": [1]}, spawn_options=options)
+    first: Any = await current(store, made)
     first.context["a"].append(2)
-    assert (await current(store, made)).context == {"a": [1]}
+    first.spawn_options.env["A"] = "2"
+    second = await current(store, made)
+    assert (second.context, second.spawn_options) == ({"a": [1]}, AgentSpawnOptions(env={"A": "1"}))
 
 
 # --- one by name or short id -------------------------------------------------------------------------

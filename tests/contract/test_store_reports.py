@@ -22,12 +22,11 @@ from store_ground import (
     newest,
     readied,
     ready,
-    reserved,
     restarted,
     whole_log,
 )
 
-from ostler.errors import ConflictError, InvalidOperationError, NotFoundError, OstlerError, ValidationError
+from ostler.errors import ConflictError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.model.events import (
     AgentErrorEvent,
     AgentHealthChangedEvent,
@@ -358,7 +357,7 @@ async def test_an_event_has_the_version_of_the_row_also_where_the_caller_holds_a
     old = await ready(store)
     new = await moved(store, old, AgentState.PROCESSING)
     await store.run(reports.report_progress, old, 0.5, None, None)
-    await store.run(reports.report_signals, old, (("n", None),), 0)
+    await store.run(reports.report_signals, old, (("n", None),), 0, 0)
     assert [event.version for event in await whole_log(store, 3)] == [new.version, new.version]
 
 
@@ -366,7 +365,7 @@ async def test_signals_are_single_events_in_their_order(store: Store) -> None:
     one = await brought_to(store, AgentState.PROCESSING)
     acts = await audit_head(store)
     said = tuple((f"n-{number}", {"n": number} if number % 2 else None) for number in range(2000))
-    await store.run(reports.report_signals, one, said, 2000)
+    assert await store.run(reports.report_signals, one, said, 0, 2000) == []
     told = [event for event in await whole_log(store) if isinstance(event, AgentSignalEvent)]
     assert tuple((event.name, event.payload) for event in told) == said
     assert await audit_head(store) == acts
@@ -378,23 +377,37 @@ async def test_the_last_message_that_was_heard_is_kept_with_the_attempt_and_neve
 ) -> None:
     one = await ready(store)
     sample = AgentMetrics(sampled_at=clock.wall(), tokens_used=12)
-    await store.run(reports.report_signals, one, (("a", None),), 7, sample)
-    await store.run(reports.report_signals, one, (), 5)
+    await store.run(reports.report_signals, one, (("a", None),), 0, 7, sample)
+    await store.run(reports.report_signals, one, (), 5, 5)
     attempt = await store.read(get_attempt, one.instance_id, 1)
     assert attempt is not None
     assert attempt.heard == 7
     assert (await current(store, one)).metrics == sample
 
 
-async def test_a_signal_that_cannot_be_written_fails_alone(store: Store) -> None:
+async def test_a_signal_that_cannot_be_written_is_told_and_takes_no_other_with_it(store: Store) -> None:
     one = await ready(store)
-    bad = (("fine", None), ("n", {"a": object()}))
-    good = store.submit(reports.report_signals, one, (("good", None),), 0)
-    wrong = store.submit(reports.report_signals, one, bad, 0)
-    later = store.submit(reports.report_signals, one, (("later", None),), 0)
-    answers = await asyncio.gather(good, wrong, later, return_exceptions=True)
-    assert [answer is None for answer in answers] == [True, False, True]
-    assert isinstance(answers[1], OstlerError)
+    said = (("first", None), ("bad", {"a": object()}), ("worse", {"a": "\ud800"}), ("last", None))
+    lost = await store.run(reports.report_signals, one, said, 0, 4)
+    assert [text.split(":")[0] for text in lost] == ["signal 'bad'", "signal 'worse'"]
     names = [event.name for event in await whole_log(store) if isinstance(event, AgentSignalEvent)]
-    assert names == ["good", "later"]
-    await reserved(store)
+    assert names == ["first", "last"]
+
+
+async def test_messages_are_committed_in_their_order_and_before_the_answer_that_follows(store: Store) -> None:
+    one = await brought_to(store, AgentState.PROCESSING)
+    asked = a_request(one)
+    await store.run(reports.begin_call, one, None, asked)
+    end = CallEnd(request=RequestEnd(request=asked, state=RequestState.DONE), after=2)
+    for early in (
+        store.run(reports.report_signals, one, (("second", None),), 1, 2),
+        store.run(reports.end_call, one, WAITING, end),
+    ):
+        with pytest.raises(ConflictError, match="said before is not written yet"):
+            await early
+    assert await current(store, one) == one
+    await store.run(reports.report_signals, one, (("first", None),), 0, 1)
+    await store.run(reports.report_signals, one, (("second", None),), 1, 2)
+    await store.run(reports.end_call, one, WAITING, end)
+    names = [event.name for event in await whole_log(store) if isinstance(event, AgentSignalEvent)]
+    assert names == ["first", "second"]

@@ -16,7 +16,7 @@ import pytest
 from store_ground import count, current, do_nothing, finished, moved, newest, readied, ready, reserved
 from store_invariants import invariant_faults
 
-from ostler.errors import StoreBusyError, StoreFailedError, StoreFullError
+from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreFailedError, StoreFullError
 from ostler.model.instance import AgentInstance
 from ostler.model.states import AgentState
 from ostler.seams import FaultPlan, FaultPoint, Seams
@@ -178,6 +178,43 @@ async def test_an_input_output_error_ends_all_writing_until_a_restart(home: Path
         assert (await moved(store, one, AgentState.PROCESSING)).version == one.version + 1
 
 
+class Unsynced:
+    """A connection of the driver whose sync fails once the test says so."""
+
+    def __init__(self, inner: sqlite3.Connection) -> None:
+        self._inner = inner
+        self.broken = False
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+        if self.broken and sql == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return self._inner.execute(sql, *values)  # type: ignore[arg-type]  # passed on as they came
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+
+async def test_a_sync_that_fails_leaves_its_commit_unknown_and_is_never_tried_again(home: Path) -> None:
+    watched = Watched(home)
+    async with Store(watched) as store:
+        one = await ready(store)
+        assert watched.writer is not None
+        driver = Unsynced(watched.writer._db)  # noqa: SLF001 - a disk that fails at will
+        watched.writer._db = driver  # type: ignore[assignment]  # noqa: SLF001 - as above
+        driver.broken = True
+        with pytest.raises(OutcomeUnknownError, match="read the record again"):
+            await moved(store, one, AgentState.PROCESSING)
+        driver.broken = False
+        for _ in range(2):
+            with pytest.raises(StoreFailedError, match="restart to recover"):
+                await moved(store, one, AgentState.PROCESSING)
+        assert await current(store, one) == one
+    async with Store(home) as store:
+        await moved(store, await current(store, one), AgentState.PROCESSING)
+
+
 class Failing(SqliteConnection):
     """Its disk cannot be read any more, once a test says so."""
 
@@ -216,7 +253,7 @@ async def test_a_disk_error_while_reading_inside_a_transaction_fails_the_whole_b
 
 _LIMITED = """
 import asyncio, resource, sys
-from ostler.errors import StoreFailedError
+from ostler.errors import OutcomeUnknownError, StoreFailedError
 from ostler.store.store import Store
 from store_ground import current, reserved
 
@@ -228,10 +265,11 @@ async def main():
         for _ in range(3):
             try:
                 await reserved(store, context={"big": "x" * 200_000})
-            except StoreFailedError as error:
-                seen.append(str(error))
+            except (OutcomeUnknownError, StoreFailedError) as error:
+                seen.append(error)
         assert len(seen) == 3, seen
-        assert "disk I/O error" in seen[0], seen
+        assert "disk I/O error" in str(seen[0]), seen
+        assert [type(error) for error in seen[1:]] == [StoreFailedError] * 2, seen
         assert await current(store, one) == one
 
 asyncio.run(main())

@@ -127,9 +127,22 @@ def _codec(hint: Any) -> tuple[str, Load | None]:
     if isinstance(hint, type) and issubclass(hint, Enum):
         return "", hint
     load: Load = adapter(hint).validate_json
-    frozen = (isinstance(hint, type) and issubclass(hint, Record)) or typing.get_origin(hint) is tuple
-    # Rows repeat the same values. Only frozen ones are shared: a mapping could be changed by its reader.
-    return _JSON, lru_cache(maxsize=4096)(load) if frozen else load
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return _JSON, _shared(load, hint)
+    return _JSON, lru_cache(maxsize=4096)(load) if typing.get_origin(hint) is tuple else load
+
+
+def _shared(load: Load, cls: type[Record]) -> Load:
+    """Rows repeat records, so each is decoded once; but not one that holds a mapping, which a reader could change."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    mappings = [field.name for field in fields(cls) if typing.get_origin(_bare(hints[field.name])) is Mapping]  # type: ignore[arg-type]  # every record is a dataclass
+    cached = lru_cache(maxsize=4096)(load)
+
+    def read(text: Any) -> Any:
+        found = cached(text)
+        return load(text) if any(getattr(found, name) is not None for name in mappings) else found
+
+    return read if mappings else cached
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import UUID
 
-from ostler.errors import StoreBusyError, StoreError, StoreFailedError, StoreFullError
+from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreError, StoreFailedError, StoreFullError
 from ostler.seams import FaultPoint, no_fault
 from ostler.store.connection import Connection, Head, Values, headless, migrations, require_known, run_migration
 
@@ -104,8 +104,12 @@ class SqliteConnection(Connection):
         return Head(*row)
 
     def commit(self) -> None:
-        with self._mapped():
-            self._db.execute("COMMIT")
+        try:
+            with self._mapped():
+                self._db.execute("COMMIT")
+        except StoreFailedError as error:
+            # What was handed to the disk before its sync failed may be there after a restart, or not.
+            raise OutcomeUnknownError(f"{OutcomeUnknownError.sentence()} ({error})") from error
 
     def rollback(self) -> None:
         # A full disk rolls back by itself, and a second rollback is an error.

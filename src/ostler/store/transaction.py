@@ -131,7 +131,7 @@ class Transaction(Reader):
         # Written out here, so that an event that cannot be written fails its own command and not the whole commit.
         try:
             body = event.body()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise fault(event.event_type, f"must hold only what JSON can ({error})") from error
         self._new_events.append((event, body, _cleaned(by.correlation_id)))
 

@@ -120,8 +120,9 @@ class Committer:
     def _note(self, error: Exception) -> Exception:
         if isinstance(error, OSError):
             error = StoreFailedError(f"{StoreFailedError.sentence()} ({error})")
-        if isinstance(error, StoreFailedError):
-            self.failure = error
+        failed = error.__cause__ if isinstance(error, OutcomeUnknownError) else error
+        if isinstance(failed, StoreFailedError):
+            self.failure = failed
         # Each caller gets a copy, and not every error of another package can be copied.
         return error if isinstance(error, StoreError) else StoreError(f"{StoreError.sentence()} ({error!r})")
 
