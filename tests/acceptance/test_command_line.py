@@ -102,6 +102,15 @@ def test_run_of_an_agent_by_name_gives_it_the_prompt(sh: Shell) -> None:
     assert sh.ok("run", "clerk", "hello", "there") == "asked: hello there\n"
 
 
+def test_run_leaves_the_limits_of_a_definition_as_they_are(sh: Shell) -> None:
+    file = CLERK_FILE.replace("process\n", "process\n  limits: {time: 9min, tasks: 3}\n")
+    (sh.home / "agents" / "limited.md").write_text(file)
+    sh.ok("run", "-d", "--name", "limited", "--memory", "128M", "limited")
+    limits = sh.run("inspect", "limited").json()["spawn_options"]["resource_limits"]
+    assert (limits["execution_timeout"], limits["max_concurrent_tasks"], limits["max_memory_mb"]) == (540, 3, 128)
+    sh.ok("kill", "limited")
+
+
 def test_ctrl_c_stops_what_runs_in_the_foreground(sh: Shell) -> None:
     with sh.start("run", "--name", "foreground", *FOREVER) as running:
         assert running.stdout is not None
@@ -215,6 +224,7 @@ def test_pause_freezes_a_command_and_resume_lets_it_go_on(sh: Shell) -> None:
     until(lambda: "processing" in sh.ok("ps", "--name", name))
     assert f"Go on with: ostler resume {name}" in sh.ok("pause", name)
     assert "frozen" in sh.ok("ps", "--name", name)
+    assert sh.run("status", "-o", "json").json()["waits"] == 0  # a pause waits for no person
     assert sh.ok("resume", name) == f"{name} is processing.\n"
     assert sh.run("resume", name).code == 3
     sh.ok("kill", name)
@@ -287,6 +297,8 @@ def test_tokens_are_shown_once(sh: Shell) -> None:
     assert "laptop" in sh.ok("token", "list")
     assert sh.ok("token", "revoke", "laptop") == "laptop is revoked.\n"
     assert sh.run("token", "revoke", "laptop").code == 4
+    acts = {one["action"]: one["actor"] for one in sh.run("audit", "log", "-o", "json").json()}
+    assert (acts["token.add"], acts["token.revoke"]) == ("owner", "owner")
 
 
 def test_completion_version_and_help(sh: Shell) -> None:
@@ -337,6 +349,7 @@ def test_a_listener_takes_a_token_and_no_other_address(shell: Shell) -> None:
     assert shell.run("ps", **elsewhere).code == 5
     assert shell.run("ps", OSTLER_TOKEN=token[::-1], **elsewhere).code == 5
     assert shell.run("ps", OSTLER_TOKEN=token, **elsewhere).code == 0
+    assert shell.run("ps", OSTLER_TOKEN=token, **elsewhere | {"OSTLER_ADDRESS": f"http://{address}"}).code == 0
     viewer = shell.ok("token", "create", "watcher", "--role", "viewer").strip()
     assert shell.run("run", "--", "true", OSTLER_TOKEN=viewer, **elsewhere).code == 5
 

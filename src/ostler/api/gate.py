@@ -79,7 +79,9 @@ class Gate:
             await _refuse(send, 401, UNAUTHENTICATED, told)
             return
         if route is None:
-            await _refuse(send, 404, "not_found", f"there is no {scope['method']} {scope['path']}; see /openapi.json")
+            await _refuse(
+                send, 404, "not_found", f"there is no {scope['method']} {scope['path']}; see docs/guides/http-api.md"
+            )
             return
         if route.permission is not None and (why := self._denied(principal, route.permission)) is not None:
             await _refuse(send, 403, "forbidden", why)

@@ -24,7 +24,7 @@ _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3
 _SECONDS = 10.0
 _AGENTS = ("claude", "codex", "pi", "gemini", "aider", "opencode")
-_LIMITS = {"max_memory_mb": "memory", "max_cpu_percent": "CPU", "max_worker_threads": "processes"}
+_LIMITS = {"max_memory_mb": "memory", "max_cpu_percent": "CPU", "processes": "processes"}
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

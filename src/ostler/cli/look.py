@@ -116,9 +116,9 @@ def stats(form: str) -> None:
         ("active", f"{found['active_instances']} of {limit}"),
         *((state, str(number)) for state, number in found["by_state"].items() if number),
         *((f"health {health}", str(number)) for health, number in found["by_health"].items() if number),
-        ("spawned", str(found["total_spawned"])),
-        ("terminated", str(found["total_terminated"])),
-        ("restarts", str(found["total_restarts"])),
+        ("spawned in all", str(found["total_spawned"])),
+        ("terminated in all", str(found["total_terminated"])),
+        ("restarts in all", str(found["total_restarts"])),
         ("average uptime", rough_duration(found["average_uptime"])),
         *((f"tasks {state}", str(number)) for state, number in found["tasks"]["by_state"].items() if number),
     ]

@@ -86,8 +86,8 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
     limits = {
         "max_memory_mb": chosen["memory"],
         "max_cpu_percent": None if chosen["cpus"] is None else round(100 * chosen["cpus"]),
-        "execution_timeout": chosen["timeout"] or _LONGEST,
-        "max_concurrent_tasks": 1,
+        "execution_timeout": chosen["timeout"] or (_LONGEST if is_command else None),
+        "max_concurrent_tasks": 1 if is_command else None,
     }
     options = {
         "name": chosen["name"],

@@ -68,7 +68,7 @@ class BlockingClient:
 
     def __init__(self, home: Path, *, address: str | None = None, token: str | None = None) -> None:
         self._home = home
-        self._address = address
+        self._address = None if address is None else address.removeprefix("http://").rstrip("/")
         self._token = token
 
     @property

@@ -42,7 +42,7 @@ class Client:
         place = chosen_home(home) / SOCKET_FILE
         self._where = address or str(place)
         transport = None if address is not None else httpx2.AsyncHTTPTransport(uds=_short(place))
-        base = f"http://{address}" if address is not None else "http://localhost"
+        base = f"http://{address.removeprefix('http://')}" if address is not None else "http://localhost"
         self._http = httpx2.AsyncClient(transport=transport, base_url=base, timeout=None)
 
     async def __aenter__(self) -> Self:

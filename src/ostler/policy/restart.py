@@ -145,4 +145,4 @@ def _go_on(
 
 
 def _after(facts: RestartFacts) -> str:
-    return f" (it ended with: {facts.cause.splitlines()[0]})" if facts.cause else ""
+    return f" (it ended with: {facts.cause.splitlines()[0].removesuffix('; its last lines:')})" if facts.cause else ""

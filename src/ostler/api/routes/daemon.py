@@ -10,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 
 from ostler.api.context import ContextOf, ManagerOf, TasksOf
 from ostler.api.gate import Route
+from ostler.model.ledger import WaitKind
 from ostler.model.people import Permission
 from ostler.version import __version__
 
@@ -32,7 +33,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "listens": context.listens,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
-        "waits": len(await manager.open_waits()),
+        "waits": sum(one.kind is WaitKind.HUMAN for one in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
     }
 

@@ -14,7 +14,7 @@ from ostler.api.context import ManagerOf
 from ostler.api.gate import Route
 from ostler.errors import NotFoundError
 from ostler.model.faults import fault
-from ostler.model.people import Permission, Principal, Role, Token
+from ostler.model.people import Actor, Permission, Principal, Role, Token
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 
@@ -48,13 +48,17 @@ async def create(
         created_at=now,
         expires_at=None if expires_in is None else now + timedelta(seconds=expires_in),
     ).checked()
-    await manager.store.run(_add, principal, token)
+    await manager.store.run(_add, principal, token, _by(manager))
     return {"token_id": str(token.token_id), "name": name, "role": role, "token": secret}
 
 
-def _add(tx: Transaction, principal: Principal, token: Token) -> None:
-    workspaces.add_principal(tx, principal)
-    workspaces.add_token(tx, token, principal.workspace_id)
+def _add(tx: Transaction, principal: Principal, token: Token, by: Actor) -> None:
+    workspaces.add_principal(tx, principal, by=by)
+    workspaces.add_token(tx, token, principal.workspace_id, by=by)
+
+
+def _by(manager: ManagerOf) -> Actor:
+    return Actor(name=manager.principal.name, principal_id=manager.principal.principal_id)
 
 
 async def list_tokens(manager: ManagerOf) -> list[dict[str, Any]]:
@@ -69,7 +73,8 @@ async def revoke(token_id: str, manager: ManagerOf) -> dict[str, Any]:
     if not wanted:
         raise NotFoundError(f"there is no valid token {token_id}; list them with `ostler token list`")
     for one in wanted:
-        await manager.store.run(workspaces.revoke_token, UUID(str(one.token_id)), manager.principal.workspace_id)
+        token = UUID(str(one.token_id))
+        await manager.store.run(workspaces.revoke_token, token, manager.principal.workspace_id, by=_by(manager))
     return {"revoked": [one.name for one in wanted]}
 
 
