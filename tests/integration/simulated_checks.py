@@ -49,6 +49,8 @@ def machine_faults(reader: Reader, machine: Machine) -> Iterator[str]:
             yield f"{instance_id} is {record.state}, and attempt {alive} lives"
         if record.state in {AgentState.INITIALIZING, AgentState.PROCESSING}:
             yield f"{instance_id} is still {record.state}"
+        if record.job is not None and record.state in _SERVES:
+            yield f"{instance_id} is {record.state}, and its job was neither done nor failed"
         if record.state is AgentState.SUSPENDED and depths == [SuspendDepth.PARK] and alive:
             yield f"{instance_id} is parked, and attempt {alive} lives"
 

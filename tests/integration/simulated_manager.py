@@ -411,7 +411,10 @@ class Simulation:
         )
         key = None if chance.random() < 0.7 else f"key-{chance.randrange(4)}"
         assert self.definition is not None
-        request = SpawnRequest(agent_definition_id=self.definition.id, options=options if key is None else None)
+        job = {"request": self._request()} if chance.random() < 0.15 else None
+        request = SpawnRequest(
+            agent_definition_id=self.definition.id, options=options if key is None else None, job=job
+        )
         return self.manager.spawn(request, idempotency_key=key)
 
     def _ask(self) -> Coroutine[Any, Any, Any] | None:
@@ -420,13 +423,7 @@ class Simulation:
             return None
         if self.asked and chance.random() < 0.25:
             return self._ask_named(*chance.choice(self.asked[-6:]))
-        request: dict[str, Any] = {
-            "say": chance.choice((0, 0, 1, 3)),
-            "pause": chance.choice((0, 0.001, 0.1)),
-            "ask": chance.choice((0, 0, 0, 5, 100)),
-            "work": chance.expovariate(chance.choice((0.1, 1, 1000))),
-            "fail": chance.random() < 0.05,
-        }
+        request = self._request()
         if chance.random() < 0.4:
             limit = chance.choice((None, None, 5.0))
             return self.manager.process(chosen, request, timeout=limit, wait=chance.random() < 0.8)
@@ -434,6 +431,16 @@ class Simulation:
         request["id"] = name
         self.asked.append((chosen, name, request))
         return self._ask_named(chosen, name, request)
+
+    def _request(self) -> dict[str, Any]:
+        chance = self.chance
+        return {
+            "say": chance.choice((0, 0, 1, 3)),
+            "pause": chance.choice((0, 0.001, 0.1)),
+            "ask": chance.choice((0, 0, 0, 5, 100)),
+            "work": chance.expovariate(chance.choice((0.1, 1, 1000))),
+            "fail": chance.random() < 0.05,
+        }
 
     def _ask_again(self) -> None:
         """As callers do that have lost their manager in mid-work."""

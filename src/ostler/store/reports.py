@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostler.errors import VersionConflictError
+from ostler.errors import ValidationError, VersionConflictError
 from ostler.model.events import AgentErrorEvent, AgentHealthChangedEvent, AgentProgressEvent, AgentSignalEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
 from ostler.model.ledger import Request, Wait
@@ -128,7 +128,7 @@ def report_signals(
     for name, payload in signals:
         try:
             tx.emit(AgentSignalEvent(**about(old, version), name=name, payload=payload))
-        except (TypeError, ValueError) as error:
+        except (ValidationError, TypeError, ValueError) as error:
             lost.append(f"signal {name!a}: {error}")
     tx.execute(
         "UPDATE attempts SET heard = :heard WHERE instance_id = :id AND number = :number AND heard < :heard",

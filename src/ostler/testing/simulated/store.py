@@ -101,7 +101,7 @@ class _InlineWriter(Writer):
     def submit(self, job: Job) -> None:
         if self._closed:
             raise self._reason()
-        if job.epoch is None:
+        if job.is_query:
             self._queries[job] = self._loop.call_later(self._delay(), self._read, job)
             return
         if len(self._jobs) >= MAX_PENDING:
