@@ -11,14 +11,15 @@ from folding import all_events, all_instances
 
 from ostler.lifecycle.observe import wanted_by
 from ostler.model.events import AgentSignalEvent, EventsMissed
-from ostler.model.ledger import WaitKind
+from ostler.model.ledger import AttemptOutcome, WaitKind
 from ostler.model.query import ObservationOptions
 from ostler.model.states import INACTIVE_STATES, AgentState, SuspendDepth
-from ostler.store import waits
+from ostler.store import attempts, waits
 from ostler.store.transaction import Reader
 from ostler.testing.simulated import Machine
 from ostler.testing.simulated.machine import SimulatedAgent
 
+_BY_ITSELF = frozenset({AttemptOutcome.EXIT_CODE, AttemptOutcome.SIGNAL, AttemptOutcome.OOM})
 _SERVES = frozenset({AgentState.READY, AgentState.WAITING})
 
 
@@ -49,8 +50,19 @@ def machine_faults(reader: Reader, machine: Machine) -> Iterator[str]:
             yield f"{instance_id} is {record.state}, and attempt {alive} lives"
         if record.state in {AgentState.INITIALIZING, AgentState.PROCESSING}:
             yield f"{instance_id} is still {record.state}"
+        if record.job is not None and record.state in _SERVES:
+            yield f"{instance_id} is {record.state}, and its job was neither done nor failed"
         if record.state is AgentState.SUSPENDED and depths == [SuspendDepth.PARK] and alive:
             yield f"{instance_id} is parked, and attempt {alive} lives"
+
+
+def exit_faults(reader: Reader, machine: Machine) -> Iterator[str]:
+    """An attempt is said to have ended by itself only if it did, and as it did."""
+    for record in all_instances(reader):
+        for row in attempts.list_attempts(reader, record.instance_id):
+            how = machine.exits.get((record.instance_id, row.number))
+            if row.outcome in _BY_ITSELF and (how is None or how.outcome is not row.outcome):
+                yield f"attempt {row.number} of {record.instance_id} is said to have ended by {row.outcome}, was {how}"
 
 
 def signal_faults(

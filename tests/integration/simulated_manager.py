@@ -20,7 +20,7 @@ from typing import Any
 from uuid import UUID
 
 from folding import all_events, all_instances, invariant_faults
-from simulated_checks import Execution, machine_faults, observer_faults, signal_faults
+from simulated_checks import Execution, exit_faults, machine_faults, observer_faults, signal_faults
 
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import ExecutionTimeoutError, OstlerError, StoreBusyError, StoreError, StoreFullError
@@ -134,7 +134,7 @@ class Scripted(Agent):
 
 
 class Simulation:
-    def __init__(self, seed: int, *, outlives: bool, kills: bool, steps: int = 60) -> None:
+    def __init__(self, seed: int, *, outlives: bool, kills: bool, steps: int = 100) -> None:
         self.seed = seed
         self.steps = steps
         self.kills = kills
@@ -172,6 +172,8 @@ class Simulation:
         try:
             await self._open()
             await self._settle()
+            for _ in range(3):
+                self._call("_spawn", self._spawn())
             for _ in range(self.steps):
                 await self._step()
                 await self.clock.sleep(self.chance.expovariate(self.pace))
@@ -321,12 +323,12 @@ class Simulation:
             await self._take_over()
             await self._open()
             self._ask_again()
-        if self.chance.random() < 0.05:
+        if self.chance.random() < 0.06:
             await self._change_manager()
             return
         acts: dict[Callable[[], Coroutine[Any, Any, Any] | None], int] = {
             self._spawn: 6,
-            self._ask: 12,
+            self._ask: 20,
             self._suspend: 4,
             self._resume: 4,
             self._terminate: 3,
@@ -344,9 +346,11 @@ class Simulation:
             self._call(act.__name__, work)
 
     async def _change_manager(self) -> None:
-        kind = self.chance.choice(("kill", "kill_at", "close", "keep") if self.kills else ("close", "keep"))
+        kind = self.chance.choice(("kill", "kill_at", "kill_at", "close", "keep") if self.kills else ("close", "keep"))
         if kind == "kill_at":
-            self.kill_at = (self.chance.choice(_KILL_POINTS), self.chance.randrange(1, 6))
+            # Mostly between an answer and its commit, or a commit and its acknowledgement.
+            points = _KILL_POINTS if self.chance.random() < 0.5 else ("store.commit.before", "store.ack.before")
+            self.kill_at = (self.chance.choice(points), self.chance.randrange(1, 6))
             return
         if kind == "kill":
             for _ in range(self.chance.randrange(20)):
@@ -411,7 +415,12 @@ class Simulation:
         )
         key = None if chance.random() < 0.7 else f"key-{chance.randrange(4)}"
         assert self.definition is not None
-        request = SpawnRequest(agent_definition_id=self.definition.id, options=options if key is None else None)
+        work = self._request()
+        # One that always fails would be restarted whenever it was healthy in between.
+        job = {"request": {**work, "fail": False, "ask": min(work["ask"], 5)}} if chance.random() < 0.15 else None
+        request = SpawnRequest(
+            agent_definition_id=self.definition.id, options=options if key is None else None, job=job
+        )
         return self.manager.spawn(request, idempotency_key=key)
 
     def _ask(self) -> Coroutine[Any, Any, Any] | None:
@@ -420,13 +429,7 @@ class Simulation:
             return None
         if self.asked and chance.random() < 0.25:
             return self._ask_named(*chance.choice(self.asked[-6:]))
-        request: dict[str, Any] = {
-            "say": chance.choice((0, 0, 1, 3)),
-            "pause": chance.choice((0, 0.001, 0.1)),
-            "ask": chance.choice((0, 0, 0, 5, 100)),
-            "work": chance.expovariate(chance.choice((0.1, 1, 1000))),
-            "fail": chance.random() < 0.05,
-        }
+        request = self._request()
         if chance.random() < 0.4:
             limit = chance.choice((None, None, 5.0))
             return self.manager.process(chosen, request, timeout=limit, wait=chance.random() < 0.8)
@@ -434,6 +437,16 @@ class Simulation:
         request["id"] = name
         self.asked.append((chosen, name, request))
         return self._ask_named(chosen, name, request)
+
+    def _request(self) -> dict[str, Any]:
+        chance = self.chance
+        return {
+            "say": chance.choice((0, 0, 1, 3)),
+            "pause": chance.choice((0, 0.001, 0.1)),
+            "ask": chance.choice((0, 0, 0, 5, 100)),
+            "work": chance.expovariate(chance.choice((0.1, 1, 1000))),
+            "fail": chance.random() < 0.05,
+        }
 
     def _ask_again(self) -> None:
         """As callers do that have lost their manager in mid-work."""
@@ -578,6 +591,7 @@ class Simulation:
         assert self.program is not None
         await self._all_answered(self.program, "in the calm")
         self.faults += machine_faults(reader, self.machine)
+        self.faults += exit_faults(reader, self.machine)
         for instance_id, seen in self.seen:
             self.faults += observer_faults(reader, instance_id, seen)
         for record in all_instances(reader):
@@ -616,5 +630,5 @@ class Simulation:
         return faults
 
 
-def simulate(seed: int, *, outlives: bool = False, kills: bool = True, steps: int = 60) -> Report:
+def simulate(seed: int, *, outlives: bool = False, kills: bool = True, steps: int = 100) -> Report:
     return Simulation(seed, outlives=outlives, kills=kills, steps=steps).run()

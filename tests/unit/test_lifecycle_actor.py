@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from virtual_ground import BadStart, SlowEnd, SlowStart, Worker, World, virtual
 
-from ostler.agents import AgentRegistry
+from ostler.agents import AgentRegistry, Signal
 from ostler.errors import (
     AgentBusyError,
     AgentGoneError,
@@ -463,6 +463,18 @@ async def test_all_that_an_agent_said_is_durable_before_its_end_is(world: World,
         assert len(world.of_kind(ada, AgentSignalEvent)) == 3
         with pytest.raises(AgentGoneError):
             await asking
+
+
+@virtual
+async def test_a_signal_that_cannot_be_written_takes_no_other_with_it(world: World) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn()
+        for payload in ({"n": 1}, {"n": object()}, {"n": 3}):
+            world.agent(ada).say(Signal(name="said", payload=payload))
+        await asyncio.sleep(1)
+        assert [one.payload for one in world.of_kind(ada, AgentSignalEvent)] == [{"n": 1}, {"n": 3}]
+        assert not world.agent(ada).unconfirmed
+        assert await manager.process(ada, 1) == 1
 
 
 # --- deaths and restarts -----------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from folding import invariant_faults
 from virtual_ground import SlowEnd, World, virtual
 
 from ostler.agents import WaitAnswer, WaitAsked
-from ostler.errors import StaleWriterError, StoreFullError
+from ostler.errors import (
+    AgentExecutionError,
+    InvalidOperationError,
+    StaleWriterError,
+    StoreBusyError,
+    StoreFullError,
+)
 from ostler.isolation.base import Exit
 from ostler.lifecycle import messages as kinds
 from ostler.lifecycle.instance import Instance
@@ -176,6 +182,15 @@ def future() -> asyncio.Future[WaitAnswer]:
     return asyncio.get_running_loop().create_future()
 
 
+def done_with(result: Any) -> asyncio.Future[Any]:
+    reply = asyncio.get_running_loop().create_future()
+    if isinstance(result, Exception):
+        reply.set_exception(result)
+    else:
+        reply.set_result(result)
+    return reply
+
+
 def asked(instance: Instance) -> Message:
     wait = WaitAsked(kind="approval", timeout=timedelta(seconds=9), ask_id=uuid4())
     return kinds.Asked(attempt=instance.attempt, wait=wait, reply=future())
@@ -225,6 +240,17 @@ MESSAGES: dict[str, Make] = {
     "call-ended-unknown": lambda _: kinds.CallEnded(call=kinds.Call(call_id=uuid4()), error=OSError()),
     "call-due": lambda one: kinds.CallDue(call=present(one, "call")),
     "call-due-queued": lambda one: kinds.CallDue(call=one.backlog[0] if one.backlog else present(one, "call")),
+    "caller-due": lambda one: kinds.CallerDue(
+        caller=next((c for call in one.calls.values() for c in call.callers), kinds.Process(request=1))
+    ),
+    "caller-due-queued": lambda one: kinds.CallerDue(
+        caller=one.backlog[0].callers[0] if one.backlog else kinds.Process(request=1)
+    ),
+    "serves": lambda _: kinds.Serves(),
+    "job-ended": lambda _: kinds.JobEnded(reply=done_with(1)),
+    "job-failed": lambda _: kinds.JobEnded(reply=done_with(AgentExecutionError("no"))),
+    "job-unread": lambda _: kinds.JobEnded(reply=done_with(StoreBusyError())),
+    "job-refused": lambda _: kinds.JobEnded(reply=done_with(InvalidOperationError("no"))),
     "next-calls": lambda _: kinds.NextCalls(),
     "wait-due": lambda one: kinds.WaitDue(wait_id=present(one, "wait")),
     "due": lambda one: kinds.Due(phase=one.phase),
@@ -268,9 +294,12 @@ _keep(f"{_ALIVE} starting", "asked", "the agent waits for an answer")
 
 
 def reply_of(message: Message) -> asyncio.Future[Any] | None:
-    if isinstance(message, kinds.Withdraw):
-        return message.done
-    return getattr(message, "reply", None)
+    match message:
+        case kinds.Withdraw():
+            return message.done
+        case kinds.Verb() | kinds.Asked():
+            return message.reply
+    return None
 
 
 @pytest.mark.parametrize("message_name", MESSAGES)

@@ -22,7 +22,7 @@ from ostler.errors import (
 from ostler.isolation.base import Exit, Verb
 from ostler.lifecycle import reports
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process
+from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process, Serves
 from ostler.lifecycle.operations import fail_with
 from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.waits import end_waits_of_call
@@ -241,6 +241,8 @@ def _tokens_wait(instance: Instance) -> float:
 def serve(instance: Instance, phase: Serving | None = None) -> None:
     """Answer requests from now on."""
     instance.enter(phase or Serving())
+    if instance.record.job is not None:
+        instance.post(Serves())
     cancel_given_up(instance)
     for call in instance.backlog:
         arm_waiting(instance, call)

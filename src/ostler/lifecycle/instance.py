@@ -32,6 +32,7 @@ from ostler.lifecycle.messages import (
     Operation,
     OperationDone,
     Phase,
+    Process,
     Verb,
     Withdraw,
     WriteFailed,
@@ -151,6 +152,8 @@ class Instance:
         #: Ends of requests that could not be written, by their request id.
         self.owed: dict[str, RequestEnd] = {}
         self.said = Said()
+        #: The request that it was spawned for, since it was last asked.
+        self.job: Process | None = None
         #: The last answer; what is kept as the final state of a command.
         self.last_answer: Any = None
         self.task: asyncio.Task[None] | None = None

@@ -1,16 +1,22 @@
-"""A job: the request that an instance was spawned for. Its answer ends the instance, its failure fails it."""
+"""A job: the request that an instance was spawned for. Its answer ends the instance, its failure fails it.
+
+The instance asks it of itself, under an id of its own, whenever it begins to serve. So a job that is under way is
+joined, one that is done is known by its row, and one that was lost begins again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from functools import partial
+from typing import Any
 
-from ostler.errors import AgentExecutionError
+from ostler.errors import AgentExecutionError, ExecutionTimeoutError, InvalidOperationError, StoreError
 from ostler.isolation.base import Exit
-from ostler.lifecycle import calls, pause, start
-from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Call, CallEnded, CallEnding, OperationDone, Terminate
+from ostler.lifecycle.calls import request_digest
+from ostler.lifecycle.instance import RETRY_SECONDS, Instance
+from ostler.lifecycle.messages import JobEnded, Process, Serves, Terminate
 from ostler.lifecycle.operations import fail_with
-from ostler.lifecycle.phases import Leaving, Serving
 from ostler.model.ledger import AttemptOutcome, RequestState
 from ostler.model.spawn import TerminationOptions
 from ostler.store.requests import get_request
@@ -20,50 +26,42 @@ JOB_ID = "job"
 _DONE = "its job is done"
 
 
-async def started(instance: Instance, message: OperationDone) -> None:
-    """As `start.started`; one that is ready begins its job."""
-    await start.started(instance, message)
-    job = instance.record.job
-    if job is None or not isinstance(instance.phase, Serving) or JOB_ID in instance.requests:
+def ask_job(instance: Instance, message: Serves | None = None) -> None:
+    del message
+    job, asked = instance.record.job, instance.job
+    if job is None or (asked is not None and not asked.reply.done()):
         return
-    row = await instance.runtime.store.read(get_request, instance.instance_id, JOB_ID)
-    if row is not None and row.state is RequestState.DONE:
-        _finish(instance, Exit(outcome=AttemptOutcome.CLEAN))
-        return
-    tries = 1 if row is None else row.tries + 1
-    call = Call(
-        call_id=calls.call_id_for(instance, JOB_ID, tries),
-        request=job.get("request"),
-        request_id=JOB_ID,
-        digest=calls.request_digest(job.get("request")),
-        tries=tries,
-        left=instance.limits.execution_timeout.total_seconds(),
-    )
-    calls.begin(instance, call)
+    request = job.get("request")
+    instance.job = Process(request=request, request_id=JOB_ID, digest=request_digest(request))
+    instance.job.reply.add_done_callback(partial(_answered, instance))
+    instance.post(instance.job)
 
 
-def call_ended(instance: Instance, message: CallEnded) -> None:
-    call = message.call
-    was_running = instance.calls.get(call.call_id) is call and not call.ended
-    calls.call_ended(instance, message)
-    pause.pause_if_quiet(instance)
-    if not was_running or not call.ended or call.request_id != JOB_ID or instance.record.job is None:
-        return
-    if isinstance(instance.phase, Leaving) or call.ending is CallEnding.WITHDRAWN:
-        return
-    if call.error is None:
-        code = call.result.get("exit_code") if isinstance(call.result, dict) else None
-        _finish(instance, Exit(outcome=AttemptOutcome.CLEAN, code=code if isinstance(code, int) else None))
-    else:
-        fail_with(instance, _exit_of(call))
+def _answered(instance: Instance, reply: asyncio.Future[Any]) -> None:
+    instance.post(JobEnded(reply=reply))
 
 
-def _exit_of(call: Call) -> Exit:
-    error = call.error
-    if call.ending is CallEnding.TIMEOUT:
+async def job_ended(instance: Instance, message: JobEnded) -> None:
+    reply = message.reply
+    error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
+    match error:
+        case None:
+            result = reply.result()
+            code = result.get("exit_code") if isinstance(result, dict) else None
+            _finish(instance, code if isinstance(code, int) else None)
+        case AgentExecutionError() | ExecutionTimeoutError():
+            fail_with(instance, _exit_of(error))
+        case StoreError():
+            instance.runtime.clock.call_later(RETRY_SECONDS, lambda: instance.post(Serves()))
+        case InvalidOperationError():  # it is suspended, and asked again when it serves; or its answer is not kept
+            row = await instance.runtime.store.read(get_request, instance.instance_id, JOB_ID)
+            if row is not None and row.state is RequestState.DONE:
+                _finish(instance, None)
+
+
+def _exit_of(error: AgentExecutionError | ExecutionTimeoutError) -> Exit:
+    if isinstance(error, ExecutionTimeoutError):
         return Exit(outcome=AttemptOutcome.TIMEOUT, detail="its job ran longer than its time")
-    if not isinstance(error, AgentExecutionError):
-        return Exit(outcome=AttemptOutcome.ERROR, detail=str(error))
     number = None if error.signal is None else getattr(signal.Signals, error.signal, None)
     outcome = AttemptOutcome.ERROR
     if number is not None:
@@ -80,6 +78,7 @@ def _exit_of(call: Call) -> Exit:
     )
 
 
-def _finish(instance: Instance, how: Exit) -> None:
+def _finish(instance: Instance, code: int | None) -> None:
     """Terminated in order, with the exit of its job."""
+    how = Exit(outcome=AttemptOutcome.CLEAN, code=code)
     instance.post(Terminate(options=TerminationOptions(reason=_DONE), exit=how))

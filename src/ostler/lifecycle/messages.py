@@ -275,6 +275,18 @@ class CallerDue(Message):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class Serves(Message):
+    """The instance has begun to answer requests."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class JobEnded(Message):
+    """The request that the instance was spawned for was answered, or refused."""
+
+    reply: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class NextCalls(Message):
     """The token limit allows another request."""
 

@@ -15,7 +15,7 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Asked, Due, Operation, OperationDone, Resume, Suspend, Unasked
+from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, OperationDone, Resume, Suspend, Unasked
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
 from ostler.lifecycle.work import start_clock, stop_clock
@@ -72,6 +72,11 @@ def pause_if_quiet(instance: Instance) -> None:
         return
     phase.operation = Operation("quiet", instance.attempt)
     instance.post(OperationDone(operation=phase.operation))
+
+
+def call_ended_pausing(instance: Instance, message: CallEnded) -> None:
+    calls.call_ended(instance, message)
+    pause_if_quiet(instance)
 
 
 async def asked_pausing(instance: Instance, message: Asked) -> None:

@@ -128,7 +128,7 @@ def report_signals(
     for name, payload in signals:
         try:
             tx.emit(AgentSignalEvent(**about(old, version), name=name, payload=payload))
-        except ValidationError as error:
+        except (ValidationError, TypeError, ValueError) as error:
             lost.append(f"signal {name!a}: {error}")
     tx.execute(
         "UPDATE attempts SET heard = :heard WHERE instance_id = :id AND number = :number AND heard < :heard",

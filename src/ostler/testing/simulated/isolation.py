@@ -104,6 +104,11 @@ class SimulatedIsolation(Isolation):
             agent.vanish()
         return None
 
+    async def forget(self, instance_id: UUID, attempt: int) -> None:
+        agent = self.machine.agents.get((instance_id, attempt))
+        if agent is not None and agent.dead and not self.killed:
+            del self.machine.agents[instance_id, attempt]
+
     async def close(self) -> None:
         for cell in self._cells:
             cell.detach()

@@ -59,7 +59,7 @@ class Misfortune:
     @classmethod
     def drawn(cls, chance: random.Random) -> Misfortune:
         """Some things often, others never."""
-        return cls(**{one.name: chance.choice((0.0, 0.0, 0.05, 0.2)) for one in fields(cls)})
+        return cls(**{one.name: chance.choice((0.0, 0.0, 0.0, 0.05, 0.2)) for one in fields(cls)})
 
 
 class Link(Protocol):
@@ -104,6 +104,8 @@ class Machine:
         self.faults: list[str] = []
         #: How often each misfortune happened.
         self.hits: Counter[str] = Counter()
+        #: How those ended that ended by themselves.
+        self.exits: dict[tuple[UUID, int], Exit] = {}
         #: Outside of every manager, so that killing one does not end what agents do.
         self._context = copy_context()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -291,6 +293,7 @@ class SimulatedAgent:
         self.exit = how or Exit(
             outcome=outcome, detail=f"by misfortune ({outcome})", ended_at=self.machine.clock.wall()
         )
+        self.machine.exits[self.plan.instance_id, self.plan.attempt] = self.exit
         self.vanish()
         if self.link is not None:
             self.link.notify()
