@@ -225,6 +225,12 @@ MESSAGES: dict[str, Make] = {
     "call-ended-unknown": lambda _: kinds.CallEnded(call=kinds.Call(call_id=uuid4()), error=OSError()),
     "call-due": lambda one: kinds.CallDue(call=present(one, "call")),
     "call-due-queued": lambda one: kinds.CallDue(call=one.backlog[0] if one.backlog else present(one, "call")),
+    "caller-due": lambda one: kinds.CallerDue(
+        caller=next((c for call in one.calls.values() for c in call.callers), kinds.Process(request=1))
+    ),
+    "caller-due-queued": lambda one: kinds.CallerDue(
+        caller=next((c for call in one.backlog for c in call.callers), kinds.Process(request=1))
+    ),
     "next-calls": lambda _: kinds.NextCalls(),
     "wait-due": lambda one: kinds.WaitDue(wait_id=present(one, "wait")),
     "due": lambda one: kinds.Due(phase=one.phase),
