@@ -18,7 +18,7 @@ from ostler.testing.folding import invariant_faults
 from ostler.model import AgentState, GetInstancesFilter, TaskFilter
 from ostler.store import Seams, open_store
 from ostler.store.queries import migrations, statements
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 #: The share of all points that `make test` visits; `make torture` visits every one.
 _STRIDE = 44

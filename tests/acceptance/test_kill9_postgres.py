@@ -20,7 +20,7 @@ from ostler.testing.store_suite.simulations import begun
 from ostler.model import AgentState
 from ostler.store import Seams, open_store
 from ostler.store.queries import migrations, statements
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 
 pytestmark = pytest.mark.anyio
 

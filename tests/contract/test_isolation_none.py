@@ -4,7 +4,7 @@ import pytest
 
 from ostler.isolation import Isolation
 from ostler.isolation.none import NoIsolation
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite import IsolationContract
 
 

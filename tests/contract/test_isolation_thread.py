@@ -20,7 +20,7 @@ from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite import IsolationContract, RecordingListener, Start
 from ostler.testing.isolation_suite.agents import PlainAgent
 from ostler.testing.isolation_suite.ground import do, inventory, passing, until

@@ -12,7 +12,7 @@ import pytest
 from ostler.errors import StaleWriterError
 from ostler.isolation import Isolation, Site
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite import IsolationContract
 from ostler.testing.isolation_suite.crashing import CrashingContract
 from ostler.testing.isolation_suite.leaving import LeavingContract

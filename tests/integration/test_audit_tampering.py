@@ -12,7 +12,7 @@ import pytest
 from ostler.model import AgentState, AuditHead, AuditReport
 from ostler.policy import RetentionPolicy
 from ostler.store import Seams, open_store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.ground import brought_to
 
 pytestmark = pytest.mark.anyio

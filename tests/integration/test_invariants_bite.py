@@ -11,7 +11,7 @@ import pytest
 from ostler.model import AgentState, TaskState
 from ostler.store import Seams, open_store
 from ostler.store.commands import CreateTask, MoveTask
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 from ostler.testing.store_suite.ground import brought_to
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from ostler.isolation.probes import MAX_DETAILS, MAX_HEAD, MAX_OUTPUT, probe
 from ostler.model import HealthCheckConfig, ProbeType
 from ostler.policy import ProbeOutcome, ProbeResult
 from ostler.seams import SystemClock
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

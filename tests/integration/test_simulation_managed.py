@@ -27,7 +27,7 @@ from ostler.simulation import Around, SimulationOrchestrator
 from ostler.simulation.answers import Failed
 from ostler.simulation.brains import Managed
 from ostler.simulation.view import AgentView
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -34,7 +34,7 @@ from ostler.simulation import (
     state_at,
 )
 from ostler.store import Store, open_store
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from ostler.store.commands import AttemptEnd, Beside, Command, Idempotency, Move
 from ostler.store.kinds import Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.unit import Unit
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from ostler.seams import FaultPoint
 from ostler.store import Backend, EngineStore, Seams, Store, open_store, view_store
 from ostler.store.filters import matches
 from ostler.store.port import Changes, Head, Session
-from ostler.testing import ManualClock, MemoryTables, memory_store
+from ostler.testing.clock import ManualClock, MemoryTables, memory_store
 from ostler.testing.memory import MemorySession
 from ostler.testing.store_suite.ground import brought_to, reserved
 

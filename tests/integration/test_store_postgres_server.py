@@ -12,7 +12,7 @@ from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import EngineStore, Seams, Store, open_store
 from ostler.store.postgres import PostgresSession, backend, mapped_errors, migrate
 from ostler.store.queries import migrations, statements
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 from ostler.testing.folding import sequence_faults
 from ostler.testing.store_suite.ground import brought_to, moved, reservation, reserved, whole_log
 from ostler.testing.store_suite.simulations import begun

@@ -15,7 +15,7 @@ from ostler.store.kinds import Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.queries import queries
 from ostler.store.unit import Unit
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 from ostler.testing.store_suite.simulations import RUN, a_turn, beginning, begun
 
 pytestmark = pytest.mark.anyio

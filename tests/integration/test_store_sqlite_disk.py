@@ -19,7 +19,7 @@ from ostler.store.commands import TakeLease
 from ostler.store.kinds import Key, Kind
 from ostler.store.opening import sqlite_backend
 from ostler.store.sqlite import SqliteSession
-from ostler.testing import ManualClock, invariant_faults
+from ostler.testing.clock import ManualClock, invariant_faults
 from ostler.testing.store_suite.ground import moved, reserved
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import pytest
 
 from ostler.agents import Agent, AgentContext, AgentRunner, Message, WaitAnswer, WaitAsked
 from ostler.model import ResourceLimits
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 
 class Deaf:

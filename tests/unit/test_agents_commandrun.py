@@ -27,7 +27,7 @@ from ostler.agents.output import KeptOutput
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 ID = UUID("01234567-89ab-7def-8123-456789abcdef")
 

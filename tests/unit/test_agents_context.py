@@ -19,7 +19,7 @@ from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, MAX_MESSAGE, CallToke
 from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed
 from ostler.errors import ValidationError
 from ostler.model import ContextData, ResourceLimits
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from runner_ground import Plain, clock, pool, raising, runner, turns, workers
 
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 __all__ = ["clock", "pool", "workers"]
 

@@ -13,7 +13,7 @@ from runner_ground import Plain, clock, doing, pool, raising, runner, turns, wor
 from ostler.agents import Agent, AgentContext
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.seams import Deadline
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 __all__ = ["clock", "pool", "workers"]
 

@@ -12,7 +12,7 @@ from ostler.isolation.base import Capabilities
 from ostler.isolation.none import NoIsolation
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model import IsolationLevel
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 NONE, THREAD, PROCESS, CONTAINER = IsolationLevel
 

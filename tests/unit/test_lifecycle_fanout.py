@@ -25,7 +25,7 @@ from ostler.model import (
 )
 from ostler.store import Store
 from ostler.store.commands import ReportSignal, ReserveInstance
-from ostler.testing import ManualClock, memory_store
+from ostler.testing.clock import ManualClock, memory_store
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from ostler.lifecycle.timers import Timers
 from ostler.model import HOME_WORKSPACE_ID, Wait, WaitKind
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

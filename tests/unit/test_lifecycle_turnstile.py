@@ -8,7 +8,7 @@ import pytest
 
 from ostler.lifecycle.turnstile import PATIENCE, Turnstile
 from ostler.model import AgentPriority
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

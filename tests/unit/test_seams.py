@@ -22,7 +22,7 @@ from ostler.seams import FaultPlan, InjectedCrash, SystemClock, Timer, Uuid7Sour
 from ostler.seams.faults import POINTS
 from ostler.store import Seams
 from ostler.store.commands import CreateTask
-from ostler.testing import ManualClock, memory_store
+from ostler.testing.clock import ManualClock, memory_store
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123_000, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

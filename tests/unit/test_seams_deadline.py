@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ostler.seams import Deadline, SystemClock
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

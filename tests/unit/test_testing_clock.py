@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from ostler.seams import Clock
-from ostler.testing import ManualClock
+from ostler.testing.clock import ManualClock
 
 
 def test_time_stands_still_until_it_is_told_to_pass() -> None:

@@ -14,7 +14,7 @@ from ostler.model import AgentInstance, AgentState, Event
 from ostler.seams import InjectedCrash
 from ostler.store import Seams
 from ostler.store.commands import Command, MoveInstance
-from ostler.testing import ManualClock, MemoryTables, inline_store, invariant_faults
+from ostler.testing.clock import ManualClock, MemoryTables, inline_store, invariant_faults
 from ostler.testing.store_suite.ground import brought_to, moved, reservation, reserved, whole_log
 
 pytestmark = pytest.mark.anyio
