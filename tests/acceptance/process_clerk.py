@@ -4,36 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import random
+import time
 from pathlib import Path
 from typing import Any
 
-import ostler
+from ostler import Agent, AgentContext, CommandSpec
 
 
-class Clerk(ostler.Agent):
-    """Does each request once and says so in its own directory; ends with the code that a file tells it."""
+class Clerk(Agent):
+    """Notes each execution with its time, signals it, and answers after a moment."""
 
-    async def initialize(self, context: ostler.AgentContext) -> None:
-        assert context.workdir is not None
-        self._done = context.workdir / "done.log"
-        self._orders = context.workdir / "exit"
-        signal.signal(signal.SIGUSR1, self._exit)
-        self._note(f"start {context.attempt} {os.getpid()}")
+    agent_name = "clerk"
+
+    async def initialize(self, context: AgentContext) -> None:
+        self.context = context
+        self.notes = Path(context.data["notes"])
 
     async def process(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._note(f"did {request['id']}")
-        await asyncio.sleep(request.get("seconds", 0))
+        note(self.notes, "did", request["id"], self.context.instance_id, self.context.attempt)
+        self.context.signal("did", {"id": request["id"]})
+        await asyncio.sleep(random.uniform(0, 0.05))
         return {"id": request["id"], "pid": os.getpid()}
 
-    def _exit(self, *_signal: object) -> None:
-        os._exit(int(self._orders.read_text()))
 
-    def _note(self, line: str) -> None:
-        with self._done.open("a") as file:
-            file.write(f"{line}\n")
+_PROGRAM = """
+import sys, time
+name, notes, request, instance, attempt = sys.argv
+with open(notes, "ab", buffering=0) as out:
+    out.write(" ".join(("did", request, instance, attempt, str(time.monotonic()))).encode() + b"\\n")
+print(request)
+"""
 
 
-def notes(home: Path, instance_id: str) -> list[str]:
-    file = home / "work" / instance_id / "done.log"
-    return file.read_text().splitlines() if file.exists() else []
+def command(folder: Path) -> CommandSpec:
+    """The same as a command."""
+    program = folder / "tool.py"
+    program.write_text(_PROGRAM)
+    words = ("python3", "-I", "-S", str(program), str(folder / "notes"), "{prompt}", "{instance_id}", "{attempt}")
+    return CommandSpec(argv=words)
+
+
+def note(file: Path, *words: object) -> None:
+    """One line, appended in one write; the last word is the time."""
+    line = " ".join(map(str, (*words, time.monotonic()))) + "\n"
+    with file.open("ab", buffering=0) as out:
+        out.write(line.encode())
+
+
+def lines(file: Path) -> list[list[str]]:
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []

@@ -1,110 +1,113 @@
-"""A manager that is killed: `process_victim.py HOME COUNT LEDGER [churn]`. It finds its agents, asks them things, and
-writes down what it asked and what was answered, so that the next one can go on. It prints a line when it has found
-them. With `churn` it also ends agents and starts others all the time.
+"""A manager that is killed: `process_victim.py WHERE FOLDER FAULT`.
+
+It keeps two Python agents, two commands and what it spawns and ends meanwhile; asks them under request ids, and notes
+in FOLDER/ledger what it asked for and what was acknowledged, so that the next one can go on. FAULT is a fault point at
+which it kills itself, such as `store.ack.before:7:kill`; without one it is killed from outside.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
-from process_clerk import Clerk
+from process_clerk import Clerk, command, lines, note
 
 import ostler
+from ostler import AgentInitializationError, AgentLifecycleManager, LeaseHeldError, OstlerError, Seams, SystemClock
+from ostler.isolation.base import Site
+from ostler.isolation.finding import IsolationLevels
+from ostler.lifecycle.settings import LifecycleSettings
+from ostler.seams import FaultPlan
 
-PROCESS = ostler.IsolationLevel.PROCESS
-AT_ONCE = 8
+SETTINGS = LifecycleSettings(outlive=timedelta(minutes=5), lease_ttl=timedelta(seconds=1))
+LASTING = ("clerk-1", "clerk-2", "tool-1", "tool-2")
+AT_ONCE = 6
 
 
-class Ledger:
-    """Lines of "asked REQUEST INSTANCE" and "answered REQUEST how"."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._path.touch()
-
-    def write(self, *words: object) -> None:
-        with self._path.open("a") as file:
-            file.write(" ".join(map(str, words)) + "\n")
-
-    def outstanding(self) -> dict[UUID, UUID]:
-        lines = [line.split() for line in self._path.read_text().splitlines()]
-        answered = {line[1] for line in lines if line[0] == "answered"}
-        return {UUID(line[1]): UUID(line[2]) for line in lines if line[0] == "asked" and line[1] not in answered}
+def levels_in(folder: Path) -> IsolationLevels:
+    """Processes are kept in a directory, wherever the record is."""
+    return IsolationLevels(SystemClock(), site=Site(directory=folder / "home"))
 
 
 class Victim:
-    def __init__(self, manager: ostler.AgentLifecycleManager, ledger: Ledger) -> None:
+    def __init__(self, manager: AgentLifecycleManager, folder: Path) -> None:
         self._manager = manager
-        self._ledger = ledger
+        self._folder = folder
+        self._ledger = folder / "ledger"
 
-    async def ask(self, request_id: UUID, instance_id: UUID) -> None:
-        request = {"id": str(request_id), "seconds": random.uniform(0, 0.2)}
+    async def run(self) -> None:
+        for name in LASTING:
+            await self.spawn(name, key=name)
+        note(self._ledger, "ready")
+        outstanding = self._outstanding()
+        await asyncio.gather(*(self.ask(request, name) for request, name in outstanding.items()))
+        await asyncio.gather(self.churn(), *(self.work() for _ in range(AT_ONCE)))
+
+    async def spawn(self, name: str, *, key: str) -> UUID:
+        agent: Any = Clerk if name.startswith("clerk") else command(self._folder)
+        manager = self._manager
+        definition = manager.registry.register(agent, name=name.partition("-")[0], replace=True)
         try:
-            answer = await self._manager.process(instance_id, request, request_id=request_id)
-            how = "right" if answer["id"] == str(request_id) else "wrong"
-        except ostler.OstlerError as error:
-            how = type(error).__name__
-        self._ledger.write("answered", request_id, how)
-
-    async def populate(self, count: int) -> None:
-        known = self._manager.registry.find("clerk")
-        policy = ostler.RestartPolicy.immediate()
-        options = ostler.AgentSpawnOptions(isolation_level=PROCESS, restart_policy=policy)
-        request = ostler.SpawnRequest(agent_definition_id=known.id, options=options)
-        missing = count - len(await self._manager.get_active_instances(ostler.GetInstancesFilter(limit=1000)))
-        for _ in range(0, missing, 50):
-            await asyncio.gather(*(self._manager.spawn(request) for _ in range(min(50, missing))))
-
-    async def report(self, seconds: float) -> None:
-        found = {}
-        for one in await self._manager.get_active_instances(ostler.GetInstancesFilter(limit=1000)):
-            attempts = await self._manager.store.list_attempts(one.instance_id)
-            found[str(one.instance_id)] = [one.state.value, one.attempt, (attempts[-1].identity or {}).get("pid")]
-        sys.stdout.write(json.dumps({"seconds": seconds, "agents": found}) + "\n")
-        sys.stdout.flush()
+            handle = await manager.start(
+                definition,
+                name=name,
+                isolation="process",
+                restart="immediate",
+                context={"notes": str(self._folder / "notes")},
+                tasks=20,
+                key=key,
+            )
+        except AgentInitializationError:  # the manager before was killed while it started it
+            handle = manager.handle((await manager.restart(name)).instance_id)
+        instance_id = (await handle.record()).instance_id
+        note(self._ledger, "spawned", name, instance_id)
+        return instance_id
 
     async def work(self) -> None:
-        ids = [
-            one.instance_id for one in await self._manager.get_active_instances(ostler.GetInstancesFilter(limit=1000))
-        ]
         while True:
-            chosen = random.sample(ids, min(AT_ONCE, len(ids)))
-            asked = []
-            for instance_id in chosen:
-                request_id = uuid4()
-                self._ledger.write("asked", request_id, instance_id)
-                asked.append(self.ask(request_id, instance_id))
-            await asyncio.gather(*asked)
+            request, name = uuid4().hex, random.choice(LASTING)
+            note(self._ledger, "asked", request, name)
+            await self.ask(request, name)
 
-    async def churn(self, count: int) -> None:
+    async def ask(self, request: str, name: str) -> None:
+        body: Any = {"id": request} if name.startswith("clerk") else request
+        try:
+            answer = await self._manager.process(name, body, request_id=request, retries=3)
+        except OstlerError:
+            await asyncio.sleep(0.01)  # an agent that was killed comes back; the next manager asks again
+            return
+        value = answer["id"] if name.startswith("clerk") else answer["output"].strip()
+        note(self._ledger, "answered", request, value)
+
+    async def churn(self) -> None:
         while True:
-            living = await self._manager.get_active_instances(ostler.GetInstancesFilter(limit=1000))
-            ends = (self._manager.terminate(one.instance_id) for one in random.sample(living, min(3, len(living))))
-            await asyncio.gather(*ends, self.populate(count), return_exceptions=True)
+            name = f"clerk-{uuid4().hex}"
+            instance_id = await self.spawn(name, key=name)
+            await self._manager.terminate(instance_id)
+            note(self._ledger, "terminated", name, instance_id)
+
+    def _outstanding(self) -> dict[str, str]:
+        found = lines(self._ledger)
+        answered = {line[1] for line in found if line[0] == "answered"}
+        return {line[1]: line[2] for line in found if line[0] == "asked" and line[1] not in answered}
 
 
-async def main(home: str, count: int, ledger: Ledger, deed: str = "") -> None:
-    settings = ostler.LifecycleSettings(outlive=timedelta(hours=1))
-    registry = ostler.AgentRegistry()
-    registry.register(Clerk, name="clerk")
-    began = time.perf_counter()
-    async with ostler.open(home, settings=settings, registry=registry) as manager:
-        seconds = time.perf_counter() - began
-        victim = Victim(manager, ledger)
-        await victim.populate(count)
-        await victim.report(seconds)
-        if deed == "churn":
-            await victim.churn(count)
-        again = [victim.ask(*one) for one in ledger.outstanding().items()]
-        await asyncio.gather(victim.work(), *again)
+async def main(where: str, folder: Path, fault: str) -> None:
+    plan = FaultPlan.parse(fault) if fault else FaultPlan()
+    while True:
+        try:
+            async with ostler.open(
+                where, settings=SETTINGS, levels=levels_in(folder), seams=Seams(fault=plan)
+            ) as manager:
+                await Victim(manager, folder).run()
+        except LeaseHeldError:  # the one before was killed, and its lease has not run out
+            await asyncio.sleep(0.05)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), Ledger(Path(sys.argv[3])), *sys.argv[4:]))
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3]))

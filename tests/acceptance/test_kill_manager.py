@@ -1,249 +1,246 @@
-"""`kill -9` of a manager costs nothing: its agents go on, the next one finds them, and nothing is done twice."""
+"""`kill -9` of managers and of agents, at random and at chosen points: nothing acknowledged is lost or done again."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from process_clerk import Clerk, notes
+from machine_ground import end_keeper, everyone, swept, until
+from process_clerk import lines
+from process_victim import LASTING, SETTINGS, levels_in
 
 import ostler
-from ostler.keeper.protocol import connect
+from ostler import (
+    HOME_WORKSPACE_ID,
+    AgentLifecycleManager,
+    AgentSignalEvent,
+    AgentState,
+    GetInstancesFilter,
+    LeaseHeldError,
+)
+from ostler.keeper import tree
+from ostler.store.attempts import open_attempts
+from ostler.store.audit import verify
+from ostler.store.events import read_events
 
 VICTIM = Path(__file__).with_name("process_victim.py")
 PATIENCE = 60.0
+#: A request is answered by its agent and not committed; committed and not acknowledged; acknowledged and not confirmed.
+POINTS = (
+    "store.commit.before",
+    "store.commit.after",
+    "store.ack.before",
+    "store.ack.after",
+    "spawn.start.after",
+    "spawn.ready.after",
+    "stop.kill.after",
+    "stop.final.before",
+)
 
 
-@dataclass(kw_only=True)
-class Found:
-    """What a manager found when it opened, and how long that took."""
+class Trial:
+    """Managers of one place are killed one after the other."""
 
-    seconds: float
-    #: By instance: state, attempt, process.
-    agents: dict[str, tuple[str, int, int]]
+    def __init__(self, where: str, folder: Path, seed: int) -> None:
+        self.where = where
+        self.folder = folder
+        self.home = folder / "home"
+        self.chance = random.Random(seed)
+        #: Agents that were killed by the test, by the name that they have for good.
+        self.harmed: set[str] = set()
 
-
-@contextmanager
-def manager(home: Path, count: int) -> Iterator[tuple[subprocess.Popen[str], Found]]:
-    command = [sys.executable, str(VICTIM), str(home), str(count), str(home.parent / "ledger")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout is not None
-        line = victim.stdout.readline()
-        assert line, "the manager ended before it was ready"
-        told: dict[str, Any] = json.loads(line)
-        agents = {name: (one[0], one[1], one[2]) for name, one in told["agents"].items()}
-        try:
-            yield victim, Found(seconds=told["seconds"], agents=agents)
-        finally:
+    def kill_somewhere(self) -> None:
+        """From outside, at a random moment; some of the agents before it."""
+        before = len(lines(self.folder / "ledger"))
+        with self._victim("") as victim:
+            self._wait(lambda: len(lines(self.folder / "ledger")) > before or victim.poll() is not None)
+            time.sleep(self.chance.uniform(0, 0.6))
+            if self.chance.random() < 0.4:
+                self._kill_an_agent()
+                time.sleep(self.chance.uniform(0, 0.1))
             victim.kill()
+        assert victim.returncode == -signal.SIGKILL
 
-
-def ledger(home: Path) -> list[list[str]]:
-    return [line.split() for line in (home.parent / "ledger").read_text().splitlines()]
-
-
-def done(home: Path, agents: dict[str, Any]) -> Counter[str]:
-    """How often each request was really carried out."""
-    lines = (line for name in agents for line in notes(home, name))
-    return Counter(line.split()[1] for line in lines if line.startswith("did "))
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in {"Z", "X"}
-
-
-def marked(home: Path) -> list[int]:
-    """Every process on this machine that was started for this home."""
-    token = (home / "keeper" / "token").read_text().strip().encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
+    def kill_at(self, point: str) -> None:
+        """By itself, at the nth visit of a fault point."""
+        first = 8 if point.startswith("store.") else 1
+        with self._victim(f"{point}:{self.chance.randint(first, first + 40 * (first > 1))}:kill") as victim:
             try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"OSTLER_MARK=" + token in environment and alive(int(entry.name)):
-                found.append(int(entry.name))
-    return found
-
-
-def until(holds: Any, what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-
-
-def end_all(home: Path) -> None:
-    """The keeper stops everything when it is told that nobody will come back."""
-    with suppress(FileNotFoundError, ConnectionRefusedError):  # one that has nothing to keep ends by itself
-        keeper = keeper_pid(home)
-        os.kill(keeper, signal.SIGTERM)
-        until(lambda: not alive(keeper), "the keeper does not end")
-    until(lambda: not marked(home), "something is left behind")
-
-
-def keeper_pid(home: Path) -> int:
-    with connect(str(home / "keeper")) as line:
-        return int(struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
-
-
-def rounds(home: Path, count: int, number: int, seconds: float) -> None:
-    """Kill managers at random moments; each next one has to find all that lived."""
-    chance = random.Random(number)
-    before: dict[str, tuple[str, int, int]] = {}
-    slowest = 0.0
-    try:
-        for _ in range(number):
-            with manager(home, count) as (victim, found):
-                assert len(found.agents) == count
-                for name, (_, attempt, pid) in before.items():
-                    assert found.agents[name][1:] == (attempt, pid), "one that lived was started again"
-                    assert alive(pid)
-                if before:
-                    slowest = max(slowest, found.seconds)
-                before = found.agents
-                time.sleep(chance.uniform(0, 0.5))
-                victim.send_signal(signal.SIGKILL)
-                victim.wait()
-        asked = {line[1] for line in ledger(home) if line[0] == "asked"}
-        with manager(home, count):
-            until(lambda: asked <= answered(home), "a call of a dead manager was never answered")
-        assert slowest < seconds
-        check(home, before)
-    finally:
-        end_all(home)
-
-
-def answered(home: Path) -> set[str]:
-    return {line[1] for line in ledger(home) if line[0] == "answered"}
-
-
-def check(home: Path, agents: dict[str, tuple[str, int, int]]) -> None:
-    lines = ledger(home)
-    answers = Counter(line[1] for line in lines if line[0] == "answered")
-    assert set(answers.values()) <= {1}, "a call was answered twice"
-    assert {line[2] for line in lines if line[0] == "answered"} == {"right"}
-    assert set(done(home, agents).values()) == {1}, "a call was carried out twice"
-    for name, (_, attempt, pid) in agents.items():
-        starts = [line for line in notes(home, name) if line.startswith("start ")]
-        assert starts == [f"start {attempt} {pid}"], "it was started twice"
-
-
-@pytest.mark.timeout(300)
-def test_twenty_killed_managers_lose_none_of_fifty_agents(tmp_path: Path) -> None:
-    rounds(tmp_path / "home", count=50, number=20, seconds=2.0)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(1200)
-def test_killed_managers_lose_none_of_a_thousand_agents(tmp_path: Path) -> None:
-    rounds(tmp_path / "home", count=1000, number=5, seconds=5.0)
-
-
-@pytest.mark.torture
-@pytest.mark.timeout(1200)
-def test_managers_that_are_killed_in_mid_deed_leave_no_box_that_nobody_owns(tmp_path: Path) -> None:
-    """While they open, adopt, spawn and terminate: whenever the kill comes, boxes and open starts are the same."""
-    home, chance = tmp_path / "home", random.Random(8)
-    command = [sys.executable, str(VICTIM), str(home), "10", str(tmp_path / "ledger"), "churn"]
-    try:
-        for _ in range(60):
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL) as victim:
-                time.sleep(chance.uniform(0.1, 2.5))
+                victim.wait(PATIENCE)
+            finally:
                 victim.kill()
-        boxes, starts = asyncio.run(_boxes_and_starts(home))
-        assert boxes == starts
-        assert boxes, "nobody lives, so nothing was shown"
-    finally:
-        end_all(home)
+        assert victim.returncode == -signal.SIGKILL
 
+    def _victim(self, fault: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, str(VICTIM), self.where, str(self.folder), fault])
 
-async def _boxes_and_starts(home: Path) -> tuple[set[str], set[str]]:
-    """What the keeper has that lives, and what the store says was started and has not ended; once all has settled."""
-    registry = ostler.AgentRegistry()
-    registry.register(Clerk, name="clerk")
-    settings = ostler.LifecycleSettings(outlive=timedelta(hours=1))
-    async with ostler.open(home, settings=settings, registry=registry) as opened:
-        level: Any = opened._house.levels.get(ostler.IsolationLevel.PROCESS)  # noqa: SLF001 - tests may look inside
+    def _kill_an_agent(self) -> None:
+        living = [line for line in lines(self.folder / "notes") if line[0] == "did"]
+        pids = [pid for pid in everyone(self.home) if tree.living(pid) and _is_agent(pid)]
+        if pids and living:
+            self.harmed.update(LASTING)  # which one it was is not known
+            try:
+                os.kill(self.chance.choice(pids), signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE
-        while True:
-            units = (await level._home.request("list"))["units"]  # noqa: SLF001 - as above
-            attempts = await opened.store.open_attempts()
-            boxes = {one["box"] for one in units if one.get("exit") is None}
-            starts = {f"{one.instance_id.hex}.{one.number}" for one in attempts}
-            if boxes == starts or time.monotonic() > end:  # some may be on their way back
-                return boxes, starts
+        while not holds():
+            assert time.monotonic() < end, "it does not begin"
+            time.sleep(0.01)
+
+
+def _is_agent(pid: int) -> bool:
+    """A fork of a template has the name of its unit in its mark."""
+    mark = tree.mark_of(pid) or ""
+    return "." in mark.rpartition(":")[2]
+
+
+async def opened_again(trial: Trial) -> tuple[Any, AgentLifecycleManager]:
+    end = time.monotonic() + PATIENCE
+    while True:
+        opening = ostler.open(trial.where, settings=SETTINGS, levels=levels_in(trial.folder))
+        try:
+            return opening, await opening.__aenter__()
+        except LeaseHeldError:
+            assert time.monotonic() < end
             await asyncio.sleep(0.05)
 
 
-def test_what_ended_while_nobody_looked_is_known_by_its_true_exit_code(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+async def check(trial: Trial) -> None:
+    """What the last manager finds; and then nothing is left."""
+    ledger = lines(trial.folder / "ledger")
+    answered = {line[1]: (line[2], float(line[3])) for line in ledger if line[0] == "answered"}
+    assert len(answered) > 20, "the managers did too little"
+    opening, manager = await opened_again(trial)
     try:
-        with manager(home, 3) as (victim, found):
-            victim.kill()
-            victim.wait()
-        codes = dict(zip(found.agents, (0, 7, -signal.SIGKILL), strict=True))
-        for name, code in codes.items():
-            pid = found.agents[name][2]
-            if code < 0:
-                os.kill(pid, -code)
-            else:
-                (home / "work" / name / "exit").write_text(str(code))
-                os.kill(pid, signal.SIGUSR1)
-        until(lambda: not any(alive(one[2]) for one in found.agents.values()), "they do not end")
-        outcomes = asyncio.run(_first_outcomes(home, list(codes)))
-        assert outcomes == ["clean", "exit_code", "signal"]
+        await _check_records(manager, ledger)
+        await _check_requests(trial, manager, ledger, answered)
+        await _check_signals(trial, manager, answered)
     finally:
-        end_all(home)
+        await opening.__aexit__(None, None, None)
+    await until(lambda: not everyone(trial.home), "processes are left")
 
 
-async def _first_outcomes(home: Path, names: list[str]) -> list[str]:
-    """How the first start of each ended, as the next manager has written it down."""
-    registry = ostler.AgentRegistry()
-    registry.register(Clerk, name="clerk")
-    settings = ostler.LifecycleSettings(outlive=timedelta(hours=1))
-    async with ostler.open(home, settings=settings, registry=registry) as opened:
-        attempts = [await opened.store.list_attempts(UUID(name)) for name in names]
-    return [one[0].outcome.value if one[0].outcome else "none" for one in attempts]
+async def _check_records(manager: AgentLifecycleManager, ledger: list[list[str]]) -> None:
+    for line in ledger:
+        if line[0] in {"spawned", "terminated"}:
+            found = await manager.get_instance(UUID(line[2]))
+            assert found is not None, "a spawn that was acknowledged is lost"
+            assert found.name == line[1]
+            assert line[0] == "spawned" or found.state is AgentState.TERMINATED
+    end = time.monotonic() + PATIENCE
+    while True:
+        active = await manager.get_active_instances(GetInstancesFilter(limit=1000))
+        opened = {(one.instance_id, one.number) for one in await manager.store.read(open_attempts)}
+        settled = {(one.instance_id, one.attempt) for one in active if one.state is not AgentState.INITIALIZING}
+        if opened == settled == {(one.instance_id, one.attempt) for one in active}:
+            break
+        assert time.monotonic() < end, f"{opened ^ settled} do not settle"
+        await asyncio.sleep(0.05)
+    assert (await manager.get_statistics()).active_instances == len(active)
+    report = await manager.store.read(verify, HOME_WORKSPACE_ID)
+    assert report.is_sound, report.faults
 
 
-def test_a_manager_whose_own_agents_end_with_it_still_finds_those_that_go_on(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    try:
-        with manager(home, 3) as (victim, found):
-            victim.kill()
-            victim.wait()
-        answers = asyncio.run(_asked_once_more(home, list(found.agents)))
-        assert answers == [one[2] for one in found.agents.values()]
-        until(lambda: not marked(home), "they did not end with the manager that took them over")
-    finally:
-        until(lambda: not marked(home), "something is left behind")
+async def _check_requests(
+    trial: Trial, manager: AgentLifecycleManager, ledger: list[list[str]], answered: dict[str, tuple[str, float]]
+) -> None:
+    names = {line[1]: line[2] for line in ledger if line[0] == "asked"}
+    before = Counter(line[1] for line in lines(trial.folder / "notes"))
+    for request, (value, _) in answered.items():
+        assert value == request, "it was answered with the answer of another request"
+        name = names[request]
+        body: Any = {"id": request} if name.startswith("clerk") else request
+        again = await manager.process(name, body, request_id=request)
+        told = again["id"] if name.startswith("clerk") else again["output"].strip()
+        assert told == value
+    after = Counter(line[1] for line in lines(trial.folder / "notes"))
+    assert {request: after[request] for request in answered} == {request: before[request] for request in answered}
+    for line in lines(trial.folder / "notes"):
+        if line[1] in answered:
+            assert float(line[4]) < answered[line[1]][1], "a request that was answered was done again"
+    if not trial.harmed:
+        twice = {request: count for request, count in after.items() if count > 1}
+        assert twice == {}, "a killed manager costs no work, so nothing is begun twice"
+    for request in names.keys() - answered.keys():
+        name = names[request]
+        body = {"id": request} if name.startswith("clerk") else request
+        await manager.process(name, body, request_id=request, retries=3)
 
 
-async def _asked_once_more(home: Path, names: list[str]) -> list[int]:
-    registry = ostler.AgentRegistry()
-    registry.register(Clerk, name="clerk")
-    async with ostler.open(home, registry=registry) as opened:
-        return [(await opened.process(UUID(name), {"id": "last"}))["pid"] for name in names]
+async def _check_signals(trial: Trial, manager: AgentLifecycleManager, answered: dict[str, tuple[str, float]]) -> None:
+    heard: Counter[str] = Counter()
+    cursor = 0
+    while True:
+        page = await manager.store.read(read_events, cursor, workspace_id=HOME_WORKSPACE_ID)
+        for event in page.events:
+            if isinstance(event, AgentSignalEvent):
+                heard[str((event.payload or {})["id"])] += 1
+        if page.cursor == cursor or not page.events:
+            break
+        cursor = page.cursor
+    notes = lines(trial.folder / "notes")
+    clerks = {line[1] for line in lines(trial.folder / "ledger") if line[0] == "asked" and line[2].startswith("clerk")}
+    done = Counter(line[1] for line in notes)
+    for request in answered.keys() & clerks:
+        assert 1 <= heard[request] <= done[request], "a signal that was said before an answer is lost, or heard twice"
+
+
+def run(trial: Trial, *, random_kills: int, points: tuple[str, ...]) -> None:
+    kills: list[Callable[[], None]] = [trial.kill_somewhere] * random_kills
+    kills += [lambda point=point: trial.kill_at(point) for point in points]  # type: ignore[misc]  # bound now
+    trial.chance.shuffle(kills)
+    with swept(trial.home):
+        trial.kill_somewhere()
+        for kill in kills:
+            kill()
+        asyncio.run(check(trial))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "home").mkdir()
+    yield tmp_path
+    if (tmp_path / "home" / "keeper").exists():
+        end_keeper(tmp_path / "home")
+
+
+@pytest.mark.timeout(300)
+def test_killed_managers_lose_nothing_on_sqlite(folder: Path) -> None:
+    trial = Trial(str(folder / "home"), folder, seed=1)
+    run(trial, random_kills=6, points=POINTS)
+
+
+@pytest.mark.timeout(300)
+def test_killed_managers_lose_nothing_on_postgres(folder: Path, postgres_address: str) -> None:
+    trial = Trial(postgres_address, folder, seed=2)
+    run(trial, random_kills=5, points=POINTS[:4])
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10, 20))
+def test_many_killed_managers_lose_nothing_on_sqlite(folder: Path, seed: int) -> None:
+    trial = Trial(str(folder / "home"), folder, seed=seed)
+    run(trial, random_kills=20, points=POINTS * 3)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(20, 25))
+def test_many_killed_managers_lose_nothing_on_postgres(folder: Path, postgres_address: str, seed: int) -> None:
+    trial = Trial(postgres_address, folder, seed=seed)
+    run(trial, random_kills=20, points=POINTS * 3)

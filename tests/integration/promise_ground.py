@@ -14,8 +14,9 @@ from machine_ground import PATIENCE, assert_nothing_left, everyone, lacking
 from promise_agents import Doer
 
 import ostler
-from ostler import AgentInstance, AgentLifecycleManager, AgentState, AttemptOutcome, Enforcement
+from ostler import AgentInstance, AgentLifecycleManager, AgentState, Attempt, AttemptOutcome, Enforcement
 from ostler.keeper import cgroupfs
+from ostler.store.attempts import list_attempts
 
 
 def box(one: AgentInstance, attempt: int = 1) -> str:
@@ -61,13 +62,15 @@ class Fleet:
 
     async def pid(self, one: AgentInstance) -> int:
         """Of its present start."""
-        attempts = await self.manager.store.list_attempts(one.instance_id)
-        return int((attempts[-1].identity or {})["pid"])
+        return int(((await self.attempts(one))[-1].handle or {})["pid"])
 
     async def outcome(self, one: AgentInstance) -> tuple[AttemptOutcome | None, str]:
         """How its first start ended."""
-        attempts = await self.manager.store.list_attempts(one.instance_id)
-        return attempts[0].outcome, attempts[0].detail or ""
+        first = (await self.attempts(one))[0]
+        return first.outcome, first.detail or ""
+
+    async def attempts(self, one: AgentInstance) -> list[Attempt]:
+        return await self.manager.store.read(list_attempts, one.instance_id)
 
     def tree(self, one: AgentInstance, attempt: int = 1) -> set[int]:
         if " cgroup" not in cgroupfs.read("/proc/self/mountinfo"):

@@ -200,15 +200,6 @@ async def test_the_lease_is_renewed_for_as_long_as_it_is_needed(crew: Crew) -> N
             await other.take_lease("late", ttl=MINUTE)
 
 
-async def test_a_home_whose_name_is_no_utf_8_is_refused(tmp_path: Path) -> None:
-    """It would have to be told to agents and be named in records, which are text."""
-    odd = tmp_path / os.fsdecode(b"h\xff")
-    with pytest.raises(OstlerError, match="UTF-8"):
-        async with ostler.open(odd):
-            pass
-    assert not odd.exists()
-
-
 # --- a home that is changed under its manager ---------------------------------------------------------
 
 
@@ -231,7 +222,7 @@ def truncate_database(home: Path) -> None:
 @pytest.mark.parametrize("harm", [remove_home, empty_database, truncate_database])
 @at(THREAD)
 async def test_a_home_that_is_removed_or_emptied_is_refused_with_a_sentence(
-    crew: Crew, harm: Callable[[Path], None], tmp_path: Path
+    crew: Crew, harm: Callable[[Path], None]
 ) -> None:
     agent = await crew.start()
     harm(crew.home)
@@ -243,9 +234,7 @@ async def test_a_home_that_is_removed_or_emptied_is_refused_with_a_sentence(
         await agent.pause()
     result = await crew.passes(_outcome(agent.stop()), 30)
     assert isinstance(result, OstlerError) or result.error_message, "nothing is acknowledged that is not written"
-    await until(lambda: True)
     await crew.close()
-    assert tmp_path.exists()
 
 
 async def _outcome(work: Any) -> Any:

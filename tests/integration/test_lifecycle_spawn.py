@@ -338,10 +338,12 @@ async def test_a_caller_that_gives_up_at_any_step_leaves_nothing(
         callers.append(crew.begin(crew.start()))
         await crew.passes(asyncio.wait(callers), 30)
         assert callers[0].cancelled()
-        statistics = await crew.manager.get_statistics()
-        assert statistics.active_instances == 0
-        ended = statistics.by_state[S.FAILED] + statistics.by_state[S.TERMINATED]
-        assert ended == 1
+
+        async def closed() -> bool:
+            found = await crew.manager.get_statistics()
+            return (found.active_instances, found.by_state[S.FAILED] + found.by_state[S.TERMINATED]) == (0, 1)
+
+        await until(closed)
         assert workdirs(home) == []
         await until(lambda: not agent_threads())
 

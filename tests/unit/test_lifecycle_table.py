@@ -244,7 +244,7 @@ MESSAGES: dict[str, Make] = {
         caller=next((c for call in one.calls.values() for c in call.callers), kinds.Process(request=1))
     ),
     "caller-due-queued": lambda one: kinds.CallerDue(
-        caller=one.backlog[0].callers[0] if one.backlog else kinds.Process(request=1)
+        caller=next((c for call in one.backlog for c in call.callers), kinds.Process(request=1))
     ),
     "serves": lambda _: kinds.Serves(),
     "job-ended": lambda _: kinds.JobEnded(reply=done_with(1)),

@@ -130,6 +130,7 @@ class Keeper:
 
     def _undo_starts(self) -> None:
         """The manager that asked for them is gone, and the next one neither knows nor wants what is half started."""
+        self.starter.note_executed()
         for unit in list(self.house.units.values()):
             if unit.state == STARTING:
                 self.stops.stop(unit.room, unit.leaf, 0.0, "stop", lambda _: self._perhaps_over())

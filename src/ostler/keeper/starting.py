@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +20,12 @@ from ostler.keeper.spawning import CHANNEL_FD, CHANNEL_VARIABLE, Files, has_desc
 from ostler.keeper.tag import tag_for
 from ostler.keeper.template import Birth, Recipe
 from ostler.keeper.templates import Templates
-from ostler.keeper.tree import start_time
+from ostler.keeper.tree import start_time, stat
 from ostler.keeper.units import FAILED, LIVING, STARTING, House, Unit
 
 _DEFAULT_LOG_BYTES = 5 * 1024 * 1024
 _OOM_SCORE = 500
+_HALT_SECONDS = 0.05
 
 
 class _Start:
@@ -56,6 +60,8 @@ class Starter:
         self.templates = Templates(house, children, emptying)
         self.sessions = Sessions(emptying.loop)
         self._births: dict[str, Birth] = {}
+        #: Programs that are about to be executed.
+        self._executing: set[_Start] = set()
         #: The bound of open descriptors that our children get: the one that we were given.
         self.nofile: Sequence[int] | None = None
 
@@ -140,7 +146,21 @@ class Starter:
         unit.start_time = start_time(unit.pid)
         self._children.add(unit.pid, lambda ended: self._child_ended(start, ended), unit)
         unit.room.box.took_in(unit.pid, unit.leaf)
+        self._executing.add(start)
         self._loop.watch(start.report, lambda: self._reported(start))
+
+    def note_executed(self) -> None:
+        """A program that has begun is a living unit, also where the loop has not come to hear of it.
+
+        Those that have not begun are left stopped, so that none begins after the look.
+        """
+        for start in list(self._executing):
+            _halt(start.unit.pid)
+            look = select.poll()
+            look.register(start.report, select.POLLIN)
+            if look.poll(0):
+                os.kill(start.unit.pid, signal.SIGCONT)
+                self._reported(start)
 
     def _reported(self, start: _Start) -> None:
         """The pipe has ended: the program runs, or the process died on the way, which its end will tell."""
@@ -150,6 +170,7 @@ class Starter:
         self._loop.unwatch(start.report)
         os.close(start.report)
         start.report = -1
+        self._executing.discard(start)
         if sentence:
             self._fail(start, "start", sentence.decode(errors="replace"))
         else:
@@ -250,6 +271,14 @@ class Starter:
         self._house.leave_room(unit.room)
         then()
         self._failed(unit)
+
+
+def _halt(pid: int) -> None:
+    """Stop a process that is about to execute its program, and wait until it stands still; one that hangs may go on."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + _HALT_SECONDS
+    while (found := stat(pid)) is not None and found.state not in "TtZX" and time.monotonic() < end:
+        time.sleep(0.0005)
 
 
 def _expose_to_oom(pid: int) -> None:

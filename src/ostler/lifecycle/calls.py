@@ -340,9 +340,10 @@ def queued_call_due(instance: Instance, message: CallDue) -> None:
 
 def _limit_caller(instance: Instance, caller: Process) -> None:
     """Its own limit counts from its first word, in every phase, and bounds no other caller of the same request."""
-    if caller.due is None or caller.timer is not None:
+    if caller.timeout is None or caller.timer is not None:
         return
     clock = instance.runtime.clock
+    caller.due = caller.due or clock.mono() + caller.timeout.total_seconds()
     seconds = max(caller.due - clock.mono(), 0.0)
     timer = caller.timer = clock.call_later(seconds, lambda: instance.post(CallerDue(caller=caller)))
     caller.reply.add_done_callback(lambda _: timer.cancel())

@@ -284,6 +284,8 @@ class Instance:
     def lose(self, error: StaleWriterError) -> None:
         """Another manager owns the store: leave the agent alone, or end it where it cannot go on without us."""
         cell, self.cell = self.cell, None
+        for verb in self.phase.waiting:
+            verb.refuse(error)
         self.enter(Detached())
         if cell is None:
             pass

@@ -9,10 +9,12 @@ from ostler.agents.manifest import AgentKind
 from ostler.errors import (
     AgentGoneError,
     AgentNotFoundError,
+    DamagedRowError,
     InvalidOperationError,
     LicenseError,
     StaleWriterError,
     StoreError,
+    StoreFailedError,
 )
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, reports
@@ -348,6 +350,10 @@ async def finish(instance: Instance, phase: Leaving) -> None:
         phase.unwritten = str(error)
         instance.runtime.log.emit("death_unwritten", instance_id=instance.instance_id, error=str(error))
         _tell_unwritten(instance, phase, error)
+        if instance.runtime.closing is not None and isinstance(error, StoreFailedError | DamagedRowError):
+            _let_go(instance, instance.attempt)
+            instance.enter(Detached())  # this store takes nothing more; the next manager records it
+            return
         instance.arm(RETRY_SECONDS)
 
 

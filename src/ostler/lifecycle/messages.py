@@ -151,6 +151,11 @@ class Phase:
     #: Messages that are handled when the phase is left.
     deferred: list[Message] = field(default_factory=list)
 
+    @property
+    def waiting(self) -> list[Verb]:
+        """Verbs that wait for what the phase leads to."""
+        return []
+
 
 class CallEnding(StrEnum):
     """Why a call is being cancelled."""

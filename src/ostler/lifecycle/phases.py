@@ -34,6 +34,10 @@ class Starting(Phase):
     cancelled_because: str | None = None
     by: Actor = SYSTEM
 
+    @property
+    def waiting(self) -> list[Verb]:
+        return [*self.callers, *self.terminations]
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Adopting(Phase):
@@ -54,6 +58,10 @@ class Pausing(Phase):
 
     request: Suspend
     operation: Operation | None = None
+
+    @property
+    def waiting(self) -> list[Verb]:
+        return [self.request]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -110,6 +118,10 @@ class Leaving(Phase):
     final_state: dict[str, Any] | None = None
     #: Nothing of it lives; only the writing is left.
     empty: bool = False
+
+    @property
+    def waiting(self) -> list[Verb]:
+        return [*self.callers, *self.terminations]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -89,13 +89,14 @@ def gate_refusals(tier: Tier, options: AgentSpawnOptions | None) -> tuple[Refusa
     asked = options or AgentSpawnOptions()
     restart = asked.restart_policy.type if asked.restart_policy else RestartPolicyType.NONE
     check = asked.health_check or HealthCheckConfig()
-    gates: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
-        (f"{asked.isolation_level} isolation", lambda plan: asked.isolation_level in plan.isolation),
-        (f"the {restart} restart policy", lambda plan: restart in plan.restart),
-        (f"the {check.probe} health check", lambda plan: plan.custom_health_checks or not check.is_custom),
-        (f"{asked.priority} priority", lambda plan: asked.priority in plan.priorities),
+    other = " or ".join(one for one in RestartPolicyType if one in PLANS[tier].restart and one != "none")
+    gates: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
+        (f"{asked.isolation_level} isolation", lambda plan: asked.isolation_level in plan.isolation, ""),
+        (f"the {restart} restart policy", lambda plan: restart in plan.restart, f"; or choose {other}"),
+        (f"the {check.probe} health check", lambda plan: plan.custom_health_checks or not check.is_custom, ""),
+        (f"{asked.priority} priority", lambda plan: asked.priority in plan.priorities, ""),
     )
-    return tuple(_gate_refusal(tier, what, admits) for what, admits in gates if not admits(PLANS[tier]))
+    return tuple(_gate_refusal(tier, what, admits, hint) for what, admits, hint in gates if not admits(PLANS[tier]))
 
 
 def slot_error(tier: Tier, active: int) -> LicenseError:
@@ -110,10 +111,10 @@ def slot_error(tier: Tier, active: int) -> LicenseError:
     )
 
 
-def _gate_refusal(tier: Tier, what: str, admits: Callable[[Plan], bool]) -> Refusal:
+def _gate_refusal(tier: Tier, what: str, admits: Callable[[Plan], bool], hint: str) -> Refusal:
     needs = _lowest(admits)
     remedy = f"it needs {needs}" if needs else "no plan does"
-    return Refusal(tier=tier, needs=needs, sentence=f"the {tier} plan does not admit {what}; {remedy}")
+    return Refusal(tier=tier, needs=needs, sentence=f"the {tier} plan does not admit {what}; {remedy}{hint}")
 
 
 def _lowest(admits: Callable[[Plan], bool]) -> Tier | None:
