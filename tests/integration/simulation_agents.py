@@ -18,7 +18,7 @@ class Thinker(Agent):
     async def initialize(self, context: AgentContext) -> None:
         self.context = context
         self.asked = 0
-        if os.path.exists(str(context.data.get("rain", "/nowhere"))):  # noqa: ASYNC240, PTH110 - a test may look
+        if os.path.exists(str(context.data.get("rain", "/nowhere"))):  # noqa: PTH110 - a test may look
             raise RuntimeError("it rains")
 
     async def process(self, request: Any) -> Any:

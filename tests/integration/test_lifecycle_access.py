@@ -59,6 +59,12 @@ ACTS: tuple[tuple[str, Permission, Act], ...] = (
     ("restart", P.AGENTS_SPAWN, lambda manager, one: manager.restart(one.instance_id)),
     ("terminate", P.AGENTS_TERMINATE, lambda manager, one: manager.terminate(one.instance_id)),
 )
+
+
+async def _log(manager: AgentLifecycleManager, one: AgentInstance) -> list[str]:
+    return [line.text async for line in manager.log(one.instance_id)]
+
+
 LOOKS: tuple[Act, ...] = (
     lambda manager, one: manager.get_instance(one.instance_id),
     lambda manager, _: manager.get_active_instances(),
@@ -69,12 +75,8 @@ LOOKS: tuple[Act, ...] = (
     lambda manager, _: manager.get_statistics(),
     lambda manager, one: anext(manager.observe(one.instance_id, after=0)),
     lambda manager, _: anext(manager.observe(after=0)),
-    lambda manager, one: _log(manager, one),
+    _log,
 )
-
-
-async def _log(manager: AgentLifecycleManager, one: AgentInstance) -> list[str]:
-    return [line.text async for line in manager.log(one.instance_id)]
 
 
 async def record_of(crew: Crew, **more: Any) -> AgentInstance:

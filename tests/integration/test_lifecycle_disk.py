@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lifecycle_agents import Stage
@@ -74,8 +75,7 @@ async def test_new_work_is_refused_and_what_lives_goes_on(crew: Crew, disk: Disk
     agent = await crew.start()
     disk.fill()
     with pytest.raises(StoreFullError, match="free some space"):
-        for _ in range(50):  # what is in the log already has room
-            await crew.start()
+        await start_many(crew, 50)  # what is in the log already has room
     assert await agent.ask(do("echo", value=1)) == 1, "an answer is given, though its moves are written later"
     disk.free()
     await crew.passes(crew.reaches(agent, S.WAITING), 10)
@@ -83,12 +83,16 @@ async def test_new_work_is_refused_and_what_lives_goes_on(crew: Crew, disk: Disk
     await crew.start()
 
 
+async def start_many(crew: Crew, count: int, context: dict[str, Any] | None = None) -> None:
+    for _ in range(count):
+        await crew.start(context)
+
+
 async def fill_up(crew: Crew, disk: Disk) -> None:
     """Nothing can be written any more, not even into space that the database holds already."""
     disk.fill()
     with pytest.raises(StoreFullError):
-        for _ in range(500):
-            await crew.start({"pad": "x" * 3000})
+        await start_many(crew, 500, {"pad": "x" * 3000})
 
 
 @at(THREAD, PROCESS)
@@ -151,7 +155,9 @@ async def test_a_home_on_a_full_disk_is_opened_to_end_what_lives_there(crew: Cre
 
 
 @at(PROCESS)
-async def test_with_a_keeper_that_hangs_a_spawn_fails_within_its_time(home: Path, stage: Stage, level: IsolationLevel) -> None:
+async def test_with_a_keeper_that_hangs_a_spawn_fails_within_its_time(
+    home: Path, stage: Stage, level: IsolationLevel
+) -> None:
     """Its initialisation timeout and five seconds."""
     crew = Crew(home, SystemClock(), stage, level)
     with swept(home):
@@ -167,7 +173,9 @@ async def test_with_a_keeper_that_hangs_a_spawn_fails_within_its_time(home: Path
                 assert await first.ask(do("echo", value=1)) == 1, "the others go on"
             finally:
                 os.kill(keeper, signal.SIGCONT)
-            (failed,) = [one for one in await crew.manager.get_active_instances() if one.state is S.INITIALIZING] or [None]
+            (failed,) = [one for one in await crew.manager.get_active_instances() if one.state is S.INITIALIZING] or [
+                None
+            ]
             assert failed is None
             again = await crew.start()
             assert await again.ask(do("echo", value=2)) == 2

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -390,7 +391,7 @@ async def test_the_interval_of_samples_can_be_set(crew: Crew) -> None:
     agent = await crew.start()
     stream = agent.events(options=METRICS)
     seen = await crew.passes(take(stream, 5), 20, step=1)
-    steps = [later.occurred_at - one.occurred_at for one, later in zip(seen, seen[1:], strict=False)]
+    steps = [later.occurred_at - one.occurred_at for one, later in pairwise(seen)]
     assert max(steps) <= timedelta(seconds=2)
     await stream.aclose()
 

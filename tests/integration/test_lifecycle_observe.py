@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from datetime import timedelta
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -126,7 +127,7 @@ async def test_an_observer_that_then_reads_the_record_misses_no_move(crew: Crew)
         while not seen or moves(seen)[-1:] != [S.SUSPENDED]:
             seen += await take(stream, 1)
         known = [state, *moves(seen)]
-        assert all(later is not before for before, later in zip(known[1:], known[2:], strict=False))
+        assert all(later is not before for before, later in pairwise(known[1:]))
         assert known[-1] is S.SUSPENDED
         await stream.aclose()
         await agent.resume()

@@ -230,7 +230,6 @@ async def test_a_home_that_is_removed_or_emptied_is_refused_with_a_sentence(
         await crew.start()
     assert len(str(refused.value)) > 20
     with pytest.raises(OstlerError):
-        await agent.ask(do("echo", value=1), id="r-1")
         await agent.pause()
     result = await crew.passes(_outcome(agent.stop()), 30)
     assert isinstance(result, OstlerError) or result.error_message, "nothing is acknowledged that is not written"

@@ -329,7 +329,7 @@ async def test_what_cannot_take_a_request_says_so_and_what_to_do(crew: Crew) -> 
 # --- ids -----------------------------------------------------------------------------------------------
 
 
-async def executed(crew: Crew, agent: AgentHandle, request_id: str, what: str = "") -> int:
+async def executed(agent: AgentHandle, request_id: str, what: str = "") -> int:
     found = await agent.ask(do("count", what=what), id=request_id)
     assert isinstance(found, int)
     return found
@@ -338,8 +338,8 @@ async def executed(crew: Crew, agent: AgentHandle, request_id: str, what: str = 
 @at(*LEVELS)
 async def test_an_id_is_answered_once(crew: Crew) -> None:
     agent = await crew.start()
-    assert [await executed(crew, agent, "r-1") for _ in range(3)] == [1, 1, 1]
-    assert await executed(crew, agent, "r-2") == 2
+    assert [await executed(agent, "r-1") for _ in range(3)] == [1, 1, 1]
+    assert await executed(agent, "r-2") == 2
     rows = await agent.requests()
     assert [(row.request_id, row.state, row.answer) for row in rows] == [
         ("r-2", RequestState.DONE, "2"),
@@ -352,23 +352,23 @@ async def test_an_id_is_answered_once(crew: Crew) -> None:
 @at(*LEVELS)
 async def test_an_id_is_answered_in_every_phase_and_by_the_next_manager(crew: Crew) -> None:
     agent = await crew.start(restart_policy=IN_TEN_SECONDS)
-    assert await executed(crew, agent, "r-1") == 1
+    assert await executed(agent, "r-1") == 1
     await agent.restart()
-    assert await executed(crew, agent, "r-1") == 1
+    assert await executed(agent, "r-1") == 1
     for depth in ("hold", "park"):
         await agent.pause(depth)
-        assert await executed(crew, agent, "r-1") == 1
+        assert await executed(agent, "r-1") == 1
         await agent.resume()
     await crew.crash(agent)
     assert await crew.state(agent) is S.FAILED
-    assert await executed(crew, agent, "r-1") == 1
+    assert await executed(agent, "r-1") == 1
     await crew.comes_back(agent, (await agent.record()).attempt + 1, 10)
     await agent.stop()
-    assert await executed(crew, agent, "r-1") == 1
+    assert await executed(agent, "r-1") == 1
     await crew.reopen()
-    assert await executed(crew, crew.again(agent), "r-1") == 1
+    assert await executed(crew.again(agent), "r-1") == 1
     with pytest.raises(InvalidOperationError, match="is terminated"):
-        await executed(crew, crew.again(agent), "r-2")
+        await executed(crew.again(agent), "r-2")
 
 
 @at(*LEVELS)

@@ -315,9 +315,7 @@ async def test_002_020_terminate_order(crew: Crew) -> None:
 
 async def test_002_021_terminate_force(crew: Crew) -> None:
     agent = await crew.start({"shutdown": "hang"})
-    patient = await crew.passes(
-        crew.manager.terminate(agent.instance_id, QUICK.evolve(force_if_timeout=False)), 10
-    )
+    patient = await crew.passes(crew.manager.terminate(agent.instance_id, QUICK.evolve(force_if_timeout=False)), 10)
     assert not patient.success
     result = await crew.passes(crew.manager.terminate(agent.instance_id, QUICK), 10)
     assert (result.success, result.was_graceful) == (True, False)
@@ -455,7 +453,11 @@ async def test_002_032_resource_limits(crew: Crew) -> None:
 async def test_002_033_isolation_level(crew: Crew) -> None:
     assert AgentSpawnOptions().isolation_level is IsolationLevel.THREAD
     request = crew.request(about={"defaults": AgentSpawnOptions(isolation_level=NONE)}).evolve(options=None)
-    for options, level in ((None, NONE), (AgentSpawnOptions(name="x"), NONE), (AgentSpawnOptions(isolation_level=THREAD), THREAD)):
+    for options, level in (
+        (None, NONE),
+        (AgentSpawnOptions(name="x"), NONE),
+        (AgentSpawnOptions(isolation_level=THREAD), THREAD),
+    ):
         record = await crew.manager.spawn(request.evolve(options=options))
         assert record.spawn_options is not None
         assert record.spawn_options.isolation_level is level
@@ -473,7 +475,11 @@ async def test_002_034_restart_policy(crew: Crew) -> None:
 
 async def test_002_035_health_check(crew: Crew) -> None:
     check = HealthCheckConfig()
-    assert (check.probe, check.interval, check.timeout) == (ProbeType.HEARTBEAT, timedelta(seconds=5), timedelta(seconds=3))
+    assert (check.probe, check.interval, check.timeout) == (
+        ProbeType.HEARTBEAT,
+        timedelta(seconds=5),
+        timedelta(seconds=3),
+    )
     assert (check.failure_threshold, check.success_threshold) == (3, 2)
     agent = await crew.start()
     await crew.tick(15)
@@ -712,7 +718,11 @@ async def test_002_057_restart_presets() -> None:
     assert RestartPolicy.default() == RestartPolicy()
     assert (RestartPolicy.none().type, RestartPolicy.none().max_retries) == (RestartPolicyType.NONE, 0)
     immediate = RestartPolicy.immediate()
-    assert (immediate.type, immediate.max_retries, immediate.initial_delay) == (RestartPolicyType.IMMEDIATE, 3, timedelta(0))
+    assert (immediate.type, immediate.max_retries, immediate.initial_delay) == (
+        RestartPolicyType.IMMEDIATE,
+        3,
+        timedelta(0),
+    )
 
 
 @pytest.mark.parametrize(
@@ -1214,7 +1224,9 @@ async def test_002_101_log_state_changed(crew: Crew, caplog: pytest.LogCaptureFi
     await agent.restart()
     await agent.stop()
     assert [one["to_state"] for one in logged(caplog, "state_changed")] == await crew.moves(agent)
-    assert f"INFO [LCM] Agent state changed. InstanceId: {agent.instance_id}, From: failed, To: initializing" in lines(caplog)
+    assert f"INFO [LCM] Agent state changed. InstanceId: {agent.instance_id}, From: failed, To: initializing" in lines(
+        caplog
+    )
 
 
 async def test_002_102_log_terminated(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
@@ -1456,9 +1468,7 @@ async def test_002_120_a_failed_initialisation_leaves_nothing(crew: Crew) -> Non
 
 
 @at(*LEVELS)
-async def test_002_121_full_lifecycle_with_a_restart_in_between(
-    crew: Crew, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_002_121_full_lifecycle_with_a_restart_in_between(crew: Crew, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ostler.lifecycle")
     agent = await crew.start(restart_policy=RestartPolicy.immediate())
     assert await agent.ask(do("echo", value={"hello": "Ada"})) == {"hello": "Ada"}
@@ -1476,5 +1486,14 @@ async def test_the_names_of_the_document_are_public() -> None:
     """Agents are written with these."""
     assert issubclass(Actor, Agent)
     assert inspect.isclass(AgentContext)
-    for verb in ("spawn", "get_instance", "get_active_instances", "terminate", "observe", "suspend", "resume", "get_statistics"):
+    for verb in (
+        "spawn",
+        "get_instance",
+        "get_active_instances",
+        "terminate",
+        "observe",
+        "suspend",
+        "resume",
+        "get_statistics",
+    ):
         assert callable(getattr(AgentLifecycleManager, verb))

@@ -85,7 +85,7 @@ async def test_what_breaks_off_leaves_the_old_file_and_no_other(tmp_path: Path) 
 
     with pytest.raises(ZeroDivisionError):
         await export_turns(breaks, tmp_path / "out.jsonl", "jsonl")
-    left = [(one.name, one.read_text()) for one in tmp_path.iterdir()]  # noqa: ASYNC240 - a test may look
+    left = [(one.name, one.read_text()) for one in tmp_path.iterdir()]
     assert left == [("out.jsonl", "old")]
 
 

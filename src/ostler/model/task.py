@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -199,8 +197,8 @@ _Long = Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=
 class TaskSettings(Record):
     """The table `[tasks]` of ostler.toml."""
 
-    #: Tasks that are worked on at the same time.
-    at_once: Annotated[int, Interval(ge=0, le=1000)] = field(default_factory=lambda: os.cpu_count() or 1)
+    #: Tasks that are worked on at the same time. Without a number, as many as there are cores.
+    at_once: Annotated[int, Interval(ge=0, le=1000)] | None = None
     #: How long one attempt may work, where neither the task nor its agent says.
     timeout: _Long = timedelta(hours=2)
     check_timeout: _Long = timedelta(minutes=15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 
 from ostler.errors import OstlerError
@@ -81,7 +82,8 @@ class TaskQueue:
                     await self._wake.wait()
 
     async def _begin_some(self) -> None:
-        free = self._tasks.settings.at_once - len(self._running)
+        places = self._tasks.settings.at_once
+        free = ((os.cpu_count() or 1) if places is None else places) - len(self._running)
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
