@@ -274,7 +274,7 @@ from uuid import UUID
 from ostler.agents import Agent, AgentKind, AgentManifest
 from ostler.isolation import StartPlan, Verb
 from ostler.isolation.thread import ThreadIsolation
-from ostler.model import ResourceLimits
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
 
 gate = threading.Lock()

@@ -90,5 +90,5 @@ async def opened(home: Path, *, seams: ostler.Seams | None = None, **settings: A
     chosen = ostler.LifecycleSettings(**settings)
     async with ostler.open(home, settings=chosen, seams=seams) as manager:
         yield Fleet(manager, home)
-    if not chosen.outlive:
+    if "outlive" not in settings:
         assert_nothing_left(home)

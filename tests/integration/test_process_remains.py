@@ -94,9 +94,12 @@ async def until_told(fleet: Fleet, one: AgentInstance) -> None:
 
 
 @pytest.mark.anyio
-async def test_nothing_is_called_terminated_while_something_of_it_lives_under_any_manager(home: Path) -> None:
+async def test_nothing_is_called_terminated_while_something_of_it_lives_under_any_manager(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostler.lifecycle.open._CLOSE_SECONDS", 1)
     with swept(home), ice() as cold:
-        async with opened(home, outlive=_OUTLIVE) as fleet:
+        async with opened(home, outlive=_OUTLIVE, close_grace=timedelta(0)) as fleet:
             ended = await with_unkillable_child(fleet, cold)
             died = await with_unkillable_child(fleet, cold, RestartPolicy.none())
             ending = asyncio.create_task(fleet.manager.terminate(ended.instance_id, _AT_ONCE))
@@ -107,7 +110,7 @@ async def test_nothing_is_called_terminated_while_something_of_it_lives_under_an
             assert "could not be ended: process" in (result.error_message or "")
             await until_told(fleet, died)
         (left,) = fleet.tree(ended)
-        async with opened(home, outlive=_OUTLIVE) as fleet:
+        async with opened(home, outlive=_OUTLIVE, close_grace=timedelta(0)) as fleet:
             assert (await fleet.record(ended)).state is AgentState.TERMINATING
             refused = await fleet.manager.terminate(died.instance_id, _AT_ONCE)
             assert not refused.success

@@ -32,7 +32,7 @@ _SAMPLES: dict[Any, Any] = {
 }
 #: Values that more than a type decides.
 _FIELDS: dict[str, Any] = {
-    "workdir": "/somewhere",
+    "depends_on": ("another",),
     "max_worker_threads": 3,
     "max_retries": 2,
     "burst_limit": 7,
@@ -78,4 +78,6 @@ def sample(hint: Any) -> Any:
 def full(cls: type[Any]) -> Any:
     hints = typing.get_type_hints(cls)
     values = {field.name: sample(hints[field.name]) for field in dataclasses.fields(cls)}
+    if hints.get("workdir") == str | None:
+        values["workdir"] = "/somewhere"  # of a task it is a record, of a spawn a path
     return cls(**{**values, **{name: value for name, value in _FIELDS.items() if name in values}}).checked()

@@ -196,7 +196,7 @@ def test_a_program_may_be_found_by_the_path_of_the_spawn(tmp_path: Path) -> None
 def test_exit_codes_mean_what_the_spec_says() -> None:
     codes = {3: ExitMeaning.RETRY, 4: ExitMeaning.BLOCKED, 5: ExitMeaning.DONE}
     for code, meaning in ((0, "done"), (3, "retry"), (4, "blocked"), (5, "done")):
-        answer = answer_of(spec("run", exit_codes=codes), Ending(code=code), said(b"so"), 1.5, 7)
+        answer = answer_of(spec("run", exit_codes=codes).checked(), Ending(code=code), said(b"so"), 1.5, 7)
         assert answer == {
             "exit_code": code,
             "meaning": meaning,

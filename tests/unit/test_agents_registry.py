@@ -123,7 +123,7 @@ def test_the_name_is_the_one_given_or_that_of_the_class() -> None:
 def test_a_command_and_a_lambda_need_a_name() -> None:
     registry = AgentRegistry()
     for nameless in (ECHO, lambda: Needy("x"), functools.partial(greet, "x")):
-        with pytest.raises(ValidationError, match="name must be given as text"):
+        with pytest.raises(ValidationError, match=r"must have a name: .* register it with name="):
             registry.register(nameless)
     echo = registry.register(ECHO, name="echo")
     assert (echo.kind, echo.command, echo.source) == (AgentKind.COMMAND, ECHO, None)

@@ -83,7 +83,7 @@ def test_all_refusals_come_at_once() -> None:
     refusals = gate_refusals(CORE, options)
     assert [refusal.sentence for refusal in refusals] == [
         "the core plan does not admit container isolation; it needs enterprise",
-        "the core plan does not admit the exponential restart policy; it needs teams",
+        "the core plan does not admit the exponential restart policy; it needs teams; or choose immediate",
         "the core plan does not admit the http health check; it needs writer_pro",
         "the core plan does not admit critical priority; it needs enterprise",
     ]
