@@ -105,8 +105,11 @@ def main() -> None:
         project = Path(folder) / "project"
         (project / ".ostler").mkdir(parents=True)
         story = Story(project)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             tell(story)
+        except KeyboardInterrupt:
+            sys.exit(130)
         finally:
             story.type("down", quiet=True)
 
