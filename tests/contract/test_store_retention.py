@@ -224,6 +224,21 @@ async def test_an_instance_that_is_younger_than_what_went_is_read_from_its_begin
         await store.read(events.read_events, 0, workspace_id=HOME)
 
 
+async def test_an_instance_whose_first_event_is_the_oldest_that_is_kept_is_read_from_its_beginning(
+    store: Store, clock: ManualClock
+) -> None:
+    old = await ready(store)
+    clock.advance(31 * DAY)
+    young = await reserved(store)
+    clock.advance(1)
+    await readied(store, young)
+    assert (await sweep(store)).removed == 2
+    page = await store.read(events.read_events, 0, instance_id=young.instance_id)
+    assert [event.sequence for event in page.events] == [3, 4]
+    with pytest.raises(CursorGoneError):
+        await store.read(events.read_events, 0, instance_id=old.instance_id)
+
+
 async def test_a_reader_that_is_up_to_date_in_a_quiet_workspace_misses_nothing(
     store: Store, clock: ManualClock
 ) -> None:

@@ -38,6 +38,7 @@ FORKED = (
 #: The same as users have it, with a pool of workers; when it is asked to it closes, while its worker lives.
 POOL = """
 import asyncio, multiprocessing, os, sys, time
+from datetime import timedelta
 import ostler
 
 class Mine(ostler.Agent):
@@ -47,7 +48,8 @@ class Mine(ostler.Agent):
 options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
 
 async def main():
-    async with ostler.open(sys.argv[1]) as manager:
+    settings = ostler.LifecycleSettings(outlive=timedelta(0))
+    async with ostler.open(sys.argv[1], settings=settings) as manager:
         mine = manager.registry.register(Mine, name="mine")
         one = await manager.spawn(ostler.SpawnRequest(agent_definition_id=mine.id, options=options))
         agent = await manager.process(one.instance_id, None)

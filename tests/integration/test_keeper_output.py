@@ -41,7 +41,7 @@ def test_both_streams_are_kept_to_the_last_byte(manager: Manager, tmp_path: Path
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_is_turned_over_and_only_one_more_is_kept(manager: Manager, tmp_path: Path) -> None:
+def test_a_file_is_turned_over_and_only_one_more_is_kept_with_its_times(manager: Manager, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     code = "import os\nfor n in range(100): os.write(1, b'%9d\\n' % n * 1000)"
     manager.start("a.1", [*PYTHON, code], log=str(log), log_bytes=100_000)
@@ -49,7 +49,9 @@ def test_a_file_is_turned_over_and_only_one_more_is_kept(manager: Manager, tmp_p
     kept = (tmp_path / "a.log.1").read_bytes() + log.read_bytes()
     assert 100_000 <= len(kept) <= 200_000
     assert kept.endswith(b"%9d\n" % 99)
-    assert sorted(path.name for path in tmp_path.glob("a.log*")) == ["a.log", "a.log.1"]
+    assert sorted(path.name for path in tmp_path.glob("a.log*")) == [
+        *("a.log", "a.log.1", "a.log.times", "a.log.times.1")
+    ]
 
 
 def test_too_much_is_dropped_counted_and_marked(manager: Manager, tmp_path: Path) -> None:

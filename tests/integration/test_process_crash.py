@@ -37,7 +37,7 @@ from uuid import UUID
 from ostler.agents import Agent, AgentKind, AgentManifest
 from ostler.isolation import Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model import ResourceLimits
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
 
 HOME, COUNT = Path(sys.argv[1]), int(sys.argv[2])

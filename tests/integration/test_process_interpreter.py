@@ -47,12 +47,13 @@ import ostler
 from mirror import Mirror
 
 async def main(home):
-    settings = ostler.LifecycleSettings(outlive=timedelta(seconds=60 * (sys.argv[2] == "stay")))
+    settings = ostler.LifecycleSettings(outlive=timedelta(seconds=60))
     async with ostler.open(home, settings=settings) as manager:
         known = manager.registry.register(Mirror, name="mirror")
         options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
         request = ostler.SpawnRequest(agent_definition_id=known.id, options=options)
         await manager.spawn(request)
+        manager.keep_agents = sys.argv[2] == "stay"
         agents = sorted(await manager.get_active_instances(), key=lambda one: one.created_at)
         said = [await manager.process(one.instance_id, 1) for one in agents]
     print(json.dumps([Mirror().process(1), *said]))

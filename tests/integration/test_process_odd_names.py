@@ -21,7 +21,7 @@ from uuid import UUID
 from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec
 from ostler.isolation import Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model import ResourceLimits
+from ostler.model.spawn import ResourceLimits
 from ostler.seams import SystemClock
 
 class Settler(Agent):

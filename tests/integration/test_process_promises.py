@@ -238,6 +238,7 @@ async def test_a_changed_file_changes_who_is_spawned_and_nobody_who_lives(
 
 PROGRAM = """
 import asyncio, os, sys
+from datetime import timedelta
 import ostler
 
 class Mine(ostler.Agent):
@@ -249,7 +250,7 @@ class Mine(ostler.Agent):
         return [request, os.getpid(), __name__]
 
 async def main():
-    async with ostler.open(sys.argv[1]) as manager:
+    async with ostler.open(sys.argv[1], settings=ostler.LifecycleSettings(outlive=timedelta(0))) as manager:
         known = manager.registry.register(Mine, name="mine")
         options = ostler.AgentSpawnOptions(isolation_level=ostler.IsolationLevel.PROCESS)
         request = ostler.SpawnRequest(agent_definition_id=known.id, options=options)
@@ -272,7 +273,7 @@ def embedded(*words: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("end", ["close", "exit", "wait"])
-async def test_an_embedded_program_takes_its_agents_with_it(home: Path, tmp_path: Path, end: str) -> None:
+async def test_a_program_takes_agents_with_it_that_do_not_outlive_it(home: Path, tmp_path: Path, end: str) -> None:
     """Its agents are classes of the script itself. It closes in order, leaves without a word, or is killed."""
     script = tmp_path / "my_program.py"
     script.write_text(PROGRAM)

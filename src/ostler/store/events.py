@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from ostler.errors import CursorGoneError, DamagedRowError
-from ostler.model.events import EVENT_CLASSES, Event
+from ostler.model.events import EVENT_CLASSES, AgentStateChangedEvent, Event
 from ostler.model.faults import fault
 from ostler.model.record import adapter
+from ostler.model.states import AgentState
 from ostler.model.types import from_micros
 from ostler.store.transaction import PAGE, Reader, page
 
@@ -51,9 +53,9 @@ def read_events(
         **values,
     )
     horizon = _head(reader, "horizon")
-    if after < horizon and not _is_younger(reader, instance_id, horizon):
-        raise CursorGoneError(cursor=after, horizon=horizon)
     events = tuple(_event(row) for row in rows)
+    if after < horizon and not (instance_id and (_is_first(events) or _is_younger(reader, instance_id, horizon))):
+        raise CursorGoneError(cursor=after, horizon=horizon)
     return EventPage(events, events[-1].sequence if len(events) == limit else head)
 
 
@@ -79,7 +81,15 @@ def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: 
     return [_event(row) for row in reversed(rows)]
 
 
-def _is_younger(reader: Reader, instance_id: UUID | None, horizon: int) -> bool:
+def _is_first(events: Sequence[Event]) -> bool:
+    """Whether the oldest event that is kept of an instance is its first move, before which there are none."""
+    match events:
+        case [AgentStateChangedEvent(attempt=1, previous_state=AgentState.INITIALIZING), *_]:
+            return True
+    return False
+
+
+def _is_younger(reader: Reader, instance_id: UUID, horizon: int) -> bool:
     """Whether the instance was made after the oldest event that is kept, so that all of its events are."""
     row = reader.fetch_one(
         """SELECT 1 FROM agent_instances WHERE id = :id AND created_at > (
