@@ -109,6 +109,19 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_the_walks_of_the_architecture_name_what_is_there() -> None:
+    """`lifecycle/start.py` `started`, `other`: the file is in src/ostler, and has these functions or classes."""
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "architecture.md").read_text())
+    source = ROOT / "src" / "ostler"
+    missing = [path for path in re.findall(r"`(\w+/[\w/]*(?:\.py)?)`", text) if not (source / path).exists()]
+    for path, names in re.findall(r"`(\w+/[\w/]+\.py)`((?: →)?(?:,? `\w+`)+)", text):
+        code = (source / path).read_text()
+        missing += [
+            f"{path} {name}" for name in re.findall(r"\w+", names) if not re.search(rf"(def|class) {name}\b", code)
+        ]
+    assert not missing
+
+
 # --- tables ------------------------------------------------------------------------------------------
 
 
