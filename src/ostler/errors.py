@@ -24,8 +24,7 @@
     │   └── StaleWriterError        an old epoch or attempt tried to write
     ├── DeadlineError               also a TimeoutError
     │   ├── InitializationTimeoutError
-    │   ├── ExecutionTimeoutError
-    │   └── TerminationTimeoutError
+    │   └── ExecutionTimeoutError
     ├── StoreError
     │   ├── StoreClosedError
     │   ├── StoreFullError          no space left; reads and supervision go on
@@ -249,10 +248,6 @@ class InitializationTimeoutError(DeadlineError):
 
 class ExecutionTimeoutError(DeadlineError):
     """The operation ran longer than its execution timeout and was cancelled."""
-
-
-class TerminationTimeoutError(DeadlineError):
-    """The agent did not stop within its graceful timeout."""
 
 
 class StoreError(OstlerError):

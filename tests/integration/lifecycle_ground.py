@@ -173,7 +173,7 @@ class Crew:
 
     def begin(self, work: Coroutine[Any, Any, T] | Awaitable[T]) -> asyncio.Task[T]:
         """Let it go on beside the test; the end of the test looks at whatever it comes to."""
-        task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[arg-type, assignment]  # a coroutine becomes a task
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
         self._tasks.append(task)
         return task
 
@@ -436,7 +436,7 @@ class Victim:
         self._program.send_signal(number)
 
 
-async def killed(scene: Callable[[Crew], Any], crew: Crew, **given: Any) -> dict[str, Any]:
+async def killed(scene: Callable[..., Any], crew: Crew, **given: Any) -> dict[str, Any]:
     """Let a program play this scene on the crew's home, and kill it with signal 9 when it has told what it made."""
     victim = Victim(f"{Path(inspect.getfile(scene)).stem}:{scene.__name__}", crew.home, crew.stage, given)
     try:

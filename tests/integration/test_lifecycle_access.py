@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -15,6 +15,7 @@ from lifecycle_ground import LEVELS, NONE, PROCESS, THREAD, Crew, S, at, do, log
 import ostler
 from ostler import (
     HOME_WORKSPACE_ID,
+    AgentEvent,
     AgentInstance,
     AgentLifecycleManager,
     AgentNotFoundError,
@@ -227,7 +228,8 @@ async def test_workspaces_have_their_own_plans_counts_and_events(crew: Crew) -> 
     assert (await theirs.get_statistics()).active_instances == 2
     assert (await crew.manager.get_statistics()).active_instances == 2
     async with theirs.observe(after=0) as events:
-        seen = {(await anext(events)).instance_id for _ in range(4)}
+        found = [await anext(events) for _ in range(4)]
+    seen = {one.instance_id for one in found if isinstance(one, AgentEvent)}
     assert seen == {one.instance_id for one in made}
 
 
@@ -426,9 +428,9 @@ async def test_what_is_no_id_is_refused_by_every_verb(crew: Crew) -> None:
         "restart": manager.restart,
         "terminate": manager.terminate,
         "why": manager.why,
-        "open_waits": lambda value: manager.open_waits(value if value is not None else 5),
+        "open_waits": lambda value: manager.open_waits(cast("Any", 5) if value is None else value),
         "get_requests": manager.get_requests,
-        "observe": lambda value: anext(manager.observe(value if value is not None else 5)),
+        "observe": lambda value: anext(manager.observe(cast("Any", 5) if value is None else value)),
     }
     for name, ask in asks.items():
         for value in WRONG:
@@ -468,7 +470,8 @@ async def test_what_is_no_filter_or_option_is_refused_even_where_it_is_empty(cre
 
 @pytest.mark.parametrize("name", ["settings", "registry", "levels", "seams"])
 async def test_a_manager_is_not_opened_with_something_else(tmp_path: Path, name: str) -> None:
-    for value in ("x", 5, [], object()):
+    wrong: tuple[Any, ...] = ("x", 5, [], object())
+    for value in wrong:
         with pytest.raises(ValidationError, match=f"{name} must be of type"):
             async with ostler.open(tmp_path / "home", **{name: value}):
                 pytest.fail("it was opened")

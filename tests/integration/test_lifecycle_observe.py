@@ -6,6 +6,7 @@ import asyncio
 import gc
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -27,6 +28,7 @@ from ostler import (
     AgentTerminatedEvent,
     AuthorizationError,
     CursorGoneError,
+    Event,
     EventsMissed,
     Observation,
     ObservationOptions,
@@ -397,7 +399,8 @@ async def test_a_replay_goes_live_without_a_gap_or_a_duplicate(crew: Crew) -> No
         await chatter(agent, 1)
     await asyncio.gather(*writing)
     await crew.manager.terminate(agent.instance_id, TerminationOptions.immediate())
-    expected = [event.sequence for event in await crew.events(agent)]
+    log: list[Event] = await crew.events(agent)
+    expected = [event.sequence for event in log]
     assert len(expected) > 1600
     for one in reading:
         assert [each.sequence for each in await one] == expected
@@ -461,8 +464,9 @@ async def test_what_does_not_exist_cannot_be_observed(crew: Crew) -> None:
             crew.manager.observe(after=after)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValidationError, match="buffer_capacity"):
         crew.manager.observe(options=ObservationOptions(buffer_capacity=0))
-    for options in ("", 5, {}, []):
+    wrong: tuple[Any, ...] = ("", 5, {}, [])
+    for options in wrong:
         with pytest.raises(ValidationError, match="options must be of type ObservationOptions"):
-            crew.manager.observe(options=options)  # type: ignore[arg-type]  # wrong on purpose
+            crew.manager.observe(options=options)
     with pytest.raises(ValidationError):
         await anext(crew.manager.observe(after=10**9))

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from lifecycle_agents import Stage
@@ -139,7 +140,7 @@ async def test_a_manager_whose_store_was_taken_over_stops_its_agents_and_refuses
         for verb in verbs:
             with pytest.raises(StaleWriterError):
                 await verb
-        record = await other.read(get_instance, agent.instance_id)
+        record = await other.read(get_instance, UUID(str(agent.instance_id)))
         assert record is not None
         assert record.state is S.PROCESSING, "the record is the new owner's to write"
         await crew.close()

@@ -209,7 +209,7 @@ async def test_recovering_twice_changes_nothing_more(copy: Copy) -> None:
     await copy.reaches(copy.named("returns"), S.READY, 2)
     await until(quiet)
     await copy.named("returns").stop()
-    before = (await copy.events(None))[-1].sequence
+    before: int = (await copy.events(None))[-1].sequence
     await copy.reopen(registry=registry)
     await copy.calm()
     assert (await copy.events(None))[-1].sequence == before

@@ -115,7 +115,8 @@ async def test_after_agent_gone_the_record_says_already_what_happened(crew: Crew
     failed = await agent.record()
     assert failed.state is S.FAILED
     assert "SystemExit: 3" in (failed.error_message or "")
-    assert "SystemExit: 3" in " ".join([(why := await agent.why()).verdict, *why.evidence])
+    why = await agent.why()
+    assert "SystemExit: 3" in " ".join([why.verdict, *why.evidence])
     with pytest.raises(AgentGoneError):
         await bystander
     (attempt,) = await crew.attempts(agent)

@@ -152,7 +152,8 @@ async def test_limits_above_the_machine_are_refused_and_those_above_the_seeds_ar
         "options.resource_limits.max_memory_mb",
         "options.resource_limits.max_cpu_percent",
     }
-    assert await crew.start(resource_limits={"max_memory_mb": "9G", "execution_timeout": "7d"})
+    agent = await crew.start(resource_limits={"max_memory_mb": "9G", "execution_timeout": "7d"})
+    assert await crew.state(agent) is S.READY
 
 
 @at(NONE)

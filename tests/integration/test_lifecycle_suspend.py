@@ -476,7 +476,8 @@ async def test_a_pause_without_its_definition_waits_for_it(crew: Crew) -> None:
     agent = crew.again(agent)
     await crew.calm()
     assert await crew.state(agent) is S.SUSPENDED
-    assert "made here" in " ".join([(why := await agent.why()).verdict, *why.evidence, *why.what_would_change_it])
+    why = await agent.why()
+    assert "made here" in " ".join([why.verdict, *why.evidence, *why.what_would_change_it])
     await asyncio.to_thread(empty.register, make, name="made here")
     await crew.reaches(agent, S.READY, 2)
 

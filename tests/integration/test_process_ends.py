@@ -35,6 +35,10 @@ async def fleet(home: Path) -> AsyncIterator[Fleet]:
         yield found
 
 
+async def last_error(fleet: Fleet) -> AgentErrorEvent:
+    return [event for event in await fleet.manager.list_events() if isinstance(event, AgentErrorEvent)][-1]
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "text"),
     [
@@ -53,8 +57,7 @@ async def test_what_an_agent_said_of_its_end_is_its_outcome(
         await fleet.manager.process(one.instance_id, how)
     await fleet.comes_to(one, AgentState.FAILED)
     assert await fleet.outcome(one) == (AttemptOutcome.ERROR, text)
-    page = await fleet.manager.store.read_events()
-    told = [event for event in page if isinstance(event, AgentErrorEvent)][-1]
+    told = await last_error(fleet)
     assert (told.exception_type, bool(told.stack_trace)) == (kind, kind is not None)
 
 
@@ -77,10 +80,10 @@ async def test_a_death_before_it_was_ready_is_told_for_what_it_was(
     request = SpawnRequest(agent_definition_id=fleet.definition, options=options, context={"how": how})
     with pytest.raises(AgentInitializationError, match=text):
         await fleet.manager.spawn(request)
-    told = [event for event in await fleet.manager.store.read_events() if isinstance(event, AgentErrorEvent)][-1]
+    told = await last_error(fleet)
     assert (told.exception_type, bool(told.stack_trace)) == (kind, kind is not None)
     assert told.instance_id is not None
-    attempts = await fleet.manager.store.list_attempts(told.instance_id)
+    attempts = await fleet.manager.get_attempts(told.instance_id)
     assert (attempts[0].outcome, text in (attempts[0].detail or "")) == (outcome, True)
 
 

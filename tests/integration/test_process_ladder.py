@@ -92,11 +92,11 @@ async def test_one_that_could_not_be_ended_is_not_talked_to_again(
         return {"left": ["process 99 (state D)"]} if op == "stop" and powerless else await real(self, op, **fields)
 
     monkeypatch.setattr(KeeperHome, "request", request)
-    life = fleet.manager._house.lives[one.instance_id]  # noqa: SLF001 - a manager tries again only without a grace
-    assert life.cell is not None
-    assert (await life.cell.stop(timedelta(0))).left_behind == "process 99 (state D)"
+    cell = fleet.manager._runtime.instances[one.instance_id].cell  # noqa: SLF001 - a manager tries again only without a grace
+    assert cell is not None
+    assert (await cell.stop(timedelta(0))).left_behind == "process 99 (state D)"
     powerless, began = False, time.monotonic()
-    assert (await life.cell.stop(timedelta(seconds=15))).left_behind is None
+    assert (await cell.stop(timedelta(seconds=15))).left_behind is None
     assert time.monotonic() - began < 5
     assert fleet.tree(one) == set()
 

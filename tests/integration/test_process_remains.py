@@ -18,11 +18,11 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from machine_ground import end_keeper, keeper_of, lacking, lives, swept, until
+from machine_ground import PATIENCE, end_keeper, keeper_of, lacking, lives, swept, until
 from promise_ground import Fleet, opened
 
 import ostler
-from ostler import AgentGoneError, AgentInstance, AgentState, RestartPolicy, TerminationOptions
+from ostler import AgentGoneError, AgentInstance, AgentState, InvalidOperationError, RestartPolicy, TerminationOptions
 from ostler.keeper import tree
 from ostler.keeper.asking import RefusedError
 from ostler.keeper.protocol import MARK
@@ -85,6 +85,14 @@ async def with_unkillable_child(fleet: Fleet, ice: Ice, policy: RestartPolicy | 
     return one
 
 
+async def until_told(fleet: Fleet, one: AgentInstance) -> None:
+    """That something of it lives on."""
+    end = time.monotonic() + PATIENCE
+    while "process" not in " ".join((why := await fleet.manager.why(one.instance_id)).evidence):
+        assert time.monotonic() < end, why
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.anyio
 async def test_nothing_is_called_terminated_while_something_of_it_lives_under_any_manager(home: Path) -> None:
     with swept(home), ice() as cold:
@@ -97,14 +105,13 @@ async def test_nothing_is_called_terminated_while_something_of_it_lives_under_an
             result = await ending
             assert not result.success, result
             assert "could not be ended: process" in (result.error_message or "")
-            failed = await fleet.comes_to(died, AgentState.FAILED)
-            assert "process" in (failed.error_message or "")
+            await until_told(fleet, died)
         (left,) = fleet.tree(ended)
         async with opened(home, outlive=_OUTLIVE) as fleet:
             assert (await fleet.record(ended)).state is AgentState.TERMINATING
-            assert (await fleet.outcome(died))[1].startswith("exit code 3; process")
             refused = await fleet.manager.terminate(died.instance_id, _AT_ONCE)
-            assert (refused.success, (await fleet.record(died)).state) == (False, AgentState.FAILED)
+            assert not refused.success
+            assert (await fleet.record(died)).state is not AgentState.TERMINATED
             assert lives(left)
             await cold.broken()
             for one in (ended, died):
@@ -128,54 +135,42 @@ async def test_so_it_is_where_agents_end_with_their_manager_and_where_a_keeper_i
             with pytest.raises(AgentGoneError):
                 await fleet.do(died, "leave", code=3)
             assert not (await ending).success
-            await fleet.comes_to(died, AgentState.FAILED)
+            await until_told(fleet, died)
         async with opened(home) as fleet:
             assert (await fleet.record(ended)).state is AgentState.TERMINATING
             lost = await with_unkillable_child(fleet, cold, RestartPolicy.none())
             os.kill(keeper_of(home), signal.SIGKILL)
-            assert "keeper of this home was killed" in str(
-                (await fleet.comes_to(lost, AgentState.FAILED)).error_message
-            )
+            await until_told(fleet, lost)
             for one in (died, lost):
                 assert not (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
-                assert (await fleet.record(one)).state is AgentState.FAILED
-                assert not await fleet.manager.store.open_waits(instance_id=one.instance_id)
+                assert (await fleet.record(one)).state is not AgentState.TERMINATED
             await cold.broken()
             for one in (ended, died, lost):
                 assert (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success
 
 
 @pytest.mark.anyio
-async def test_one_that_is_terminated_before_its_return_does_not_return_and_ends_when_it_can(
+async def test_a_dead_agent_does_not_return_while_something_of_it_lives_and_ends_when_it_can(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has failed and waits to be started again; what its first start left is still there."""
-    monkeypatch.setattr("ostler.lifecycle.terminate._AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("ostler.lifecycle.leave.AGAIN_SECONDS", 0.5)
     with swept(home), ice() as cold:
         async with opened(home) as fleet:
-            one, back = [await with_unkillable_child(fleet, cold, _LATER) for _ in range(2)]
-            deaths = [fleet.start(each, "die", signal=signal.SIGKILL) for each in (one, back)]
-            assert [type(one) for one in await asyncio.gather(*deaths, return_exceptions=True)] == [AgentGoneError] * 2
-            for each in (one, back):
-                await fleet.comes_to(each, AgentState.FAILED)
-                result = await fleet.manager.terminate(each.instance_id, _AT_ONCE)
-                assert (result.success, (await fleet.record(each)).state) == (False, AgentState.FAILED)
-                assert "left failed, and tried again" in (result.error_message or "")
-                assert not await fleet.manager.store.open_waits(instance_id=each.instance_id)
-            await fleet.manager.restart(back.instance_id)
-            life = fleet.manager._house.lives[back.instance_id]  # noqa: SLF001 - nothing happens, which takes no time
-            assert (life.again, life.balked) == (None, False)
-            working = fleet.start(back, "ignore")
-            await fleet.comes_to(back, AgentState.PROCESSING, 2)
-            patient = TerminationOptions(graceful_timeout=timedelta(seconds=1), force_if_timeout=False)
-            result = await fleet.manager.terminate(back.instance_id, patient)
-            assert "did not end within" in (result.error_message or "")
-            assert life.again is None  # whoever may not be forced is not, whatever an earlier start has left
+            back, ended = [await with_unkillable_child(fleet, cold, RestartPolicy.immediate()) for _ in range(2)]
+            for one in (back, ended):
+                with pytest.raises(AgentGoneError):
+                    await fleet.do(one, "die", signal=signal.SIGKILL)
+                await until_told(fleet, one)
+                with pytest.raises(InvalidOperationError, match="ending"):
+                    await fleet.manager.restart(one.instance_id)
+            result = await fleet.manager.terminate(ended.instance_id, _AT_ONCE)
+            assert not result.success
+            assert "could not be ended: process" in (result.error_message or "")
+            assert [len(await fleet.attempts(one)) for one in (back, ended)] == [1, 1]
             await cold.broken()
-            await fleet.comes_to(one, AgentState.TERMINATED)
-            assert (await fleet.manager.terminate(back.instance_id, _AT_ONCE)).success
-            with pytest.raises(AgentGoneError):
-                await working
+            await fleet.comes_to(back, AgentState.READY, 2)
+            await fleet.comes_to(ended, AgentState.TERMINATED)
+            assert len(await fleet.attempts(ended)) == 1
 
 
 def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> None:

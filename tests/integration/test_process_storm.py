@@ -146,7 +146,7 @@ async def most_at_once(fleet: Fleet, ones: list[AgentInstance]) -> int:
     """How many second starts were under way together, by what was written down; and each first end was a signal."""
     steps = []
     for one in ones:
-        first, second = await fleet.manager.store.list_attempts(one.instance_id)
+        first, second = await fleet.attempts(one)
         assert first.outcome is AttemptOutcome.SIGNAL
         assert second.started_at is not None
         steps += [(second.intended_at, 1), (second.started_at, -1)]

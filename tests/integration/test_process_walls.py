@@ -196,7 +196,7 @@ _LOOKED_AT = """
 import asyncio, ctypes, sys
 import ostler
 from ostler.isolation.process import launch
-from ostler.lifecycle import ownership
+from ostler.lifecycle import open as opening
 
 def shown():
     return ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)  # PR_GET_DUMPABLE
@@ -208,7 +208,7 @@ def told(module, name, kind):
         return real(*args)
     setattr(module, name, first)
 
-told(ownership.HomeLock, "take", "lock")
+told(opening.HomeLock, "take", "lock")
 told(launch, "connect", "keeper")
 told(launch, "_make", "start")
 

@@ -913,7 +913,7 @@ async def test_002_074_was_graceful(crew: Crew) -> None:
 # --- 4.9: queries ----------------------------------------------------------------------------------------------
 
 
-async def found(crew: Crew, **wanted: Any) -> list[str | None]:
+async def found(crew: Crew, **wanted: Any) -> list[str]:
     return sorted(one.name or "" for one in await crew.manager.get_active_instances(GetInstancesFilter(**wanted)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
@@ -249,6 +250,68 @@ async def test_slots_are_first_come_first_served_and_a_full_queue_is_busy(world:
         assert world.executions == [0, 1, 2, 3, 4, 5]
         with pytest.raises(AgentBusyError):
             await asyncio.gather(*(manager.process(ada, {"work": 1}, wait=False) for _ in range(3)))
+
+
+@virtual
+async def test_without_a_queue_a_request_beyond_the_slots_is_refused_at_once(world: World) -> None:
+    world.settings = world.settings.evolve(queue_per_slot=0)
+    async with world.open() as manager:
+        ada = await world.spawn(tasks=1)
+        working = begin(manager.process(ada, {"work": 1, "answer": 1}))
+        await world.until(lambda: len(world.executions) == 1)
+        with pytest.raises(AgentBusyError):
+            await manager.process(ada, 2)
+        assert await working == 1
+        assert await manager.process(ada, 3) == 3
+
+
+@virtual
+async def test_a_caller_that_goes_as_its_slot_comes_passes_it_on(world: World) -> None:
+    async with world.open() as manager:
+        for step in range(12):
+            ada = await world.spawn(tasks=1)
+            first = begin(manager.process(ada, {"work": 0.1, "answer": 1}))
+            second, third = (begin(manager.process(ada, {"work": 0.1, "answer": n})) for n in (2, 3))
+            await first
+            await turns(step)
+            second.cancel()
+            assert await third == 3
+            assert not world.actor(ada).calls
+            assert not world.actor(ada).backlog
+
+
+@virtual
+@pytest.mark.parametrize("seed", range(5))
+async def test_no_slot_is_lost_or_made_up(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    async with world.open() as manager:
+        at_work: list[int] = []
+
+        class Counted(Worker):
+            now = 0
+
+            async def process(self, request: Any) -> Any:
+                self.now += 1
+                at_work.append(self.now)
+                try:
+                    return await super().process(request)
+                finally:
+                    self.now -= 1
+
+        ada = await world.spawn(Counted, tasks=3)
+        asked: list[asyncio.Task[Any]] = []
+        for _ in range(100):
+            if chance.random() < 0.5:
+                work = {"work": chance.choice((0.01, 0.1)), "fail": chance.random() < 0.2}
+                asked.append(begin(manager.process(ada, work)))
+            elif asked:
+                chance.choice(asked).cancel()
+            await asyncio.sleep(chance.choice((0, 0, 0.01, 0.05)))
+        await asyncio.wait(asked)
+        began = world.clock.mono()
+        await asyncio.gather(*(manager.process(ada, {"work": 1}) for _ in range(3)))
+        assert world.clock.mono() - began < 2, "all three slots are free"
+        assert max(at_work) == 3
 
 
 @virtual
@@ -586,6 +649,15 @@ async def test_hold_freeze_and_park(world: World) -> None:
         assert not world.machine.living()
         assert (await manager.resume(ada)).attempt == 2
         assert await manager.process(ada, 1) == 1
+
+
+@virtual
+async def test_a_pause_that_is_over_when_the_machine_wakes_ends_within_a_minute(world: World) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn()
+        await manager.suspend(ada, resume_after="1h")
+        world.clock.suspend_machine(7200)
+        await world.until(lambda: world.record(ada).state is AgentState.READY, seconds=61)
 
 
 @virtual

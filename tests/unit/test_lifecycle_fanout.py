@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
-from ostler.lifecycle.fanout import Buffer, Fanout, is_last
-from ostler.store.commands import ReportSignal, ReserveInstance
 
-from ostler.errors import StoreBusyError
+from ostler.lifecycle.observe import Buffer, Fanout, is_last
 from ostler.model.events import (
     AgentEvent,
     AgentSignalEvent,
@@ -22,10 +21,7 @@ from ostler.model.events import (
     EventsMissed,
 )
 from ostler.model.people import HOME_WORKSPACE_ID
-from ostler.model.spawn import SpawnRequest
 from ostler.model.states import AgentState
-from ostler.store import Store
-from ostler.testing.clock import ManualClock, memory_store
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +30,9 @@ ONE = UUID(int=1)
 
 
 def event(number: int) -> AgentSignalEvent:
-    return AgentSignalEvent(occurred_at=NOW, sequence=number, instance_id=ONE, name="count")
+    return AgentSignalEvent(
+        occurred_at=NOW, sequence=number, workspace_id=HOME_WORKSPACE_ID, instance_id=ONE, name="count"
+    )
 
 
 def numbers(found: list[Event | EventsMissed]) -> list[int | str]:
@@ -63,7 +61,6 @@ async def drained(buffer: Buffer) -> list[int | str]:
 async def test_what_fits_is_kept_in_order() -> None:
     buffer = Buffer(ONE, 3)
     assert all(buffer.put(event(number)) for number in (1, 2, 3))
-    assert buffer.missed == 0
     assert await drained(buffer) == [1, 2, 3]
 
 
@@ -115,149 +112,72 @@ def anything(_: Event) -> bool:
     return True
 
 
-async def spawned(store: Store) -> UUID:
-    command = ReserveInstance(request=SpawnRequest(agent_definition_id=UUID(int=9)))
-    return (await store.commit(command)).instance_id
+def fanout_at(cursor: int, *, note_drops: Callable[[int], None] = lambda _: None) -> Fanout:
+    fanout = Fanout(note_drops)
+    fanout.cursor = cursor
+    return fanout
 
 
-async def say(store: Store, instance_id: UUID, count: int = 1) -> None:
-    for _ in range(count):
-        await store.commit(ReportSignal(instance_id=instance_id, attempt=1, name="count"))
-
-
-async def test_it_begins_where_the_log_is() -> None:
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), lambda _: None)
-        await fanout.start()
-        assert fanout.cursor == (await store.head()).sequence
-        one, all_of_them, other = Buffer(instance_id, 9), Buffer(None, 9), Buffer(ONE, 9)
-        for buffer in (one, all_of_them, other):
-            fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
-        await say(store, instance_id, 3)
-        await fanout.close()
-        assert len(await drained(one)) == len(await drained(all_of_them)) == 3
-        assert await drained(other) == []
-
-
-async def test_what_is_committed_while_a_page_is_read_is_delivered_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), lambda _: None)
-        await fanout.start()
-        one = Buffer(instance_id, 9)
-        fanout.attach(one, HOME_WORKSPACE_ID, anything)
-        read, reading, go_on = store.read_page, asyncio.Event(), asyncio.Event()
-
-        async def late(*words: Any, **more: Any) -> Any:
-            page = await read(*words, **more)
-            reading.set()
-            await go_on.wait()
-            return page
-
-        monkeypatch.setattr(store, "read_page", late)
-        await say(store, instance_id, 1)
-        await reading.wait()
-        await say(store, instance_id, 1)
-        closing = asyncio.create_task(fanout.close())
-        await asyncio.sleep(0)
-        go_on.set()
-        await closing
-        assert len(await drained(one)) == 2
-
-
-async def test_who_is_let_go_costs_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), lambda _: None)
-        await fanout.start()
-        buffer = Buffer(ONE, 9)
+async def test_an_observer_gets_later_events_of_its_instance_or_of_its_workspace() -> None:
+    fanout = fanout_at(4)
+    one, all_of_them, other, foreign = Buffer(ONE, 9), Buffer(None, 9), Buffer(UUID(int=2), 9), Buffer(None, 9)
+    for buffer in (one, all_of_them, other):
         fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
-        del buffer
-        gc.collect()
+    fanout.attach(foreign, UUID(int=5), anything)
+    late = Buffer(ONE, 9)
+    late.after = 6
+    fanout.attach(late, HOME_WORKSPACE_ID, anything)
+    fanout.publish([event(number) for number in (5, 6, 7)])
+    fanout.close()
+    assert await drained(one) == await drained(all_of_them) == [5, 6, 7]
+    assert await drained(late) == [7]
+    assert await drained(other) == await drained(foreign) == []
+    assert fanout.cursor == 7
 
-        async def unread(*_: Any, **__: Any) -> Any:
-            pytest.fail("nobody looks")
 
-        monkeypatch.setattr(store, "read_page", unread)
-        await say(store, instance_id, 1)
-        await fanout.close()
-        assert fanout.cursor == (await store.head()).sequence
+async def test_a_large_commit_does_not_overflow_an_observer_that_reads_as_it_comes() -> None:
+    dropped: list[int] = []
+    fanout, buffer = fanout_at(0, note_drops=dropped.append), Buffer(ONE, 100)
+    fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
+    fanout.publish([event(number) for number in range(1, 1001)])
+    fanout.publish([event(1001)])
+    assert numbers([await some(buffer) for _ in range(1001)]) == list(range(1, 1002))
+    assert dropped == []
 
 
-async def test_another_workspace_and_what_is_known_are_left_out() -> None:
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), lambda _: None)
-        await fanout.start()
-        foreign, late = Buffer(None, 9), Buffer(instance_id, 9)
-        fanout.attach(foreign, UUID(int=5), anything)
-        late.after = fanout.cursor + 2
-        fanout.attach(late, HOME_WORKSPACE_ID, anything)
-        await say(store, instance_id, 3)
-        await fanout.close()
-        assert await drained(foreign) == []
-        assert await drained(late) == [late.after + 1]
+async def test_what_is_pending_at_the_end_is_delivered() -> None:
+    fanout, buffer = fanout_at(0), Buffer(ONE, 1000)
+    fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
+    fanout.publish([event(number) for number in range(1, 501)])
+    fanout.close()
+    assert await drained(buffer) == list(range(1, 501))
 
 
 async def test_what_is_dropped_is_counted() -> None:
     dropped: list[int] = []
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), dropped.append)
-        await fanout.start()
-        slow = Buffer(instance_id, 2)
-        fanout.attach(slow, HOME_WORKSPACE_ID, anything)
-        await say(store, instance_id, 10)
-        await fanout.close()
-        assert sum(dropped) == slow.missed == 8
+    fanout, slow = fanout_at(0, note_drops=dropped.append), Buffer(ONE, 2)
+    fanout.attach(slow, HOME_WORKSPACE_ID, anything)
+    fanout.publish([event(number) for number in range(1, 11)])
+    fanout.close()
+    assert sum(dropped) == 8
+    assert await drained(slow) == ["8 from 1", 9, 10]
 
 
-async def test_who_is_let_go_is_forgotten_and_who_comes_too_late_has_ended() -> None:
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, ManualClock(), lambda _: None)
-        await fanout.start()
-        buffers = [Buffer(instance_id, 2) for _ in range(3)]
-        for buffer in buffers:
-            fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
-        fanout.detach(buffers[0])
-        fanout.detach(buffers[0])
-        assert fanout.watching == 2
-        del buffer, buffers
-        gc.collect()
-        assert fanout.watching == 0
-        await fanout.close()
-        late = Buffer(instance_id, 2)
-        fanout.attach(late, HOME_WORKSPACE_ID, anything)
-        assert await late.get() is None
-
-
-async def test_a_store_that_is_busy_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = ManualClock()
-    async with memory_store() as store:
-        instance_id = await spawned(store)
-        fanout = Fanout(store, clock, lambda _: None)
-        await fanout.start()
-        buffer = Buffer(instance_id, 9)
+async def test_an_observer_that_is_let_go_is_forgotten_and_one_that_comes_too_late_has_ended() -> None:
+    fanout = fanout_at(0)
+    buffers = [Buffer(ONE, 2) for _ in range(3)]
+    for buffer in buffers:
         fanout.attach(buffer, HOME_WORKSPACE_ID, anything)
-        real, asked = store.read_page, asyncio.Event()
-
-        async def moody(after: int = 0) -> object:
-            if asked.is_set():
-                return await real(after)
-            asked.set()
-            raise StoreBusyError
-
-        monkeypatch.setattr(store, "read_page", moody)
-        await say(store, instance_id)
-        await asked.wait()
-        reading = asyncio.ensure_future(buffer.get())
-        while not reading.done():
-            clock.advance(1)
-            await asyncio.sleep(0.001)
-        assert isinstance(reading.result(), AgentSignalEvent)
-        await fanout.close()
+    fanout.detach(buffers[0])
+    fanout.detach(buffers[0])
+    assert len(fanout) == 2
+    del buffer, buffers
+    gc.collect()
+    assert len(fanout) == 0
+    fanout.close()
+    late = Buffer(ONE, 2)
+    fanout.attach(late, HOME_WORKSPACE_ID, anything)
+    assert await late.get() is None
 
 
 @pytest.mark.parametrize(

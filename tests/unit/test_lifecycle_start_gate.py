@@ -1,12 +1,12 @@
-"""Many who want in at once: by priority, in order, at a bounded pace, and nobody is left standing."""
+"""Many starts at once: by priority, in order, at a bounded pace, and none waits for ever."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from ostler.lifecycle.turnstile import PATIENCE, Turnstile
 
+from ostler.lifecycle.start_gate import PATIENCE, StartGate
 from ostler.model.states import AgentPriority
 from ostler.testing.clock import ManualClock
 
@@ -20,7 +20,7 @@ class Crowd:
 
     def __init__(self, *, at_once: int = 1, per_second: int = 10_000) -> None:
         self.clock = ManualClock()
-        self.stile = Turnstile(self.clock, at_once=at_once, per_second=per_second)
+        self.gate = StartGate(self.clock, at_once=at_once, per_second=per_second)
         self.entered: list[str] = []
         self._doors: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -30,7 +30,7 @@ class Crowd:
         self.tasks[name] = asyncio.ensure_future(self._pass(name, priority))
 
     async def _pass(self, name: str, priority: AgentPriority) -> None:
-        async with self.stile.turn(priority):
+        async with self.gate.turn(priority):
             self.entered.append(name)
             await self._doors[name].wait()
 
@@ -58,10 +58,10 @@ async def test_the_important_ones_go_first_and_equals_in_their_order() -> None:
     for name, priority in wanted:
         crowd.come(name, priority)
     await turn()
-    assert crowd.stile.waiting == 5
+    assert crowd.gate.waiting == 5
     await crowd.leave_all()
     assert crowd.entered == ["inside", "critical", "high", "a", "b", "low"]
-    assert crowd.stile.waiting == 0
+    assert crowd.gate.waiting == 0
 
 
 async def test_no_more_are_inside_than_may_be() -> None:
@@ -130,7 +130,7 @@ async def test_an_open_one_holds_nobody_up() -> None:
         crowd.come(str(number))
     await turn()
     assert len(crowd.entered) == 1
-    crowd.stile.open()
+    crowd.gate.open()
     await turn()
     assert len(crowd.entered) == 5
     crowd.come("late")
@@ -141,10 +141,10 @@ async def test_an_open_one_holds_nobody_up() -> None:
 
 async def test_one_that_takes_its_time_does_not_hold_up_the_others() -> None:
     clock, entered = ManualClock(), []
-    stile = Turnstile(clock, at_once=1)
+    gate = StartGate(clock, at_once=1)
 
     async def enter(name: str) -> None:
-        async with stile.turn(P.NORMAL, 0.25):
+        async with gate.turn(P.NORMAL, 0.25):
             entered.append(name)
             await asyncio.Event().wait()
 
@@ -156,21 +156,21 @@ async def test_one_that_takes_its_time_does_not_hold_up_the_others() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    async with stile.turn(P.NORMAL):
-        assert stile.waiting == 0, "who has left is not counted as leaving again"
+    async with gate.turn(P.NORMAL):
+        assert gate.waiting == 0, "who has left is not counted as leaving again"
 
 
 async def test_who_says_that_it_is_done_leaves_before_the_end() -> None:
-    stile = Turnstile(ManualClock(), at_once=1)
-    async with stile.turn(P.LOW) as leave:
+    gate = StartGate(ManualClock(), at_once=1)
+    async with gate.turn(P.LOW) as leave:
         leave()
-        async with asyncio.timeout(5), stile.turn(P.LOW):
+        async with asyncio.timeout(5), gate.turn(P.LOW):
             leave()
-            assert stile._inside == 1  # noqa: SLF001 - tests may look inside
+            assert gate._inside == 1  # noqa: SLF001 - tests may look inside
 
 
 async def test_alone_nobody_waits_even_for_the_loop() -> None:
-    stile = Turnstile(ManualClock(), at_once=1)
-    entering = stile.turn(P.LOW).__aenter__()
+    gate = StartGate(ManualClock(), at_once=1)
+    entering = gate.turn(P.LOW).__aenter__()
     with pytest.raises(StopIteration):
         entering.send(None)
