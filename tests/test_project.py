@@ -67,10 +67,9 @@ def test_the_pins_cover_the_core_the_tools_and_postgres() -> None:
 
 
 def test_what_an_installer_reads() -> None:
-    assert {"postgres", "container", "cluster", "mcp", "otel", "tui", "dev"} <= set(EXTRAS)
-    assert all(EXTRAS.values())
+    assert {"postgres", "dev"} == set(EXTRAS)
     admitted = SpecifierSet(PROJECT["requires-python"])
-    assert [minor for minor in range(8, 20) if admitted.contains(f"3.{minor}")] == [11, 12, 13]
+    assert [minor for minor in range(8, 20) if admitted.contains(f"3.{minor}")] == list(range(11, 20)), "no upper bound"
     assert (PROJECT["license"], PROJECT["license-files"]) == ("Apache-2.0", ["LICENSE"])
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     assert PROJECT["scripts"] == {"ostler": "ostler.cli:main"}

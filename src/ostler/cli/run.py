@@ -146,7 +146,7 @@ def _in_words(sentence: str) -> str:
     }
     for field, option in names.items():
         sentence = sentence.replace(field, option)
-    return sentence
+    return sentence.replace("--memory must be a whole number", "--memory must be a size such as 512M")
 
 
 def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> int:

@@ -130,7 +130,7 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--role", default="operator", show_default=True, help="viewer, operator or admin.")
+@click.option("--role", default="operator", show_default=True, help="viewer, operator, reviewer or admin.")
 @click.option("--expires", help="Valid for so long, such as 30d; else until it is revoked.")
 def create(name: str, role: str, expires: str | None) -> None:
     """Make a token. It is printed once and kept only as a hash; pass it on in $OSTLER_TOKEN."""
