@@ -189,11 +189,14 @@ class TaskOrchestrator(TaskVerbs):
     # --- recovery and retention ------------------------------------------------------------------
 
     async def recover_agents(self) -> list[Task]:
-        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected.
+        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected. An accept
+        that was cut off after its branch had moved is finished in the user's checkout.
 
         Returns the attempts that have to be taken up: the caller works on them (`work`). Each record has its own
         guard, and calling it twice changes nothing.
         """
+        for trouble in await self.tasks.workdirs.recover():
+            _log.warning("a checkout could not follow its branch: %s", trouble)
         taken_up = []
         for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
             try:
