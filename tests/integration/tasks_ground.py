@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ostler import (
     AuditEntry,
     Clock,
     CommandSpec,
+    LifecycleSettings,
     PromptBy,
     Seams,
     SystemClock,
@@ -27,6 +29,7 @@ from ostler import (
     TaskState,
     TaskStateChangedEvent,
 )
+from ostler.seams import FaultPoint, no_fault
 from ostler.store.audit import last_entries
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
@@ -126,10 +129,17 @@ async def until_async(holds: Callable[[], Awaitable[bool]], told: Callable[[], s
 
 @asynccontextmanager
 async def opened(
-    repository: Path, home: Path, *, settings: TaskSettings | None = None, clock: Clock | None = None
+    repository: Path,
+    home: Path,
+    *,
+    settings: TaskSettings | None = None,
+    clock: Clock | None = None,
+    fault: FaultPoint = no_fault,
 ) -> AsyncIterator[TaskGround]:
     """A manager with its tasks. What it leaves is found by the next one of the same home."""
-    async with ostler.open(home, seams=Seams(clock=clock or SystemClock())) as manager:
+    lifecycle = LifecycleSettings(outlive=timedelta(minutes=2))
+    seams = Seams(clock=clock or SystemClock(), fault=fault)
+    async with ostler.open(home, seams=seams, settings=lifecycle) as manager:
         register_agents(manager)
         async with TaskOrchestrator(manager, settings=settings) as tasks:
             yield TaskGround(manager, tasks, repository, home)
