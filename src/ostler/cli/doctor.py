@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from ostler.problems import ExitCode
 _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3
 _SECONDS = 10.0
+_PAGE = 1000
+_SHOWN = 5
 _AGENTS = ("claude", "codex", "pi", "gemini", "aider", "opencode")
 _LIMITS = {"max_memory_mb": "memory", "max_cpu_percent": "CPU", "processes": "processes"}
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -65,6 +67,7 @@ def _findings() -> Iterator[Finding]:
     home = the_home()
     yield _disk(home)
     yield _daemon(home)
+    yield from _orphans(home)
 
 
 def _python() -> Finding:
@@ -160,3 +163,29 @@ def _daemon(home: Path) -> Finding:
     return Finding(
         "ok", f"daemon running (pid {found['pid']}) since {rough_duration(seconds_since(found['started_at']))}"
     )
+
+
+def _orphans(home: Path) -> Iterator[Finding]:
+    """Workdirs that no task owns; only the daemon knows the tasks."""
+    if not (home / "tasks").is_dir():
+        return
+    client, keys = BlockingClient(home), set[str]()
+    try:
+        while found := client.call("tasks", include_finished=True, limit=_PAGE, offset=len(keys), within=_SECONDS):
+            keys |= {str(task["key"]) for task in found}
+            if len(found) < _PAGE:
+                break
+    except (UnreachableError, DaemonError):
+        return
+    paths = asyncio.run(_list_orphans(home, keys))
+    if paths:
+        told = ", ".join(short_path(path) for path in paths[:_SHOWN])
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        yield Finding("warn", f"workdirs that belong to no task: {told}{more}", "they go to the vault within minutes")
+
+
+async def _list_orphans(home: Path, keys: Collection[str]) -> list[Path]:
+    from ostler.workdirs import Workdirs  # noqa: PLC0415 - loads the whole library
+
+    async with Workdirs(home) as workdirs:
+        return await workdirs.orphans(keys)

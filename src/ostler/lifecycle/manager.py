@@ -19,6 +19,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt
 from ostler.model.people import Actor, Permission, Principal
 from ostler.model.states import Tier
+from ostler.seams import Seams
 from ostler.store import attempts, retention
 from ostler.store import events as log
 from ostler.store.transaction import PAGE
@@ -82,6 +83,11 @@ class AgentLifecycleManager(Verbs):
 
     def new_id(self) -> UUID:
         return self._runtime.ids.new()
+
+    @property
+    def seams(self) -> Seams:
+        """Its clock, ids and fault points, for what works beside it."""
+        return Seams(clock=self._runtime.clock, ids=self._runtime.ids, fault=self._runtime.fault)
 
     @property
     def actor(self) -> Actor:

@@ -54,7 +54,7 @@ class Receipt(Record):
     #: None where it did not end in its time.
     exit_code: int | None = None
     seconds: float
-    #: SHA-256 of the whole output.
+    #: SHA-256 of the output; of a long one its first and its last part count, as they were kept.
     output_digest: str
     #: The end of the output.
     output: str

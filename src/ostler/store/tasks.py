@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -163,8 +163,8 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
         "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=named.key
     ):
         raise ConflictError(f"there is a task {named.key} already; choose another key, or leave it out")
-    _require_dependencies(tx, named)
-    added = named.evolve(created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
+    needed = _require_dependencies(tx, named, named.depends_on)
+    added = named.evolve(depends_on=needed, created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
     TASKS.insert(tx, added, rank=_RANK[added.priority])
     _emit(tx, added, None, None, by)
     tx.audit(added.workspace_id, by, "task.add", f"task:{added.key}", detail=added.title)
@@ -186,14 +186,18 @@ def _next_key(tx: Transaction, workspace_id: UUID) -> str:
             return key
 
 
-def _require_dependencies(tx: Transaction, task: Task) -> None:
-    for key in task.depends_on:
+def _require_dependencies(tx: Transaction, task: Task, keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys as they are in the records, each once."""
+    needed: dict[str, None] = {}
+    for key in keys:
         found = find_task(tx, task.workspace_id, key)
         if found is None:
             raise fault("depends_on", "must be keys of tasks that exist; add those first", key)
         if found.state is TaskState.REJECTED:
             raise fault("depends_on", f"must not be a rejected task: {key} will never be accepted", key)
         _require_no_cycle(tx, task, found)
+        needed[found.key] = None
+    return tuple(needed)
 
 
 def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
@@ -272,9 +276,7 @@ def _times(now: datetime, to: TaskState) -> dict[str, Any]:
 
 
 def set_dependencies(tx: Transaction, old: Task, keys: tuple[str, ...], *, by: Actor) -> Task:
-    wanted = old.evolve(depends_on=keys)
-    _require_dependencies(tx, wanted)
-    return change_task(tx, old, {"depends_on": keys}, by=by)
+    return change_task(tx, old, {"depends_on": _require_dependencies(tx, old, keys)}, by=by)
 
 
 def delete_task(tx: Transaction, task: Task, *, by: Actor) -> None:

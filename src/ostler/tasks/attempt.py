@@ -14,21 +14,24 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.manifest import AgentKind
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
+from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
-from ostler.model.states import RestartPolicyType
+from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as rows
 from ostler.store.events import last_events
+from ostler.store.queries import list_instances
 from ostler.store.transaction import Transaction
-from ostler.tasks.proof import prove
+from ostler.tasks.proof import discard_proof, prove
 from ostler.tasks.shared import BY, Tasks, exists, near_of, workdir_of
 from ostler.workdirs.records import Workdir, WorkdirKind
 
@@ -81,9 +84,13 @@ async def run_attempt(tasks: Tasks, task: Task) -> Task:
 
 
 async def _work(tasks: Tasks, task: Task) -> Task:
-    task, workdir = await _prepare(tasks, task)
+    instance = await _instance_of(tasks, task)
+    task, workdir = await _prepare(tasks, task, has_begun=instance is not None)
     tasks.active[task.key] = workdir
-    task, instance = await _spawn(tasks, task, workdir)
+    if instance is None:
+        instance = await _spawn(tasks, task, workdir)
+    if task.instance_id != instance.instance_id:
+        task = await tasks.change(task, {"instance_id": instance.instance_id})
     await tasks.manager.handle(instance.instance_id).ended()
     answer = await _answer(tasks, task, instance.instance_id)
     return await finish(tasks, task, workdir, answer)
@@ -92,17 +99,18 @@ async def _work(tasks: Tasks, task: Task) -> Task:
 # --- the workdir -------------------------------------------------------------------------------------
 
 
-async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
+async def _prepare(tasks: Tasks, task: Task, *, has_begun: bool) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
     if workdir is None:
         workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
-    if task.instance_id is not None:
+    if has_begun:
         if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
-    fresh = known and workdir.kind is WorkdirKind.DIRECTORY
+    # One that waited goes on in its session, with the files that it has.
+    fresh = known and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
     await tasks.workdirs.prepare(workdir, fresh=fresh)
     return task, workdir
 
@@ -110,17 +118,31 @@ async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
 # --- the agent ---------------------------------------------------------------------------------------
 
 
-async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
-    """One instance for each attempt, whoever asks and how often."""
+async def _instance_of(tasks: Tasks, task: Task) -> AgentInstance | None:
+    """The instance of this attempt, also one that a killed program spawned and did not note."""
+    if task.instance_id is not None:
+        return await tasks.manager.get_instance(task.instance_id)
+    wanted = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
+    found = await tasks.store.read(list_instances, wanted, task.workspace_id)
+    return next((one for one in found if one.name == _name_of(task)), None)
+
+
+def _name_of(task: Task) -> str:
+    return f"{task.key}-{task.attempt}"
+
+
+async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> AgentInstance:
     manifest = tasks.manager.registry.find(task.agent or "")
     options = AgentSpawnOptions(
-        name=f"{task.key}-{task.attempt}",
+        name=_name_of(task),
         workdir=str(workdir.path),
         env={**workdir.environment(), "OSTLER_TASK": task.key},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
     )
+    if manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
+        options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
     given = manifest.defaults.resource_limits if manifest.defaults is not None else None
     if task.timeout is not None or given is None or "execution_timeout" not in given.given:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
@@ -132,13 +154,10 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, Agen
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
     try:
-        instance = await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
+        return await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
     except LicenseError as error:
         due = tasks.manager.now() + _NO_PLACE
         raise AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due) from error
-    if task.instance_id != instance.instance_id:
-        task = await tasks.change(task, {"instance_id": instance.instance_id})
-    return task, instance
 
 
 def prompt_of(task: Task) -> str:
@@ -155,6 +174,7 @@ async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
     answer = None if row is None or row.answer is None else json.loads(row.answer)
     if row is not None and row.state is RequestState.DONE:
+        _require_done(answer)
         return answer
     if isinstance(answer, Mapping):
         task = await tasks.change(task, used_by(task, answer))
@@ -166,6 +186,8 @@ async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         if why == DAEMON_STOPPED:
             raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
+    if last is not None and last.outcome is AttemptOutcome.LOST and last.handle is None:
+        raise AttemptWaitsError(WaitKind.BACKOFF, "the daemon ended before its agent was started", None)
     raise _failure(record, last, row)
 
 
@@ -174,6 +196,16 @@ async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
     events = await tasks.store.read(last_events, 10, workspace_id=record.workspace_id, instance_id=record.instance_id)
     found = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
     return found[-1] if found else None
+
+
+def _require_done(answer: Any) -> None:
+    """A command may say by its exit code that it has to come again, or cannot go on."""
+    if not isinstance(answer, Mapping) or answer.get("meaning") not in {"retry", "blocked"}:
+        return
+    said = _first_lines(str(answer.get("output") or "")) or f"exit code {answer.get('exit_code')}"
+    if answer["meaning"] == "blocked":
+        raise AttemptWaitsError(WaitKind.HUMAN, f"its agent cannot go on: {said}", None)
+    raise AttemptFailedError(f"its agent asks to be run again: {said}")
 
 
 def _require_no_limit(tasks: Tasks, answer: Mapping[str, Any]) -> None:
@@ -277,7 +309,7 @@ async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
     if task.state is not TaskState.RUNNING:
         return task
     wait = None
-    if waits.due_at is not None:
+    if waits.kind is not WaitKind.BACKOFF:  # what only has to be begun again waits for nothing
         wait = Wait(
             wait_id=tasks.manager.new_id(),
             workspace_id=task.workspace_id,
@@ -298,12 +330,12 @@ def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, reason: str
 
 
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
-    """End the instance of a running task, proven, and the work on it in this program."""
+    """End what runs for a task, its agent and its checks, proven, and the work on it in this program."""
     under_way = tasks.running.pop(task.key, None)
     if under_way is not None:
         under_way.cancel()
         await asyncio.wait([under_way])
-    if task.instance_id is not None:
-        record = await tasks.manager.get_instance(task.instance_id)
-        if record is not None and record.is_active:
-            await tasks.manager.handle(task.instance_id).stop(reason=reason)
+    wanted = GetInstancesFilter(task_id=task.task_id, limit=1000)
+    for one in await tasks.store.read(list_instances, wanted, task.workspace_id):
+        await tasks.manager.handle(one.instance_id).stop(reason=reason)
+    await discard_proof(tasks, task)

@@ -6,13 +6,12 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Self
 
 from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
 from ostler.model.faults import fault
 from ostler.model.people import Permission
-from ostler.model.task import Task, TaskState
+from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.tasks import attempt, retire
 from ostler.tasks.shared import BY, exists, near_of, workdir_of
@@ -104,7 +103,7 @@ class TaskOrchestrator(TaskVerbs):
         """One write. Refuses an illegal move, and a copy that is older than the record."""
         await self.manager.require(Permission.TASKS_WRITE)
         task = await self.manager.store.read(rows.require_task, self._space, lifecycle.agent_id)
-        if lifecycle.updated_at < task.updated_at.timestamp():
+        if lifecycle.updated_at != task.updated_at.timestamp():
             raise VersionConflictError(f"{task.key} was changed meanwhile; read it again and decide anew")
         if lifecycle.created_at != task.created_at.timestamp():
             raise fault("created_at", "cannot be changed", lifecycle.created_at)
@@ -117,10 +116,25 @@ class TaskOrchestrator(TaskVerbs):
             "error": lifecycle.error,
         }
         to = TaskState(lifecycle.state)
+        if to is not task.state:
+            await self._require_by_hand(task, to)
         if to is TaskState.RUNNING and task.state is TaskState.QUEUED:
-            changes |= {"attempt": task.attempt + 1, "started_at": task.started_at or datetime.now(UTC)}
+            changes |= {"attempt": task.attempt + 1, "started_at": task.started_at or self.manager.now()}
         new = await self.tasks.change(task, changes, to=to, by=self.manager.actor)
         lifecycle.updated_at = new.updated_at.timestamp()
+
+    async def _require_by_hand(self, task: Task, to: TaskState) -> None:
+        """Moves that are more than a word in the record have verbs of their own."""
+        if TaskState.COMPLETED in {task.state, to} or to in FINISHED_STATES:
+            await self.manager.require(Permission.TASKS_REVIEW)
+        if task.state is TaskState.RUNNING and task.instance_id is not None:
+            raise InvalidOperationError(f"an agent works on {task.key}; requeue or cancel it instead")
+        if to is TaskState.COMPLETED and task.state is TaskState.RUNNING and task.checks:
+            raise InvalidOperationError(f"{task.key} has checks; hand it in with submit_result, which runs them")
+        if task.state is TaskState.ACCEPTED and task.accepted is not None:
+            raise InvalidOperationError(f"{task.key} was merged; take it back with undo")
+        if to is TaskState.ACCEPTED and task.snapshot is not None:
+            raise InvalidOperationError(f"{task.key} has work to be merged; use accept_agentlet")
 
     async def delete_lifecycle(self, agent_id: str) -> None:
         """Purge a finished task; its workdir and its record go to the vault first. Unknown: nothing happens."""
@@ -139,7 +153,19 @@ class TaskOrchestrator(TaskVerbs):
         made = await self.submit(task, **more)
         if made.agent is not None and not made.is_held:
             self.tasks.spawn(self._run_quietly(made.key), f"ostler-agentlet-{made.key}")
+        else:
+            await self._with_workdir(made)
         return made.key
+
+    async def _with_workdir(self, task: Task) -> tuple[Task, Workdir]:
+        """For who works on it without an instance of ours."""
+        workdir = workdir_of(task)
+        if workdir is None:
+            workdir = await self.tasks.workdirs.plan(task.key, near=near_of(task))
+            task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
+        await self.tasks.workdirs.prepare(workdir)
+        self.tasks.active[task.key] = workdir
+        return task, workdir
 
     async def _run_quietly(self, key: str) -> None:
         try:
@@ -159,11 +185,7 @@ class TaskOrchestrator(TaskVerbs):
         task = await self.manager.store.read(rows.require_task, self._space, agent_id)
         if task.state is not TaskState.RUNNING:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a running task can be submitted")
-        workdir = workdir_of(task)
-        if workdir is None:
-            workdir = await self.tasks.workdirs.plan(task.key, near=near_of(task))
-            task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
-            await self.tasks.workdirs.prepare(workdir)
+        task, workdir = await self._with_workdir(task)
         answer = {"summary": summary, "changed_files": list(changed_files), "generated_code": generated_code}
         return view_of(await attempt.finish(self.tasks, task, workdir, answer))
 
@@ -182,18 +204,22 @@ class TaskOrchestrator(TaskVerbs):
         await attempt.stop_agent(self.tasks, task, "cleaned up")
         task = await self.tasks.reload(task)
         if task.state is TaskState.RUNNING:
-            task = await self.tasks.change(task, to=TaskState.QUEUED, by=BY, reason="cleaned up")
+            held = {"is_held": True}  # else it would be begun again at once
+            task = await self.tasks.change(task, held, to=TaskState.QUEUED, by=BY, reason="cleaned up")
         self.tasks.active.pop(task.key, None)
         await retire.retire(self.tasks, task, by=self.manager.actor)
 
     # --- recovery and retention ------------------------------------------------------------------
 
     async def recover_agents(self) -> list[Task]:
-        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected.
+        """Rebuild the cache from the records. What was running goes on; whose workdir is gone is rejected. An accept
+        that was cut off after its branch had moved is finished in the user's checkout.
 
         Returns the attempts that have to be taken up: the caller works on them (`work`). Each record has its own
         guard, and calling it twice changes nothing.
         """
+        for trouble in await self.tasks.workdirs.recover():
+            _log.warning("a checkout could not follow its branch: %s", trouble)
         taken_up = []
         for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
             try:
@@ -204,12 +230,14 @@ class TaskOrchestrator(TaskVerbs):
 
     async def _recover(self, task: Task) -> list[Task]:
         workdir = workdir_of(task)
+        if task.key in self.tasks.running:
+            return []
         if workdir is None:
             return [task] if task.state is TaskState.RUNNING and task.agent is not None else []
         there = exists(workdir)
         if there:
             self.tasks.active[task.key] = workdir
-        if task.state is not TaskState.RUNNING or task.key in self.tasks.running:
+        if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):
             error = f"its workdir {workdir.path} is gone; it was {task.state}"

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from ostler.agents.commandspec import CommandSpec, ExitMeaning
+from ostler.agents.commandspec import KIB, CommandSpec, ExitMeaning, PromptBy
 from ostler.errors import AgentInitializationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.ledger import AttemptOutcome, RequestState
@@ -28,6 +28,8 @@ from ostler.workdirs.records import Snapshot, Workdir
 
 PROOF = "proof"
 _SHOWN = 8_000
+#: In JSON, where a byte may need six, an answer of this size can still be kept.
+_KEPT = 128 * KIB
 #: Every exit code is an answer; whether it passed is seen from it.
 _ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
@@ -39,21 +41,31 @@ async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) 
     checks = checks_of(tasks, task)
     if not checks:
         return ()
-    place = tasks.home / PROOF / f"{task.key}-{task.attempt}"
+    place = _place_of(tasks, task)
     place.parent.mkdir(mode=0o700, exist_ok=True)
-    await tasks.workdirs.remove(place)
-    await tasks.workdirs.checkout(snapshot, place, include_for=workdir)
-    try:
-        for number, command in enumerate(checks, 1):
-            receipt = await _run(tasks, task, command, number, place, snapshot.tree)
-            await tasks.store.run(_note, task, receipt)
-            receipts.append(receipt)
-            if not receipt.passed:
-                break
-    finally:
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-    await tasks.workdirs.remove(place)
+    if not place.is_dir():  # else a check that outlived a killed program may be at work there
+        part = place.with_name(f"{place.name}.new")
+        await tasks.workdirs.remove(part)
+        await tasks.workdirs.checkout(snapshot, part, include_for=workdir)
+        part.rename(place)
+    for number, command in enumerate(checks, 1):
+        receipt = await _run(tasks, task, command, number, place, snapshot.tree)
+        await tasks.store.run(_note, task, receipt)
+        receipts.append(receipt)
+        if not receipt.passed:
+            break
+    await discard_proof(tasks, task)
     return tuple(receipts)
+
+
+async def discard_proof(tasks: Tasks, task: Task) -> None:
+    """Remove the checkout of the present attempt; nothing runs in it any more."""
+    if tasks.home.joinpath(PROOF).is_dir():
+        await tasks.workdirs.remove(_place_of(tasks, task))
+
+
+def _place_of(tasks: Tasks, task: Task) -> Path:
+    return tasks.home / PROOF / f"{task.key}-{task.attempt}-{task.task_id.hex[-8:]}"
 
 
 def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
@@ -67,6 +79,8 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     spec = CommandSpec(
         argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
         env=_PASSED_ON,
+        prompt_by=PromptBy.STDIN,
+        max_output_bytes=_KEPT,
         exit_codes=_ANY_EXIT,
     )
     digest = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()[:12]

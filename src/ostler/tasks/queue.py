@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from ostler.errors import OstlerError
+from ostler.errors import OstlerError, StoreError
 from ostler.model.events import Event, TaskEvent
 from ostler.model.task import Task, TaskState
 from ostler.store import tasks as rows
@@ -77,9 +77,9 @@ class TaskQueue:
                     await self._begin_some()
             except OstlerError as error:
                 _log.warning("the queue: %s", error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
+            timer = self._tasks.clock.call_later(wait, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
 
     async def _begin_some(self) -> None:
         places = self._tasks.settings.at_once
@@ -107,13 +107,20 @@ class TaskQueue:
         self._wake.set()
 
     async def _work(self, task: Task) -> None:
-        try:
-            done = await self._orchestrator.work(task)
-        except OstlerError as error:
-            _log.warning("%s: %s", task.key, error)
-        else:
-            if done.state is not TaskState.RUNNING:
-                _log.info("%s is %s", done.key, done.state)
+        while task.state is TaskState.RUNNING:
+            try:
+                done = await self._orchestrator.work(task)
+            except StoreError as error:
+                _log.warning("%s goes on when the store can write again: %s", task.key, error)
+                await self._tasks.clock.sleep(_LOOK_SECONDS)
+                task = await self._tasks.reload(task)
+            except OstlerError as error:
+                _log.warning("%s: %s", task.key, error)
+                return
+            else:
+                if done.state is not TaskState.RUNNING:
+                    _log.info("%s is %s", done.key, done.state)
+                return
 
     async def _end_due_waits(self) -> float:
         """Ends what is due; how long until the next one is."""

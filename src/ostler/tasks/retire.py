@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import timedelta
 from uuid import UUID
@@ -13,7 +12,7 @@ from ostler.model.people import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks, workdir_of
+from ostler.tasks.shared import BY, Tasks, exists, workdir_of
 from ostler.workdirs.records import VaultEntry, Workdir
 
 _log = logging.getLogger("ostler.tasks")
@@ -33,26 +32,36 @@ async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
 
 async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> Task:
     found = await tasks.store.read(rows.find_task, workspace_id, key)
-    if found is not None and found.workdir is not None:
-        raise InvalidOperationError(f"the workdir of {found.key} is in its place: {found.workdir['path']}")
+    workdir = None if found is None else workdir_of(found)
+    if found is not None and workdir is not None:
+        if exists(workdir) or found.state is TaskState.RUNNING:
+            raise InvalidOperationError(f"the workdir of {found.key} is in its place: {workdir.path}")
+        found = await retire(tasks, found, by=by)  # finishes one that was cut off
     entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
     if entry is None:
-        entry = await tasks.workdirs.find(key.upper() if found is None else found.key)
+        names = (key, key.upper()) if found is None else (found.key,)
+        kept = [await tasks.workdirs.find(name) for name in names]
+        entry = next((one for one in kept if one is not None), None)
     if entry is None:
         raise TaskNotFoundError(f"there is nothing of {key} in the vault")
-    workdir = await tasks.workdirs.restore(entry)
     if found is None:
-        found = await tasks.store.run(_restore_record, Task.from_dict(entry.record), by=by)
+        if "task_id" not in entry.record:
+            raise TaskNotFoundError(f"{entry.path} is the workdir of no known task; its archive holds the files")
+        found = await tasks.store.run(_restore_record, entry, by=by)
+    # One that is there was brought back by a program that was killed before it could say so.
+    workdir = entry.workdir if exists(entry.workdir) else await tasks.workdirs.restore(entry)
     tasks.active[found.key] = workdir
     changes = {"workdir": workdir.to_dict(), "vault": None}
     return await tasks.change(found, changes, by=by, act="task.unretire")
 
 
-def _restore_record(tx: Transaction, task: Task, *, by: Actor) -> Task:
+def _restore_record(tx: Transaction, entry: VaultEntry, *, by: Actor) -> Task:
     """Of a task that was purged. It stays finished."""
-    rows.TASKS.insert(tx, task.evolve(updated_at=tx.now, ended_at=tx.now), rank=0)
-    tx.audit(task.workspace_id, by, "task.unretire", f"task:{task.key}")
-    return task.evolve(updated_at=tx.now, ended_at=tx.now)
+    saved = Task.from_dict(entry.record)
+    task = saved.evolve(workdir=None, vault=entry.to_dict(), updated_at=tx.now, ended_at=tx.now)
+    rows.TASKS.insert(tx, task, rank=0)
+    tx.audit(task.workspace_id, by, "task.restore", f"task:{task.key}")
+    return task
 
 
 def retired_workdir(task: Task) -> Workdir | None:
@@ -105,4 +114,4 @@ async def collect_for_ever(tasks: Tasks) -> None:
             await collect(tasks)
         except OstlerError as error:
             _log.warning("retention of tasks: %s", error)
-        await asyncio.sleep(_GC_INTERVAL.total_seconds())
+        await tasks.clock.sleep(_GC_INTERVAL.total_seconds())

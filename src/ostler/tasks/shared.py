@@ -31,7 +31,8 @@ class Tasks:
     def __init__(self, manager: AgentLifecycleManager, home: Path, settings: TaskSettings) -> None:
         self.manager = manager
         self.settings = settings
-        self.workdirs = Workdirs(home)
+        self.clock = manager.seams.clock
+        self.workdirs = Workdirs(home, manager.seams)
         self.home = home
         #: Key to open workdir of every task that is not cleaned up; a cache that no decision reads.
         self.active: dict[str, Workdir] = {}

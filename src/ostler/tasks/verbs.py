@@ -136,6 +136,8 @@ class TaskVerbs:
         """Claim it and work on it now, to its review or back to the queue."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
+        if task.agent is None:
+            raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
         claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
@@ -147,6 +149,11 @@ class TaskVerbs:
         self.tasks.running[claimed.key] = under_way
         try:
             result: Task = await asyncio.shield(under_way)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not under_way.cancelled() or (current is not None and current.cancelling()):
+                raise
+            return await self.tasks.reload(claimed)  # another verb ended the attempt
         finally:
             if under_way.done() and self.tasks.running.get(claimed.key) is under_way:
                 del self.tasks.running[claimed.key]
@@ -167,6 +174,8 @@ class TaskVerbs:
         """End the work on it; it is rejected, and its workdir stays until it is retired."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._stopped(key, "cancelled")
+        if task.state is TaskState.REJECTED:
+            return task
         said = reason or "cancelled"
         return await self._change(task, {"error": said}, to=TaskState.REJECTED, reason=said, act="task.cancel")
 
@@ -223,6 +232,8 @@ class TaskVerbs:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
         workdir, snapshot = await self._submitted(task)
         accepted = None
+        if workdir.repository is None and paths:
+            raise InvalidOperationError(f"{task.key} has no repository, so it is accepted whole; leave the paths out")
         if workdir.repository is not None:
             message = f"{task.title}\n\n{task.summary or ''}".strip() + f"\n\nOstler-Task: {task.key}\n"
             author = f"{self.manager.actor.name} <{self.manager.actor.name}@localhost>"

@@ -29,6 +29,8 @@ _MAX_INCLUDED_BYTES = 4 * 1024**3
 _REMOTE = frozenset({"url", "pushurl", "fetch", "tagopt"})
 _BRANCH = frozenset({"remote", "merge"})
 _PLAIN = frozenset({"user.name", "user.email", "core.autocrlf", "core.eol", "core.ignorecase"})
+#: Where an agent reads its prompt; see `ostler.agents.command`.
+_PROMPTS = b"/.ostler-prompt-*.md\n"
 _SPECIAL = re.compile(rb"([\\*?\[\]!# ])")
 
 
@@ -176,12 +178,11 @@ def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home
 
 
 def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
-    """What was copied in is no part of the work, neither for us nor for the agent's own git."""
-    lines = b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
+    """What was copied in, and prompts, are no part of the work, neither for us nor for the agent's own git."""
+    lines = _PROMPTS + b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
     write_durably(ours, lines)
-    if lines:
-        with (into / ".git" / "info" / "exclude").open("ab") as file:
-            file.write(lines)
+    with (into / ".git" / "info" / "exclude").open("ab") as file:
+        file.write(lines)
 
 
 def _peculiarities(mirror: Mirror, into: Path, index: Path) -> tuple[str, ...]:

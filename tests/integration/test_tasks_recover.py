@@ -1,0 +1,274 @@
+"""What the next program finds: agents that live, agents that died, workdirs that are gone, verbs that were cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coding_ground import marked
+from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
+from workdirs_ground import git, tree_of
+
+from ostler import StoreFullError, Task, TaskState
+from ostler.seams import FaultPlan, InjectedCrash
+from ostler.store import tasks as rows
+from ostler.testing.clock import ManualClock
+from ostler.testing.isolation_suite.ground import until
+
+__all__ = ["repository"]
+
+pytestmark = pytest.mark.anyio
+GATE = "echo $OSTLER_INSTANCE > begun; while ! test -e go; do sleep 0.01; done; echo done > a.txt"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@asynccontextmanager
+async def left(repository: Path, home: Path, script: str = GATE, **more: Any) -> AsyncIterator[TaskGround]:
+    """One task under way, whose program ends with the block and whose agent lives on."""
+    async with opened(repository, home) as ground:
+        task = await ground.add(script, **more)
+        running = asyncio.create_task(ground.tasks.run(task.key))
+        await until((ground.place(task) / "begun").exists)
+        yield ground
+        ground.manager.keep_agents = True
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def kill_all(instance: object) -> None:
+    """Without a word, and with nobody who looks."""
+
+    def are_gone() -> bool:
+        for pid in marked(instance):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return marked(instance) == {}
+
+    await until(are_gone)
+
+
+async def test_an_agent_that_lives_is_adopted_and_its_work_is_done_once(repository: Path, home: Path) -> None:
+    async with left(repository, home) as ground:
+        instance = (await ground.get("T001")).instance_id
+    async with opened(repository, home) as ground:
+        assert list(ground.tasks.active_agents) == ["T001"]
+        (ground.place("T001") / "go").touch()
+        done = await ground.until_state("T001", T.COMPLETED)
+        assert (done.attempt, done.instance_id, done.failures) == (1, instance, 0)
+        assert done.changed_files == ("a.txt", "begun", "go")
+
+
+async def test_one_that_died_meanwhile_is_queued_again_with_its_workdir(repository: Path, home: Path) -> None:
+    async with left(repository, home) as ground:
+        instance = (await ground.get("T001")).instance_id
+    await kill_all(instance)
+    async with opened(repository, home) as ground:
+        found = await ground.until_state("T001", T.QUEUED)
+        assert (found.failures, found.attempt) == (1, 1)
+        assert "SIGKILL" in (found.error or "")
+        assert (ground.place("T001") / "begun").exists()
+
+
+async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repository: Path, home: Path) -> None:
+    async with left(repository, home) as ground:
+        task = await ground.get("T001")
+    await kill_all(task.instance_id)
+    shutil.rmtree(ground.place(task))
+    async with opened(repository, home) as ground:
+        found = await ground.get(task)
+        assert found.state is T.REJECTED
+        assert found.error == f"its workdir {ground.place(task)} is gone; it was running"
+        assert await ground.moves(task) == [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.REJECTED)]
+
+
+async def test_one_that_was_claimed_and_no_more_is_worked_on(repository: Path, home: Path) -> None:
+    async with opened(repository, home) as ground:
+        await ground.manager.store.run(rows.claim_task, await ground.add("echo 1 > a.txt"))
+    async with opened(repository, home) as ground:
+        done = await ground.until_state("T001", T.COMPLETED)
+        assert (done.attempt, done.changed_files) == (1, ("a.txt",))
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["worktree", "directory"])
+async def test_an_agent_whose_spawn_was_not_noted_is_found(repository: Path, home: Path, is_plain: bool) -> None:
+    """Killed between the start of the process and the write of its id: its directory is not taken from under it."""
+    near = home.parent / "plain" if is_plain else repository
+    near.mkdir(exist_ok=True)
+    async with left(repository, home, near=near) as ground:
+        task = await ground.get("T001")
+        ground.tasks.tasks.running["T001"].cancel()
+        await asyncio.sleep(0)
+        await ground.manager.store.run(rows.change_task, task, {"instance_id": None})
+    async with opened(repository, home) as ground:
+        (ground.place("T001") / "go").touch()
+        done = await ground.until_state("T001", T.COMPLETED)
+        assert (done.attempt, done.instance_id, done.failures) == (1, task.instance_id, 0)
+        assert (ground.place("T001") / "begun").read_text() == f"{task.instance_id}\n"
+        assert await ground.tasks.tasks.workdirs.list_entries() == []
+
+
+async def test_a_check_that_outlives_its_program_is_waited_for(repository: Path, home: Path, tmp_path: Path) -> None:
+    check = f"touch {tmp_path}/checking; while ! test -e {tmp_path}/go; do sleep 0.01; done; grep -q new a.txt; pwd"
+    async with opened(repository, home) as ground:
+        task = await ground.add("echo new > a.txt", checks=[check])
+        running = asyncio.create_task(ground.tasks.run(task.key))
+        await until((tmp_path / "checking").exists)
+        ground.manager.keep_agents = True
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    (tmp_path / "checking").unlink()
+    async with opened(repository, home) as ground:
+        (tmp_path / "go").touch()
+        done = await ground.until_state(task, T.COMPLETED, T.QUEUED)
+        assert (done.state, done.attempt, done.error) == (T.COMPLETED, 1, None)
+        assert not (tmp_path / "checking").exists(), "it was not run twice"
+
+
+async def test_recovering_twice_changes_nothing(repository: Path, home: Path) -> None:
+    async with left(repository, home):
+        pass
+    async with opened(repository, home) as ground:
+        before = await ground.get("T001")
+        assert await ground.tasks.recover_agents() == [], "it is under way already"
+        await ground.tasks.initialize()
+        assert await ground.get("T001") == before
+        (ground.place("T001") / "go").touch()
+        await ground.until_state("T001", T.COMPLETED)
+        assert await ground.tasks.recover_agents() == []
+        assert len(await ground.moves(before)) == 3
+
+
+async def test_queued_stays_queued_and_completed_can_be_reviewed_by_the_next_program(
+    repository: Path, home: Path
+) -> None:
+    async with opened(repository, home) as ground:
+        await ground.add("true")
+        await ground.done("echo 2 > b.txt")
+    async with opened(repository, home) as ground:
+        assert (await ground.get("T001")).state is T.QUEUED
+        assert "+2" in await ground.tasks.diff("T002")
+        await ground.tasks.accept("T002")
+        assert ground.shown("b.txt") == "2\n"
+
+
+async def test_one_record_that_cannot_be_read_does_not_stop_the_others(repository: Path, home: Path) -> None:
+    async with opened(repository, home) as ground:
+        for _ in range(2):
+            await ground.manager.store.run(rows.claim_task, await ground.add("true"))
+        await ground.tasks.tasks.change(await ground.get("T001"), {"workdir": {"kind": "palace"}})
+    async with opened(repository, home) as ground:
+        await ground.until_state("T002", T.COMPLETED)
+        assert (await ground.get("T001")).state is T.RUNNING
+
+
+async def test_a_store_that_cannot_write_for_a_while_leaves_no_task_behind(
+    repository: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with opened(repository, home, clock=clock) as ground:
+        work, refused = ground.tasks.work, asyncio.Event()
+
+        async def work_later(task: Task) -> Task:
+            if not refused.is_set():
+                refused.set()
+                raise StoreFullError("the disk is full")
+            return await work(task)
+
+        monkeypatch.setattr(ground.tasks, "work", work_later)
+        task = await ground.add("true")
+        async with working_queue(ground):
+            await refused.wait()
+
+            async def is_done() -> bool:
+                clock.advance(30)
+                return (await ground.get(task)).state is T.COMPLETED
+
+            await until_async(is_done)
+
+
+# --- verbs that were cut off -------------------------------------------------------------------------
+
+
+async def cut(verb: Any, task: Task) -> None:
+    with pytest.raises(InjectedCrash):
+        await verb(task.key)
+
+
+REVIEW = ("commit.after", "objects.after", "ref.before", "ref.after", "files.after", "index.after")
+
+
+@pytest.mark.parametrize("point", REVIEW)
+async def test_an_accept_that_was_cut_off_is_finished_once(repository: Path, home: Path, point: str) -> None:
+    async with opened(repository, home, fault=FaultPlan(f"review.{point}")) as ground:
+        task = await ground.done("echo 2 > b.txt")
+        await cut(ground.tasks.accept, task)
+        assert (await ground.get(task)).state is T.COMPLETED
+    async with opened(repository, home) as ground:
+        assert ground.git("status", "--porcelain") == "", "the checkout is whole before anybody asks"
+        done = await ground.tasks.accept(task.key)
+        assert (done.state, ground.shown("b.txt")) == (TaskState.ACCEPTED, "2\n")
+        assert ground.git("rev-list", "--count", "main").strip() == "2"
+        assert ground.git("status", "--porcelain") == ""
+        assert not (repository / ".git" / "index.lock").exists()
+
+
+@pytest.mark.parametrize("point", ["ref.before", "ref.after", "files.after", "index.after"])
+async def test_an_undo_that_was_cut_off_is_finished_once(repository: Path, home: Path, point: str) -> None:
+    async with opened(repository, home) as ground:
+        task = await ground.done("echo 2 > b.txt")
+        await ground.tasks.accept(task.key)
+    async with opened(repository, home, fault=FaultPlan(f"review.{point}")) as ground:
+        await cut(ground.tasks.undo, task)
+    async with opened(repository, home) as ground:
+        done = await ground.tasks.undo(task.key)
+        assert (done.state, ground.shown("b.txt")) == (T.COMPLETED, "b\n")
+        assert ground.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("point", ["move", "save", "publish", "remove"])
+async def test_a_retirement_that_was_cut_off_loses_nothing(repository: Path, home: Path, point: str) -> None:
+    async with opened(repository, home, fault=FaultPlan(f"retire.{point}.after")) as ground:
+        task = await ground.done("echo 2 > b.txt; echo x > untracked")
+        before = tree_of(ground.place(task))
+        await cut(ground.tasks.retire, task)
+    async with opened(repository, home) as ground:
+        assert "untracked" in await ground.tasks.diff(task.key)
+        back = await ground.tasks.unretire(task.key)
+        assert tree_of(ground.place(task)) == before
+        assert (back.vault, back.state) == (None, T.COMPLETED)
+        await ground.tasks.accept(task.key)
+        assert git(repository, "show", "main:untracked") == "x\n"
+
+
+async def test_a_return_from_the_vault_that_was_cut_off_is_finished(
+    repository: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the files were back and before the record said so; also of a task that was purged."""
+    for is_purged in (False, True):
+        async with opened(repository, home) as ground:
+            task = await ground.done("echo 2 > b.txt")
+            await ground.tasks.reject(task.key, reason="no")
+            await (ground.tasks.delete_lifecycle(task.key) if is_purged else ground.tasks.retire(task.key))
+
+            async def crash(*_: Any, **__: Any) -> None:
+                raise InjectedCrash("before the record")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(ground.tasks.tasks, "change", crash)
+                await cut(ground.tasks.unretire, task)
+            assert ground.place(task).is_dir()
+        async with opened(repository, home) as ground:
+            back = await ground.tasks.unretire(task.key)
+            assert (back.state, back.workdir is not None) == (T.REJECTED, True)
+            assert (ground.place(task) / "b.txt").read_text() == "2\n"
