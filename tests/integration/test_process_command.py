@@ -121,9 +121,8 @@ async def test_a_run_that_is_killed_says_by_what(begin: Begin, place: Path, list
 async def test_what_cannot_run_is_refused_as_at_other_levels(
     begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener
 ) -> None:
-    with pytest.raises(AgentExecutionError, match="must be a program on the agent's PATH") as caught:
+    with pytest.raises(AgentExecutionError, match="there is no program 'no-such-program-here'"):
         await begin(plan_for(place, "no-such-program-here"))
-    assert caught.value.exception_type == "ostler.errors.ValidationError"
     cell = await isolation.start(plan_for(place, "./no-such-program-here"), listener)
     with pytest.raises(AgentExecutionError, match="cannot be run"):
         await cell.call(Verb.PROCESS, "x")

@@ -240,8 +240,10 @@ def _require_program(program: str, path: str) -> None:
     if os.sep in program and not program.startswith(os.sep):
         return  # Relative to a directory that may not exist yet.
     if shutil.which(program, path=path) is None:
-        bound = f"must be a program on the agent's PATH ({path}); write its full path, or add PATH to env"
-        raise ValidationError([Fault(field="argv.0", bound=bound, value=shown(program))])
+        raise AgentExecutionError(
+            f"there is no program {shown(program)} on the agent's PATH ({path}); "
+            "write its full path, or set PATH in its env"
+        )
 
 
 def _require_argument(word: str) -> None:

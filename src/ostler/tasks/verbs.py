@@ -130,7 +130,7 @@ class TaskVerbs:
         try:
             self.manager.registry.find(name)
         except AgentNotFoundError as error:
-            raise fault("agent", f"must be one that can be spawned: {error}", name) from error
+            raise fault("agent", f"must be one that can be spawned: {error}") from error
 
     async def run(self, key: str) -> Task:
         """Claim it and work on it now, to its review or back to the queue."""
