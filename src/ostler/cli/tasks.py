@@ -106,8 +106,10 @@ def requeue(key: str) -> None:
 
 @task.command("send-back")
 @click.argument("key")
-@click.option("-m", "--message", required=True, help="What is to be done better; the next attempt reads it.")
-def send_back(key: str, message: str) -> None:
+@click.option(
+    "-m", "--message", help="What is to be done better; the next attempt reads it. A conflict says it itself."
+)
+def send_back(key: str, message: str | None) -> None:
     """Send a completed task back to its agent, with a comment."""
     found = on_task(Daemon(), "send_back", key, comment=message)
     click.echo(f"{plain(found['key'])} goes back to the queue with your comment (attempt {found['attempt'] + 1}).")

@@ -21,7 +21,7 @@ from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
-from ostler.tasks.shared import Tasks, workdir_of
+from ostler.tasks.shared import Tasks, exists, workdir_of
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
 
 _P = Permission
@@ -211,16 +211,32 @@ class TaskVerbs:
 
     # --- review ----------------------------------------------------------------------------------
 
-    async def send_back(self, key: str, comment: str) -> Task:
-        """Another attempt, which is told the comment."""
+    async def send_back(self, key: str, comment: str | None = None) -> Task:
+        """Another attempt, which is told the comment; and what it conflicts with, which is comment enough."""
         await self.manager.require(_P.TASKS_REVIEW)
         task = await self._load(key)
-        if len(comment) > MAX_COMMENT or not comment.strip():
-            raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
+        moved = await self._moved_target(task)
+        comment = "\n\n".join(part for part in (comment, moved) if part)
+        if len(comment) > MAX_COMMENT or not comment.strip():
+            raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
         changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
         return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
+
+    async def _moved_target(self, task: Task) -> str | None:
+        """What its target says against it, for its agent; whose repository then has the target as it is now."""
+        workdir, snapshot = await self._submitted(task)
+        if workdir.repository is None or not exists(workdir):
+            return None
+        change = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
+        if change.merges_cleanly:
+            return None
+        await self.tasks.workdirs.bring_target(workdir)
+        return (
+            f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
+            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}: merge it, resolve that, commit."
+        )
 
     async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:
         """Merge its work into its target, whole or by file. Accepting twice is safe."""

@@ -7,6 +7,7 @@ those of one key, and those that need git in one repository, wait for one anothe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from ostler.errors import InvalidOperationError, OstlerError
 from ostler.model.faults import fault
 from ostler.seams import Seams
 from ostler.workdirs import capture, prepare, review
-from ostler.workdirs.files import remove_tree, sync_folder
+from ostler.workdirs.files import create, opened, parent_of, remove_tree, sync_folder, write_all
 from ostler.workdirs.follow import recover
 from ostler.workdirs.git import object_id
 from ostler.workdirs.mirror import PLAIN, Mirror, mirror_name
@@ -33,6 +34,7 @@ from ostler.workdirs.records import (
     WorkdirKind,
     check_key,
 )
+from ostler.workdirs.repository import Repository
 from ostler.workdirs.review import Review, author_of
 from ostler.workdirs.vault import NEW, Vault
 
@@ -110,6 +112,27 @@ class Workdirs:
         return await self._on(
             snapshot.mirror, lambda mirror: self._review(mirror, workdir).base_change(workdir, snapshot)
         )
+
+    async def bring_target(self, workdir: Workdir) -> None:
+        """Let the repository in a worktree know where the target is now, under its own name, to merge it."""
+        if workdir.repository is None or workdir.target is None:
+            return
+        place, ref = self._place(workdir), f".git/refs/heads/{workdir.target}".encode()
+
+        def work(mirror: Mirror) -> None:
+            tip = mirror.tip(Repository.at(str(workdir.repository), mirror.held), str(workdir.target))
+            with opened(place) as root, parent_of(root, ref, make=True) as (folder, name):
+                new = name + b".ostler"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new, dir_fd=folder)
+                descriptor = create(folder, new)
+                try:
+                    write_all(descriptor, f"{tip}\n".encode())
+                finally:
+                    os.close(descriptor)
+                os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+        await self._on(self._mirror_of(workdir), work, workdir.key)
 
     async def checkout(self, snapshot: Snapshot, into: Path, *, include_for: Workdir | None = None) -> None:
         """A clean checkout into a new directory. `include_for` adds what `.worktreeinclude` names."""

@@ -109,7 +109,9 @@ async def requeue(key: str, tasks: TasksOf) -> dict[str, Any]:
     return _shown(await tasks.requeue(key))
 
 
-async def send_back(key: str, tasks: TasksOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+async def send_back(
+    key: str, tasks: TasksOf, comment: Annotated[str | None, Body(embed=True)] = None
+) -> dict[str, Any]:
     return _shown(await tasks.send_back(key, comment))
 
 
