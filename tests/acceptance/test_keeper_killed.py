@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from machine_ground import end_keeper, everyone, keeper_of, lives, swept, until
+from machine_ground import end_keeper, everyone, keeper_of, kill_keeper_of, lives, swept, until
 from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, AgentState, AttemptOutcome, RestartPolicy
@@ -39,7 +37,7 @@ async def populate(fleet: Fleet, count: int, policy: RestartPolicy | None) -> li
 def kill_keeper(fleet: Fleet) -> set[int]:
     """All who lived for this home at that moment."""
     family = everyone(fleet.home)
-    os.kill(keeper_of(fleet.home), signal.SIGKILL)
+    kill_keeper_of(fleet.home)
     return family
 
 
@@ -71,6 +69,7 @@ async def test_what_a_keeper_left_that_died_alone_is_ended_by_the_next_manager(h
     """Nobody was there to see it: first the manager left, then its keeper was killed."""
     async with opened(home, outlive=HOUR) as fleet:
         final, lasting = await populate(fleet, 5, None), await populate(fleet, 5, RestartPolicy.immediate())
+        fleet.manager.keep_agents = True
     family = kill_keeper(fleet)
     await until(lambda: not keeper_of(home))
     assert any(lives(pid) for pid in family), "there is something to be ended"

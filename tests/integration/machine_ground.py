@@ -67,6 +67,12 @@ def keeper_of(home: Path) -> int:
     return 0
 
 
+def kill_keeper_of(home: Path) -> None:
+    pid = keeper_of(home)
+    assert pid, "there is no keeper to kill, and 0 would be the group of the tests"
+    os.kill(pid, signal.SIGKILL)
+
+
 def group_number(pid: int, controller: str, *files: str) -> int | None:
     """What stands in the first of these files in the group that Ostler made for a process; None where it made none."""
     own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read(f"/proc/{pid}/cgroup"))

@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 from lifecycle_agents import Stage
 from lifecycle_ground import HOUR, PROCESS, Crew, S, at, do, killed, logged, opened, until
-from machine_ground import everyone, keeper_of, lives, swept
+from machine_ground import everyone, kill_keeper_of, lives, swept
 
 from ostler import (
     AgentExecutionError,
@@ -153,7 +153,7 @@ async def test_what_cannot_be_found_is_lost(crew: Crew) -> None:
     agent, held = await crew.start(), await crew.start()
     await held.pause()
     await crew.close(keep=True)
-    os.kill(keeper_of(crew.home), signal.SIGKILL)
+    kill_keeper_of(crew.home)
     await crew.open()
     agent, held = crew.again(agent), crew.again(held)
     await crew.reaches(agent, S.FAILED)

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 from lifecycle_agents import Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
-from machine_ground import assert_nothing_left, everyone, keeper_of, lives, swept
+from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
 
 from ostler import (
     AgentGoneError,
@@ -488,7 +488,7 @@ async def test_what_a_dead_keeper_left_is_gone_before_anything_is_said_of_it(
     crew = Crew(home, clock, stage, PROCESS)
     with swept(home):
         made = await killed(one_alive, crew, outlive=600)
-        os.kill(keeper_of(home), signal.SIGKILL)
+        kill_keeper_of(home)
         async with opened(crew):
             agent = crew.manager.handle(UUID(made["id"]))
             await crew.reaches(agent, S.FAILED)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine_ground import end_keeper, everyone, group_number, keeper_of, lives, until
+from machine_ground import end_keeper, everyone, group_number, keeper_of, kill_keeper_of, lives, until
 from promise_agents import Plodder
 from promise_ground import Fleet, opened
 
@@ -129,7 +129,7 @@ async def test_every_cause_of_an_end_is_told_apart(fleet: Fleet) -> None:
     await fleet.manager.terminate(stopped.instance_id)
     for one in ones.values():
         await fleet.comes_to(one, AgentState.FAILED)
-    os.kill(keeper_of(fleet.home), signal.SIGKILL)
+    kill_keeper_of(fleet.home)
     await fleet.comes_to(lost, AgentState.FAILED)
     ones |= {AttemptOutcome.STOPPED: stopped, AttemptOutcome.LOST: lost}
     found = {cause: (await fleet.outcome(one))[0] for cause, one in ones.items()}

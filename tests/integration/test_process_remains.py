@@ -18,7 +18,7 @@ from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from machine_ground import PATIENCE, end_keeper, keeper_of, lacking, lives, swept, until
+from machine_ground import PATIENCE, end_keeper, keeper_of, kill_keeper_of, lacking, lives, swept, until
 from promise_ground import Fleet, opened
 
 import ostler
@@ -142,7 +142,7 @@ async def test_so_it_is_where_agents_end_with_their_manager_and_where_a_keeper_i
         async with opened(home) as fleet:
             assert (await fleet.record(ended)).state is AgentState.TERMINATING
             lost = await with_unkillable_child(fleet, cold, RestartPolicy.none())
-            os.kill(keeper_of(home), signal.SIGKILL)
+            kill_keeper_of(home)
             await until_told(fleet, lost)
             for one in (died, lost):
                 assert not (await fleet.manager.terminate(one.instance_id, _AT_ONCE)).success

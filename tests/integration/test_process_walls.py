@@ -14,7 +14,7 @@ from pathlib import Path
 
 import ordinary
 import pytest
-from machine_ground import end_keeper, keeper_of, lacking, swept
+from machine_ground import end_keeper, keeper_of, kill_keeper_of, lacking, swept
 from promise_ground import Fleet, box, opened
 
 from ostler import AgentState, AttemptOutcome
@@ -185,7 +185,7 @@ async def test_nor_one_that_carries_the_mark_of_another_home(
     async with opened(tmp_path / "other") as other, opened(home) as fleet:
         theirs, one = await other.spawn(), await fleet.spawn()
         strangers += [stranger(OSTLER_MARK=mark) for mark in ("0123456789abcdef:", f"{'f' * 16}:{box(one)}")]
-        os.kill(keeper_of(home), signal.SIGKILL)
+        kill_keeper_of(home)
         await fleet.comes_to(one, AgentState.FAILED)
         again = await fleet.spawn()
         assert await fleet.do(again, "echo", value=1) == 1, "under a new keeper, which has swept"
