@@ -153,10 +153,10 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
     try:
         found = on_task(Daemon(), "accept", key, paths=list(paths))
     except DaemonError as error:
-        if error.code != "conflict":
+        if error.code != "merge_conflict":
             raise
-        hint = f"Send it back to its agent with the conflict: ostler task send-back {key} -m …"
-        raise DaemonError("conflict", f"{error} {hint}") from error
+        hint = f"Send it back with: ostler task send-back {key} -m …"
+        raise DaemonError(error.code, f"{error}. {hint}") from error
     name, merged = plain(found["key"]), found["accepted"]
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(found))}")
