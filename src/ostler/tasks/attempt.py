@@ -14,7 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.commandspec import HomeKind
 from ostler.agents.manifest import AgentKind
+from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.events import AgentTerminatedEvent
@@ -137,6 +139,9 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir, cut_off: int) -> Ag
     job: dict[str, Any] = {"prompt": prompt_of(task)}
     if task.model is not None:
         job["model"] = task.model
+    command = command_of(manifest)
+    if command is not None and command.home is HomeKind.PRIVATE:
+        job["home"] = str(task.task_id)  # one for all attempts: sessions are kept there
     if task.session is not None:
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
