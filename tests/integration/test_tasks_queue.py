@@ -83,7 +83,7 @@ async def test_what_cannot_be_a_task_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(ValidationError) as caught:
         await ground.add(text, **more)
-    assert [fault.field.partition(".")[0] for fault in caught.value.faults] == [field]
+    assert str(caught.value).startswith(field)
     assert await ground.tasks.list_tasks() == []
 
 
@@ -350,7 +350,7 @@ async def test_a_reader_may_look_and_do_nothing_else(ground: TaskGround) -> None
     reader = Principal(
         principal_id=ground.manager.new_id(),
         name="eve",
-        roles=frozenset({Role.VIEWER}),
+        roles=(Role.VIEWER,),
         workspace_id=space,
         created_at=ground.manager.now(),
     )

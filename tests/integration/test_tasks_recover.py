@@ -243,6 +243,7 @@ async def test_a_retirement_that_was_cut_off_loses_nothing(repository: Path, hom
         before = tree_of(ground.place(task))
         await cut(ground.tasks.retire, task)
     async with opened(repository, home) as ground:
+        assert (await ground.get(task)).workdir is None, "it is finished at the start"
         assert "untracked" in await ground.tasks.diff(task.key)
         back = await ground.tasks.unretire(task.key)
         assert tree_of(ground.place(task)) == before

@@ -20,6 +20,7 @@ from ostler import (
 )
 from ostler.tasks import retire
 from ostler.testing.clock import ManualClock
+from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -309,6 +310,8 @@ async def test_finished_tasks_go_to_the_vault_after_their_time_and_can_be_had_ba
         needed = await ground.add("true")
         await ground.add("true", depends_on=[needed.key], hold=True)
         await ground.tasks.cancel(needed.key)
+        private = ground.home / "homes" / str(rejected.task_id)
+        private.mkdir(parents=True)
         collecting = asyncio.create_task(ground.tasks.gc_loop())
         clock.advance(timedelta(hours=23).total_seconds())
 
@@ -323,6 +326,7 @@ async def test_finished_tasks_go_to_the_vault_after_their_time_and_can_be_had_ba
         assert (await ground.get(waiting)).state is T.COMPLETED, "what waits for its review stays"
         assert (await ground.get(needed)).state is T.REJECTED, "and what an unfinished task names"
         assert not ground.place(rejected).exists()
+        await until(lambda: not private.exists())
         assert [entry.subject for entry in await ground.audited("task.purge")] == ["task:T001", "task:own-key"]
         back = await ground.tasks.unretire("own-key")
         assert (back.state, back.error, back.ended_at) == (T.REJECTED, "no", clock.wall())

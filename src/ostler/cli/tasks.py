@@ -157,7 +157,7 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
-        hint = f"To send it back: ostler task send-back {key} -m …"
+        hint = f"Send it back with: ostler task send-back {key}"
         raise DaemonError(error.code, f"{error}. {hint}") from error
     name, merged = plain(found["key"]), found["accepted"]
     if merged is None:

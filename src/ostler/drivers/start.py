@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from ostler.agents.command import Place, Start, environment, start_of
 from ostler.agents.commandspec import CommandSpec, HomeKind
@@ -28,12 +29,17 @@ class Wishes:
     session: str | None = None
     #: What that session had used, as `session_usage` of its last answer has it.
     session_usage: SessionUsage | None = None
+    #: Names a private home that several instances share, one after another; else each has its own.
+    home: UUID | None = None
 
     @classmethod
     def of(cls, request: Any) -> Wishes:
         """Raises `ValidationError` for a name that no program could take as one."""
         given = request if isinstance(request, Mapping) else {}
         faults = [fault for name in ("model", "session") for fault in _word_faults(name, given.get(name))]
+        home = given.get("home")
+        if home is not None and not _is_id(home):
+            faults.append(Fault(field="request.home", bound="must be an id", value=shown(home)))
         if faults:
             raise ValidationError(faults)
         usage = given.get("session_usage")
@@ -41,7 +47,15 @@ class Wishes:
             model=given.get("model"),
             session=given.get("session"),
             session_usage=None if usage is None else SessionUsage.from_dict(usage),
+            home=None if home is None else UUID(home),
         )
+
+
+def _is_id(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(UUID(value))
+    except ValueError:
+        return False
 
 
 def _word_faults(name: str, value: Any) -> Iterator[Fault]:
@@ -70,7 +84,7 @@ def driven_start(  # noqa: PLR0913, PLR0917 - each is a side of the start
     env = dict(start.env)
     private = None
     if spec.home is HomeKind.PRIVATE and "HOME" not in context.env:
-        private = homes / str(context.instance_id)
+        private = homes / str(wishes.home or context.instance_id)
         env["HOME"] = str(private)
     if place.temp is not None and "TMPDIR" not in context.env:
         env["TMPDIR"] = str(place.temp)

@@ -14,7 +14,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.commandspec import HomeKind
 from ostler.agents.manifest import AgentKind
+from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.events import AgentTerminatedEvent
@@ -32,7 +34,7 @@ from ostler.store.events import last_events
 from ostler.store.queries import list_instances
 from ostler.store.transaction import Transaction
 from ostler.tasks.proof import discard_proof, prove
-from ostler.tasks.shared import BY, Tasks, exists, near_of, workdir_of
+from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_of
 from ostler.workdirs.records import Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
@@ -84,11 +86,11 @@ async def run_attempt(tasks: Tasks, task: Task) -> Task:
 
 
 async def _work(tasks: Tasks, task: Task) -> Task:
-    instance = await _instance_of(tasks, task)
+    instance, cut_off = await find_instance(tasks, task, f"{task.key}-{task.attempt}")
     task, workdir = await _prepare(tasks, task, has_begun=instance is not None)
     tasks.active[task.key] = workdir
     if instance is None:
-        instance = await _spawn(tasks, task, workdir)
+        instance = await _spawn(tasks, task, workdir, cut_off)
     if task.instance_id != instance.instance_id:
         task = await tasks.change(task, {"instance_id": instance.instance_id})
     await tasks.manager.handle(instance.instance_id).ended()
@@ -118,23 +120,10 @@ async def _prepare(tasks: Tasks, task: Task, *, has_begun: bool) -> tuple[Task, 
 # --- the agent ---------------------------------------------------------------------------------------
 
 
-async def _instance_of(tasks: Tasks, task: Task) -> AgentInstance | None:
-    """The instance of this attempt, also one that a killed program spawned and did not note."""
-    if task.instance_id is not None:
-        return await tasks.manager.get_instance(task.instance_id)
-    wanted = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
-    found = await tasks.store.read(list_instances, wanted, task.workspace_id)
-    return next((one for one in found if one.name == _name_of(task)), None)
-
-
-def _name_of(task: Task) -> str:
-    return f"{task.key}-{task.attempt}"
-
-
-async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> AgentInstance:
+async def _spawn(tasks: Tasks, task: Task, workdir: Workdir, cut_off: int) -> AgentInstance:
     manifest = tasks.manager.registry.find(task.agent or "")
     options = AgentSpawnOptions(
-        name=_name_of(task),
+        name=f"{task.key}-{task.attempt}",
         workdir=str(workdir.path),
         env={**workdir.environment(), "OSTLER_TASK": task.key},
         priority=task.priority,
@@ -150,11 +139,14 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> AgentInstance:
     job: dict[str, Any] = {"prompt": prompt_of(task)}
     if task.model is not None:
         job["model"] = task.model
+    command = command_of(manifest)
+    if command is not None and command.home is HomeKind.PRIVATE:
+        job["home"] = str(task.task_id)  # one for all attempts: sessions are kept there
     if task.session is not None:
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
     try:
-        return await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
+        return await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}:{cut_off}")
     except LicenseError as error:
         due = tasks.manager.now() + _NO_PLACE
         raise AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due) from error
@@ -186,8 +178,6 @@ async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         if why == DAEMON_STOPPED:
             raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
-    if last is not None and last.outcome is AttemptOutcome.LOST and last.handle is None:
-        raise AttemptWaitsError(WaitKind.BACKOFF, "the daemon ended before its agent was started", None)
     raise _failure(record, last, row)
 
 

@@ -224,7 +224,7 @@ class TaskOrchestrator(TaskVerbs):
         for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
             try:
                 taken_up += await self._recover(task)
-            except OstlerError as error:
+            except (OstlerError, OSError) as error:
                 _log.warning("%s could not be recovered: %s", task.key, error)
         return taken_up
 
@@ -237,6 +237,10 @@ class TaskOrchestrator(TaskVerbs):
         there = exists(workdir)
         if there:
             self.tasks.active[task.key] = workdir
+        if not there and task.state in {TaskState.COMPLETED, *FINISHED_STATES}:
+            await retire.retire(
+                self.tasks, task
+            )  # it was cut off, or somebody deleted the workdir: the entry says which
         if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):

@@ -23,7 +23,7 @@ from ostler.model.text import clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks
+from ostler.tasks.shared import BY, Tasks, find_instance
 from ostler.workdirs.records import Snapshot, Workdir
 
 PROOF = "proof"
@@ -85,8 +85,9 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     )
     digest = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     manifest = tasks.manager.registry.register(spec, name=f"command/check-{digest}", replace=True)
+    name = f"{task.key}-{task.attempt}-check-{number}"
     options = AgentSpawnOptions(
-        name=f"{task.key}-{task.attempt}-check-{number}",
+        name=name,
         isolation_level=IsolationLevel.PROCESS,
         workdir=str(place),
         env={"OSTLER_TASK": task.key, "HOME": os.environ.get("HOME", "/")},
@@ -94,11 +95,13 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
         resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
     )
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
-    try:
-        key = f"check:{task.task_id}:{task.attempt}:{number}"
-        instance = await tasks.manager.spawn(request, idempotency_key=key)
-    except AgentInitializationError as error:
-        return _receipt(command, tree, None, 0.0, str(error))
+    instance, cut_off = await find_instance(tasks, task, name)
+    if instance is None:
+        key = f"check:{task.task_id}:{task.attempt}:{number}:{cut_off}"
+        try:
+            instance = await tasks.manager.spawn(request, idempotency_key=key)
+        except AgentInitializationError as error:
+            return _receipt(command, tree, None, 0.0, str(error))
     await tasks.manager.handle(instance.instance_id).ended()
     row = await tasks.store.read(request_rows.get_request, instance.instance_id, JOB_ID)
     if row is not None and row.state is RequestState.DONE and row.answer is not None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
-from ostler.isolation.process.logs import LOGS
+from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.model.people import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
@@ -94,6 +94,7 @@ async def purge(tasks: Tasks, task: Task) -> None:
         entry = await tasks.workdirs.retire(nowhere, record=task.to_dict())
         task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
     await tasks.store.run(rows.delete_task, task, by=BY)
+    await tasks.workdirs.remove(tasks.home / HOMES / str(task.task_id))
 
 
 async def _retire_orphans(tasks: Tasks) -> None:

@@ -12,15 +12,23 @@ from typing import Any
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.observe import Observation
 from ostler.model.events import TaskStateChangedEvent
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import AttemptOutcome
 from ostler.model.people import Actor
+from ostler.model.query import GetInstancesFilter
+from ostler.model.states import AgentState
 from ostler.model.task import Task, TaskSettings
 from ostler.store import tasks as rows
+from ostler.store.attempts import get_attempt
+from ostler.store.queries import list_instances
 from ostler.store.store import Store
 from ostler.workdirs.records import Workdir
 from ostler.workdirs.workdirs import Workdirs
 
 _log = logging.getLogger("ostler.tasks")
 _HOOK_SECONDS = 30.0
+#: How a start ends whose manager ended first; one that was begun has a handle.
+_CUT_OFF = frozenset({AttemptOutcome.STOPPED, AttemptOutcome.LOST})
 #: Who moves tasks on when no person does.
 BY = Actor(name="tasks")
 
@@ -97,6 +105,20 @@ class Hooks:
                     await answer
         except Exception:  # noqa: BLE001 - a hook is foreign code
             _log.exception("a hook failed on %s becoming %s", event.key, event.new_state)
+
+
+async def find_instance(tasks: Tasks, task: Task, name: str) -> tuple[AgentInstance | None, int]:
+    """The instance that was spawned under this name for a task, also one that a killed program did not note; and how
+    many starts were cut off with their program, which count for nothing.
+    """
+    wanted = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
+    found = await tasks.store.read(list_instances, wanted, task.workspace_id)
+    named = [one for one in found if one.name == name]
+    for one in named:
+        last = await tasks.store.read(get_attempt, one.instance_id, one.attempt)
+        if one.state is not AgentState.FAILED or last is None or last.outcome not in _CUT_OFF or last.handle:
+            return one, len(named) - 1
+    return None, len(named)
 
 
 def near_of(task: Task) -> Path | None:
