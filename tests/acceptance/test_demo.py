@@ -12,46 +12,28 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from coding_ground import CACHE, require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
 #: What the story must show, act by act.
 SHOWN = (
-    "ada  level thread  wrote one.md in work/",
-    "bo   level none    wrote one.md in work/",
-    "advisory: max_memory_mb, max_cpu_percent",
-    "bo is asked to end, runs its clean-up and ends: was_graceful True",
-    "who asked is told: the agent ended before it answered: SystemExit: 3",
-    "agent_restarting     restart 1 of 3 in ",
-    "start 2 of the same instance, in the same directory: one.md, two.md",
-    "no restart: 3 of 3 restarts",
-    "why is cy failed? it failed and stays down",
-    "is suspended and takes no request; resume it first",
-    "why is ada suspended? it is held",
-    "resumed, still start 2: one.md, three.md, two.md",
-    "why is dot waiting? it waits for what it asked for",
-    "answered: Ada's book: approved",
-    "agent_signal         began",
-    "success True, was_graceful False",
-    "5 spawned, 2 terminated, 4 restarts",
-    "the core plan admits 2 active agents and 2 are active",
-    "max_memory_mb must be 64 to 8192, was 16",
-    "8 agents in 8 processes, ready after",
-    "who asked is told: the agent ended before it answered: it used more memory than its limit of 64 MB",
-    "its neighbours: all the same processes",
-    "thawed: it goes on where it was, and ends at 1,000",
-    "the manager is dead; of its 8 agents 8 go on",
-    "finds 8; 8 are the same processes",
-    "is answered to the next: 1,000; it was not done twice",
-    "acknowledged and missing: 0",
-    "illegal moves: 0; gaps in the numbers: 0; audit faults: 0",
-    "the next manager finds 16 open starts, and writes down: the program it lived in has ended",
-    "a second manager: refused: process",
-    "server-1 was only asleep, and writes: refused: server-2 owns this store",
-    "entry 3 was edited",
-    "traders; SIGKILL after turn",
-    "the same 60 turns without a crash: the same history",
-    "make bench",
+    "step 1\nstep 2\nstep 3\n",
+    "nightly: it works on 1 request.",
+    "nightly is suspended (frozen where it is).",
+    "started it (found 1 agent alive)",
+    "clerk goes on with 'yes'.",
+    "Two coders get a task each: ada is a shell program, bo is a shell program.",
+    "-Hello\n+Hallo\n",
+    "check: test -s hello.txt  passed in",
+    "T001 accepted: merged into main as ",
+    "T002 does not merge into main: conflicts in hello.txt.",
+    "T002 goes back to the queue with your comment (attempt 2).",
+    "T002 accepted: merged into main as ",
+    "T002 is in the vault",
+    "The workdir of T002 is back",
+    "nightly terminated gracefully",
+    "sound: ",
 )
 
 
@@ -115,62 +97,41 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     venv = Path(sys.executable).parent.parent
     # -o: this environment is ready, whatever the times of the copied files say.
     make = ("make", "-C", checkout, "-o", venv / ".ready", f"VENV={venv}", "demo")
-    began = time.monotonic()
-    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"))
+    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"), OSTLER_AGENTS_DIR="/nowhere")
     assert marked(mark), "the search for processes finds none at all"
-    output, errors = demo.communicate(timeout=30)
+    output, errors = demo.communicate(timeout=90)
     assert demo.returncode == 0, errors
     assert not errors
     for sentence in SHOWN:
-        assert sentence in output
-    assert time.monotonic() - began < 30
+        assert sentence in output, output
     assert not marked(mark)
     nobody_is_at_work_in(tmp_path)
     assert not list((tmp_path / "tmp").iterdir())
     assert left_behind(tmp_path) == before, "the demo wrote outside its own home"
 
 
-def test_demo_keeps_its_home_when_asked(tmp_path: Path) -> None:
-    demo, _ = started(tmp_path, sys.executable, DEMO, "--keep", tmp_path / "kept")
-    output, errors = demo.communicate(timeout=30)
+def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -> None:
+    for name in ("claude", "codex"):
+        require_program(name)
+    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR=str(CACHE.parent))
+    output, errors = demo.communicate(timeout=90)
     assert demo.returncode == 0, errors
-    assert f"events -n 20 --home {tmp_path / 'kept'}" in output
-    kept = left_behind(tmp_path)
-    assert any(name.startswith("kept/fleet/logs/") for name in kept)
-    kept = [name for name in kept if not name.startswith(("kept/fleet/", "kept/economy/"))]
-    assert {"kept/ostler.db", "kept/manager.lock"} == {name for name in kept if not name.startswith("kept/work/")}
-    wrote = sorted(Path(name).name for name in kept if name.startswith("kept/work/"))
-    # bo's and ada's: both ended in order, so both closed their books.
-    assert wrote == ["THE-END.md", "THE-END.md", "THE-END.md", "THE-END.md", "one.md", "one.md", "three.md", "two.md"]
-    program = Path(sys.executable).parent / "ostler"
-    done = subprocess.run(
-        [program, "audit", "verify", "--home", tmp_path / "kept"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, "entry 3 was edited" in done.stdout) == (1, True)
+    assert "ada is the real Claude Code, bo is the real Codex." in output
+    assert "T002 accepted: merged into main as " in output
+    assert not marked(mark)
 
 
 @pytest.mark.parametrize(
-    ("act", "number"),
-    [
-        ("1.", signal.SIGINT),
-        ("6.", signal.SIGTERM),
-        ("9.", signal.SIGINT),
-        ("11.", signal.SIGTERM),
-        ("12.", signal.SIGINT),
-        ("12.", signal.SIGTERM),
-    ],
+    ("act", "number"), [("# In the background", signal.SIGINT), ("# The other one changed", signal.SIGTERM)]
 )
 def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, act: str) -> None:
-    demo, mark = started(tmp_path, sys.executable, DEMO)
+    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR="/nowhere")
     assert demo.stdout is not None
     for line in demo.stdout:
         if line.startswith(act):
             break
-    end = time.monotonic() + 15
-    while act == "12." and len(marked(mark)) < 2:  # until the writer that it starts and kills is alive
-        assert time.monotonic() < end, "the writer of act 12 was never seen"
     demo.send_signal(number)
-    _, errors = demo.communicate(timeout=15)
+    _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 130, errors
     assert "Traceback" not in errors
     assert not marked(mark)
