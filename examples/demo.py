@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from coders import coders
+
 HERE = Path(__file__).resolve().parent
 OSTLER = [sys.executable, "-m", "ostler"]
 CLERK = """---
@@ -47,6 +49,17 @@ class Story:
         if not quiet:
             print(done.stdout, end="", flush=True)
         return done.stdout
+
+    def git(self, line: str, *, quiet: bool = True) -> None:
+        """One `git` command of the person."""
+        person = {"GIT_AUTHOR_NAME": "You", "GIT_AUTHOR_EMAIL": "you@example.org"}
+        person |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in person.items()}
+        words = ["git", *shlex.split(line)]
+        done = subprocess.run(
+            words, cwd=self.project, env=self.environment | person, capture_output=True, text=True, check=True
+        )
+        if not quiet:
+            print(f"$ git {line}\n{done.stdout}", end="", flush=True)
 
     def until(self, line: str, wanted: str) -> None:
         for _ in range(200):
@@ -93,6 +106,8 @@ def tell(story: Story) -> None:
     story.until("ps -a", "terminated")
     story.type("logs -T clerk")
 
+    tell_of_tasks(story, agents)
+
     story.say("Everything is in one durable record")
     story.type("stop nightly")
     story.type("ps -a")
@@ -100,7 +115,38 @@ def tell(story: Story) -> None:
     story.type("down")
 
 
+def tell_of_tasks(story: Story, agents: Path) -> None:
+    """Two agents edit one repository, each in a worktree of its own; a person reviews."""
+    story.git("init -q -b main")
+    (story.project / ".gitignore").write_text(".ostler/\n__pycache__/\n")
+    (story.project / "hello.txt").write_text("Hello\n")
+    story.git("add .")
+    story.git("commit -q -m start")
+    with coders(agents) as (ada, bo):
+        story.say(f"Two coders get a task each: ada is {ada}, bo is {bo}. Ostler runs the check itself")
+        story.type("task add 'Greet in German' --agent ada --check 'test -s hello.txt'")
+        story.type("task add 'Greet in French' --agent bo --check 'test -s hello.txt'")
+        for key in ("T001", "T002"):
+            story.until(f"task show {key}", '"completed"')
+        story.type("task list")
+        story.type("diff T001")
+        story.type("accept T001")
+
+        story.say("The other one changed the same line: nothing is merged, and its coder is told what to do")
+        story.type("accept T002")
+        story.type("task send-back T002 -m 'main greets in German now; put yours into a file of its own'")
+        story.until("task show T002", '"completed"')
+        story.type("diff --stat T002")
+        story.type("accept T002")
+
+        story.say("A worktree is retired to the vault, whole, and brought back")
+        story.type("retire T002")
+        story.type("unretire T002")
+        story.git("log --oneline --stat", quiet=False)
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it cleans up as after Ctrl+C
     with tempfile.TemporaryDirectory(prefix="ostler-demo-") as folder:
         project = Path(folder) / "project"
         (project / ".ostler").mkdir(parents=True)

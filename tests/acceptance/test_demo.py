@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from coding_ground import CACHE, require_program
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
@@ -19,16 +20,20 @@ DEMO = ROOT / "examples" / "demo.py"
 SHOWN = (
     "step 1\nstep 2\nstep 3\n",
     "nightly: it works on 1 request.",
-    "nightly is suspended (frozen where it is)",
-    "nightly is processing.",
-    "(found 1 agent alive)",
-    "ostler answer clerk yes",
+    "nightly is suspended (frozen where it is).",
+    "started it (found 1 agent alive)",
     "clerk goes on with 'yes'.",
-    "INFO clerk: the answer is yes",
+    "Two coders get a task each: ada is a shell program, bo is a shell program.",
+    "-Hello\n+Hallo\n",
+    "check: test -s hello.txt  passed in",
+    "T001 accepted: merged into main as ",
+    "T002 does not merge into main: conflicts in hello.txt.",
+    "T002 goes back to the queue with your comment (attempt 2).",
+    "T002 accepted: merged into main as ",
+    "T002 is in the vault",
+    "The workdir of T002 is back",
     "nightly terminated gracefully",
-    "sh failed with exit code 3",
     "sound: ",
-    "The daemon has ended.",
 )
 
 
@@ -59,11 +64,24 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def nobody_is_at_work(mark: str) -> None:
-    end = time.monotonic() + 30
-    while marked(mark) and time.monotonic() < end:
+def at_work_in(folder: Path) -> list[int]:
+    """Processes that were started with this folder among their words, such as a keeper."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def nobody_is_at_work_in(folder: Path) -> None:
+    end = time.monotonic() + 10
+    while at_work_in(folder) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not marked(mark)
+    assert not at_work_in(folder)
 
 
 def left_behind(folder: Path) -> list[str]:
@@ -79,32 +97,48 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     venv = Path(sys.executable).parent.parent
     # -o: this environment is ready, whatever the times of the copied files say.
     make = ("make", "-C", checkout, "-o", venv / ".ready", f"VENV={venv}", "demo")
-    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"))
+    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"), OSTLER_AGENTS_DIR="/nowhere")
     assert marked(mark), "the search for processes finds none at all"
     output, errors = demo.communicate(timeout=90)
     assert demo.returncode == 0, errors
     assert not errors
     for sentence in SHOWN:
-        assert sentence in output
-    nobody_is_at_work(mark)
+        assert sentence in output, output
+    assert not marked(mark)
+    nobody_is_at_work_in(tmp_path)
     assert not list((tmp_path / "tmp").iterdir())
     assert left_behind(tmp_path) == before, "the demo wrote outside its own home"
 
 
+def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -> None:
+    for name in ("claude", "codex"):
+        require_program(name)
+    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR=str(CACHE.parent))
+    output, errors = demo.communicate(timeout=90)
+    assert demo.returncode == 0, errors
+    assert "ada is the real Claude Code, bo is the real Codex." in output
+    assert "T002 accepted: merged into main as " in output
+    assert not marked(mark)
+
+
 @pytest.mark.parametrize(
-    ("line", "number"),
-    [("$ ostler run --", signal.SIGINT), ("nightly", signal.SIGTERM), ("$ kill -9", signal.SIGINT)],
-    ids=["first", "background", "killed"],
+    ("act", "number"),
+    [
+        ("# In the background", signal.SIGINT),
+        ("$ kill -9", signal.SIGINT),
+        ("# The other one changed", signal.SIGTERM),
+    ],
 )
-def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, line: str, number: signal.Signals) -> None:
-    demo, mark = started(tmp_path, sys.executable, "-B", DEMO)
+def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, act: str) -> None:
+    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR="/nowhere")
     assert demo.stdout is not None
-    for said in demo.stdout:
-        if said.startswith(line):
+    for line in demo.stdout:
+        if line.startswith(act):
             break
     demo.send_signal(number)
-    _, errors = demo.communicate(timeout=60)
+    _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 130, errors
     assert "Traceback" not in errors
-    nobody_is_at_work(mark)
+    assert not marked(mark)
+    nobody_is_at_work_in(tmp_path)
     assert not left_behind(tmp_path)

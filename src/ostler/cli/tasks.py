@@ -157,8 +157,7 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
-        hint = f"Send it back with: ostler task send-back {key}"
-        raise DaemonError(error.code, f"{error}. {hint}") from error
+        raise DaemonError(error.code, f"{error} (ostler task send-back {key})") from error
     name, merged = plain(found["key"]), found["accepted"]
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(found))}")
