@@ -330,6 +330,15 @@ def test_up_down_keep_and_restart_daemon(shell: Shell) -> None:
     assert shell.left_over() == []
 
 
+def test_down_ends_agents_whose_daemon_was_killed(shell: Shell) -> None:
+    background(shell, "orphan")
+    shell.kill_daemon()
+    assert "agents of it live" in shell.run("status").err
+    assert re.search(r"^orphan terminated gracefully in", shell.ok("down"), re.MULTILINE)
+    assert shell.left_over() == []
+    assert "no daemon runs" in shell.run("down").err, "and there is nothing left to do"
+
+
 def test_up_in_the_foreground_ends_its_agents_at_ctrl_c(shell: Shell) -> None:
     with shell.start("up") as daemon:
         until(lambda: shell.run("status").code == 0)

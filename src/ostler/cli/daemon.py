@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -60,18 +61,34 @@ def down(keep: bool) -> None:
 
 def _end(*, keep: bool) -> bool:
     """Whether there was a daemon."""
-    client = Daemon().raw()
+    daemon = Daemon()
     try:
-        told = client.call("stop_daemon", keep=keep)
+        told = daemon.raw().call("stop_daemon", keep=keep)
     except UnreachableError:
-        note(f"no daemon runs for {short_path(the_home())}")
-        return False
+        if keep or not _keeps_agents(the_home()):
+            note(f"no daemon runs for {short_path(the_home())}")
+            return False
+        told = daemon.call("stop_daemon", keep=keep)  # its agents outlived it; the next one ends them in order
     for one in told["ended"]:
         click.echo(f"{plain(str(one['name']))} {plain(one['how'])}")
     if not wait_until_gone(told["pid"], _END_SECONDS):
         raise fail(f"the daemon (pid {told['pid']}) has not ended yet; see {the_home() / DAEMON_LOG}", ExitCode.PENDING)
     click.echo("The daemon has ended; its agents go on." if keep else "The daemon has ended.")
     return True
+
+
+def _keeps_agents(home: Path) -> bool:
+    """Whether agents may live without a daemon: then their keeper holds its lock."""
+    import fcntl  # noqa: PLC0415 - only where no daemon answers
+
+    try:
+        with (home / "keeper" / "keeper.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @click.command("restart-daemon")
@@ -93,7 +110,9 @@ def status(form: str) -> None:
         if form == "json":
             as_json({"home": str(home), "pid": None})
         raise fail(
-            f"no daemon runs for {short_path(home)}; start it with `ostler up -d`", ExitCode.UNREACHABLE
+            f"no daemon runs for {short_path(home)}{', but agents of it live' if _keeps_agents(home) else ''}; "
+            "start it with `ostler up -d`",
+            ExitCode.UNREACHABLE,
         ) from None
     if form == "json":
         as_json(found)
