@@ -3,8 +3,14 @@ from ostler.agents.base import (
 )
 from ostler.agents.commandspec import (
     CommandSpec as CommandSpec,
+)
+from ostler.agents.commandspec import (
     ExitMeaning as ExitMeaning,
+)
+from ostler.agents.commandspec import (
     HomeKind as HomeKind,
+)
+from ostler.agents.commandspec import (
     PromptBy as PromptBy,
 )
 from ostler.agents.context import (
@@ -15,10 +21,14 @@ from ostler.agents.factory import (
 )
 from ostler.agents.files import (
     register_file as register_file,
+)
+from ostler.agents.files import (
     register_files as register_files,
 )
 from ostler.agents.manifest import (
     AgentKind as AgentKind,
+)
+from ostler.agents.manifest import (
     AgentManifest as AgentManifest,
 )
 from ostler.agents.marks import (
@@ -35,44 +45,122 @@ from ostler.client.client import (
 )
 from ostler.errors import (
     AgentBusyError as AgentBusyError,
+)
+from ostler.errors import (
     AgentExecutionError as AgentExecutionError,
+)
+from ostler.errors import (
     AgentGoneError as AgentGoneError,
+)
+from ostler.errors import (
     AgentInitializationError as AgentInitializationError,
+)
+from ostler.errors import (
     AgentNotFoundError as AgentNotFoundError,
+)
+from ostler.errors import (
     AuditBrokenError as AuditBrokenError,
+)
+from ostler.errors import (
     AuthorizationError as AuthorizationError,
+)
+from ostler.errors import (
     ConflictError as ConflictError,
+)
+from ostler.errors import (
     CursorGoneError as CursorGoneError,
+)
+from ostler.errors import (
     DamagedRowError as DamagedRowError,
+)
+from ostler.errors import (
     DeadlineError as DeadlineError,
+)
+from ostler.errors import (
     DefinitionError as DefinitionError,
+)
+from ostler.errors import (
     ExecutionTimeoutError as ExecutionTimeoutError,
+)
+from ostler.errors import (
     GitError as GitError,
+)
+from ostler.errors import (
     HistoryBrokenError as HistoryBrokenError,
+)
+from ostler.errors import (
     IdempotencyConflictError as IdempotencyConflictError,
+)
+from ostler.errors import (
     InitializationTimeoutError as InitializationTimeoutError,
+)
+from ostler.errors import (
     InvalidOperationError as InvalidOperationError,
+)
+from ostler.errors import (
     LeaseHeldError as LeaseHeldError,
+)
+from ostler.errors import (
     LicenseError as LicenseError,
+)
+from ostler.errors import (
     MergeConflictError as MergeConflictError,
+)
+from ostler.errors import (
     MissingExtraError as MissingExtraError,
+)
+from ostler.errors import (
     NotFoundError as NotFoundError,
+)
+from ostler.errors import (
     OstlerError as OstlerError,
+)
+from ostler.errors import (
     OutcomeUnknownError as OutcomeUnknownError,
+)
+from ostler.errors import (
     SimulationError as SimulationError,
+)
+from ostler.errors import (
     SimulationNotFoundError as SimulationNotFoundError,
+)
+from ostler.errors import (
     StaleWriterError as StaleWriterError,
+)
+from ostler.errors import (
     StoreBusyError as StoreBusyError,
+)
+from ostler.errors import (
     StoreClosedError as StoreClosedError,
+)
+from ostler.errors import (
     StoreError as StoreError,
+)
+from ostler.errors import (
     StoreFailedError as StoreFailedError,
+)
+from ostler.errors import (
     StoreFullError as StoreFullError,
+)
+from ostler.errors import (
     StoreTooNewError as StoreTooNewError,
+)
+from ostler.errors import (
     TaskNotFoundError as TaskNotFoundError,
+)
+from ostler.errors import (
     UsageLimitError as UsageLimitError,
+)
+from ostler.errors import (
     ValidationError as ValidationError,
+)
+from ostler.errors import (
     VaultError as VaultError,
+)
+from ostler.errors import (
     VersionConflictError as VersionConflictError,
+)
+from ostler.errors import (
     WorkspaceNotFoundError as WorkspaceNotFoundError,
 )
 from ostler.home import (
@@ -101,60 +189,140 @@ from ostler.model.context import (
 )
 from ostler.model.events import (
     AgentErrorEvent as AgentErrorEvent,
+)
+from ostler.model.events import (
     AgentEvent as AgentEvent,
+)
+from ostler.model.events import (
     AgentHealthChangedEvent as AgentHealthChangedEvent,
+)
+from ostler.model.events import (
     AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent,
+)
+from ostler.model.events import (
     AgentProgressEvent as AgentProgressEvent,
+)
+from ostler.model.events import (
     AgentRestartingEvent as AgentRestartingEvent,
+)
+from ostler.model.events import (
     AgentSignalEvent as AgentSignalEvent,
+)
+from ostler.model.events import (
     AgentSpawnedEvent as AgentSpawnedEvent,
+)
+from ostler.model.events import (
     AgentStateChangedEvent as AgentStateChangedEvent,
+)
+from ostler.model.events import (
     AgentTerminatedEvent as AgentTerminatedEvent,
+)
+from ostler.model.events import (
     AgentWaitEndedEvent as AgentWaitEndedEvent,
+)
+from ostler.model.events import (
     AgentWaitOpenedEvent as AgentWaitOpenedEvent,
+)
+from ostler.model.events import (
     Event as Event,
+)
+from ostler.model.events import (
     EventsMissed as EventsMissed,
+)
+from ostler.model.events import (
     TaskEvent as TaskEvent,
+)
+from ostler.model.events import (
     TaskStateChangedEvent as TaskStateChangedEvent,
+)
+from ostler.model.events import (
     TaskWaitEndedEvent as TaskWaitEndedEvent,
+)
+from ostler.model.events import (
     TaskWaitOpenedEvent as TaskWaitOpenedEvent,
 )
 from ostler.model.faults import (
     Fault as Fault,
+)
+from ostler.model.faults import (
     ValidationResult as ValidationResult,
 )
 from ostler.model.instance import (
     AgentHealthStatus as AgentHealthStatus,
+)
+from ostler.model.instance import (
     AgentInstance as AgentInstance,
+)
+from ostler.model.instance import (
     AgentMetrics as AgentMetrics,
+)
+from ostler.model.instance import (
     TerminationResult as TerminationResult,
+)
+from ostler.model.instance import (
     Why as Why,
 )
 from ostler.model.ledger import (
     Attempt as Attempt,
+)
+from ostler.model.ledger import (
     AttemptOutcome as AttemptOutcome,
+)
+from ostler.model.ledger import (
     AuditEntry as AuditEntry,
+)
+from ostler.model.ledger import (
     AuditHead as AuditHead,
+)
+from ostler.model.ledger import (
     AuditReport as AuditReport,
+)
+from ostler.model.ledger import (
     Lease as Lease,
+)
+from ostler.model.ledger import (
     Request as Request,
+)
+from ostler.model.ledger import (
     RequestState as RequestState,
+)
+from ostler.model.ledger import (
     Wait as Wait,
+)
+from ostler.model.ledger import (
     WaitKind as WaitKind,
 )
 from ostler.model.people import (
-    Actor as Actor,
-    Definition as Definition,
     HOME_WORKSPACE_ID as HOME_WORKSPACE_ID,
+)
+from ostler.model.people import (
+    Actor as Actor,
+)
+from ostler.model.people import (
+    Definition as Definition,
+)
+from ostler.model.people import (
     Permission as Permission,
+)
+from ostler.model.people import (
     Principal as Principal,
+)
+from ostler.model.people import (
     Role as Role,
+)
+from ostler.model.people import (
     Token as Token,
+)
+from ostler.model.people import (
     Workspace as Workspace,
 )
 from ostler.model.query import (
     GetInstancesFilter as GetInstancesFilter,
+)
+from ostler.model.query import (
     LifecycleStatistics as LifecycleStatistics,
+)
+from ostler.model.query import (
     ObservationOptions as ObservationOptions,
 )
 from ostler.model.record import (
@@ -162,30 +330,68 @@ from ostler.model.record import (
 )
 from ostler.model.spawn import (
     AgentSpawnOptions as AgentSpawnOptions,
+)
+from ostler.model.spawn import (
     HealthCheckConfig as HealthCheckConfig,
+)
+from ostler.model.spawn import (
     ResourceLimits as ResourceLimits,
+)
+from ostler.model.spawn import (
     RestartPolicy as RestartPolicy,
+)
+from ostler.model.spawn import (
     SpawnRequest as SpawnRequest,
+)
+from ostler.model.spawn import (
     TerminationOptions as TerminationOptions,
 )
 from ostler.model.states import (
     AgentPriority as AgentPriority,
+)
+from ostler.model.states import (
     AgentState as AgentState,
+)
+from ostler.model.states import (
     AgentStateTransitions as AgentStateTransitions,
+)
+from ostler.model.states import (
     Enforcement as Enforcement,
+)
+from ostler.model.states import (
     HealthState as HealthState,
+)
+from ostler.model.states import (
     IsolationLevel as IsolationLevel,
+)
+from ostler.model.states import (
     ProbeType as ProbeType,
+)
+from ostler.model.states import (
     RestartPolicyType as RestartPolicyType,
+)
+from ostler.model.states import (
     SuspendDepth as SuspendDepth,
+)
+from ostler.model.states import (
     Tier as Tier,
 )
 from ostler.model.task import (
     Receipt as Receipt,
+)
+from ostler.model.task import (
     Task as Task,
+)
+from ostler.model.task import (
     TaskFilter as TaskFilter,
+)
+from ostler.model.task import (
     TaskSettings as TaskSettings,
+)
+from ostler.model.task import (
     TaskState as TaskState,
+)
+from ostler.model.task import (
     TaskStatistics as TaskStatistics,
 )
 from ostler.policy.retention import (
@@ -193,9 +399,17 @@ from ostler.policy.retention import (
 )
 from ostler.seams import (
     Clock as Clock,
+)
+from ostler.seams import (
     IdSource as IdSource,
+)
+from ostler.seams import (
     Seams as Seams,
+)
+from ostler.seams import (
     SystemClock as SystemClock,
+)
+from ostler.seams import (
     Uuid7Source as Uuid7Source,
 )
 from ostler.store.store import (
@@ -203,12 +417,16 @@ from ostler.store.store import (
 )
 from ostler.tasks.orchestrator import (
     AgentLifecycle as AgentLifecycle,
+)
+from ostler.tasks.orchestrator import (
     TaskOrchestrator as TaskOrchestrator,
 )
+from ostler.version import __version__ as __version__
 from ostler.workdirs.records import (
     Workdir as Workdir,
+)
+from ostler.workdirs.records import (
     WorkdirKind as WorkdirKind,
 )
-from ostler.version import __version__ as __version__
 
 open = open_manager  # noqa: A001 - `ostler.open` reads well
