@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from machine_ground import PATIENCE, assert_nothing_left, everyone, lacking
+from machine_ground import PATIENCE, everyone, groups_of, lacking, until
 from promise_agents import Doer
 
 import ostler
@@ -86,9 +86,11 @@ class Fleet:
 
 @asynccontextmanager
 async def opened(home: Path, *, seams: ostler.Seams | None = None, **settings: Any) -> AsyncIterator[Fleet]:
-    """What it leaves running is ended, and nothing may stay: no process, no group. Unless it is to outlive it."""
+    """Nothing may stay behind, no process and no group, unless it is to outlive it. The keeper and its templates leave
+    when the manager has.
+    """
     chosen = ostler.LifecycleSettings(**settings)
     async with ostler.open(home, settings=chosen, seams=seams) as manager:
         yield Fleet(manager, home)
     if "outlive" not in settings:
-        assert_nothing_left(home)
+        await until(lambda: not everyone(home) and not groups_of(home), "something was left behind")

@@ -12,7 +12,7 @@ from ostler.testing.simulated import Misfortune
 
 #: Seeds of one test, and tests of each kind.
 BATCH = 10
-BATCHES = 4
+BATCHES = 2
 TORTURE_BATCHES = 150
 
 KINDS = [
