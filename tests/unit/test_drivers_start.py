@@ -147,7 +147,9 @@ def test_a_request_may_name_a_model_and_a_session(tmp_path: Path) -> None:
     assert start.argv[-6:] == ("--model", "opus", "--resume", "s", "--add-dir", "/w")
 
 
-@pytest.mark.parametrize("request_", [{"session": 7}, {"session": "--help"}, {"model": "a\nb"}, {"model": ""}, {"home": "../up"}])
+@pytest.mark.parametrize(
+    "request_", [{"session": 7}, {"session": "--help"}, {"model": "a\nb"}, {"model": ""}, {"home": "../up"}]
+)
 def test_a_session_that_is_no_name_is_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"^request\.(session|model|home) must"):
         Wishes.of(request_)
