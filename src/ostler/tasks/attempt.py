@@ -56,10 +56,43 @@ class AttemptStoppedError(Exception):
     """A person stopped its agent: the task is kept back."""
 
 
-async def run_attempt(tasks: Tasks, task: Task) -> Task:
+class AttemptRules:
+    """How attempts at a task are run and judged. These are those of a plain task; a crew and a loop have their own."""
+
+    #: Whether a plain directory stays as it is from one attempt to the next.
+    keeps_directory = False
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        return await prepare(self.tasks, task, keep=self.keeps_directory)
+
+    async def prompt(self, task: Task, workdir: Workdir) -> str:  # noqa: ARG002 - for those that look at it
+        return prompt_of(task)
+
+    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as above
+        """Of the `SpawnRequest`, such as the crew."""
+        return {}
+
+    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as above
+        """Until its agent has ended."""
+        await self.tasks.manager.handle(instance.instance_id).ended()
+
+    async def done(self, task: Task, workdir: Workdir, answer: Any) -> Task:
+        """Its agent answered."""
+        return await finish(self, task, workdir, answer)
+
+    async def failed(self, task: Task, error: str) -> Task:
+        """Its agent failed, or a check did."""
+        return await fail_attempt(self.tasks, task, error)
+
+
+async def run_attempt(rules: AttemptRules, task: Task) -> Task:
     """`task` is running. Returns it as it was left: completed, queued again, or rejected."""
+    tasks = rules.tasks
     try:
-        task = await _work(tasks, task)
+        task = await _work(rules, task)
     except VersionConflictError:
         return await tasks.reload(task)  # cancelled or requeued by somebody meanwhile
     except AttemptWaitsError as waits:
@@ -69,30 +102,31 @@ async def run_attempt(tasks: Tasks, task: Task) -> Task:
         changes = {"is_held": True, "error": str(stopped)}
         return await _back(tasks, task, changes, str(stopped))
     except AttemptFailedError as failure:
-        return await fail_attempt(tasks, await tasks.reload(task), str(failure))
+        return await rules.failed(await tasks.reload(task), str(failure))
     except StoreError:
         raise  # it stays as it is, and is taken up when the store can write again
     except (OstlerError, OSError) as error:
-        return await fail_attempt(tasks, await tasks.reload(task), str(error))
+        return await rules.failed(await tasks.reload(task), str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, no task stays running for ever
         _log.exception("%s failed by a fault of Ostler", task.key)
-        return await fail_attempt(tasks, await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
+        return await rules.failed(await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
     return task
 
 
-async def _work(tasks: Tasks, task: Task) -> Task:
-    task, workdir = await _prepare(tasks, task)
+async def _work(rules: AttemptRules, task: Task) -> Task:
+    tasks = rules.tasks
+    task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
-    task, instance = await _spawn(tasks, task, workdir)
-    await tasks.manager.handle(instance.instance_id).ended()
-    answer = await _answer(tasks, task, instance.instance_id)
-    return await finish(tasks, task, workdir, answer)
+    task, instance = await _spawn(rules, task, workdir)
+    await rules.watch(task, workdir, instance)
+    answer = await answer_of(tasks, task, instance.instance_id)
+    return await rules.done(await tasks.reload(task), workdir, answer)
 
 
 # --- the workdir -------------------------------------------------------------------------------------
 
 
-async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
+async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
     if workdir is None:
@@ -102,7 +136,7 @@ async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
         if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
-    fresh = known and workdir.kind is WorkdirKind.DIRECTORY
+    fresh = known and not keep and workdir.kind is WorkdirKind.DIRECTORY
     await tasks.workdirs.prepare(workdir, fresh=fresh)
     return task, workdir
 
@@ -110,8 +144,11 @@ async def _prepare(tasks: Tasks, task: Task) -> tuple[Task, Workdir]:
 # --- the agent ---------------------------------------------------------------------------------------
 
 
-async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
     """One instance for each attempt, whoever asks and how often."""
+    tasks = rules.tasks
+    if task.instance_id is not None:
+        return task, await tasks.manager.require_instance(task.instance_id)
     manifest = tasks.manager.registry.find(task.agent or "")
     options = AgentSpawnOptions(
         name=f"{task.key}-{task.attempt}",
@@ -125,12 +162,18 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir) -> tuple[Task, Agen
     if task.timeout is not None or given is None or "execution_timeout" not in given.given:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
-    job: dict[str, Any] = {"prompt": prompt_of(task)}
+    job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
     if task.model is not None:
         job["model"] = task.model
     if task.session is not None:
         job |= {"session": task.session, "session_usage": task.session_usage}
-    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
+    request = SpawnRequest(
+        agent_definition_id=manifest.id,
+        options=options,
+        job={"request": job},
+        task_id=task.task_id,
+        **rules.spawn_fields(task),
+    )
     try:
         instance = await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}")
     except LicenseError as error:
@@ -150,7 +193,7 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
     row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
     answer = None if row is None or row.answer is None else json.loads(row.answer)
@@ -191,8 +234,9 @@ def _failure(record: AgentInstance, last: Attempt | None, row: Request | None) -
 # --- the submission ----------------------------------------------------------------------------------
 
 
-async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Task:
+async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any) -> Task:
     """Take the work in, prove it, and hold it for review."""
+    tasks = rules.tasks
     submitted = submission_of(answer)
     snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
     changes = {
@@ -208,7 +252,7 @@ async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Tas
         how = "did not end in its time" if failed.exit_code is None else f"failed with exit code {failed.exit_code}"
         said = f"the check `{failed.command}` {how}:\n{failed.output}"
         task = await tasks.change(task, {"receipts": receipts})
-        return await fail_attempt(tasks, task, said)
+        return await rules.failed(task, said)
     done = {"receipts": receipts, "error": None, "failures": 0}
     return await tasks.change(task, done, to=TaskState.COMPLETED, by=BY, reason=task.summary)
 

@@ -165,7 +165,7 @@ class TaskOrchestrator(TaskVerbs):
             task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
             await self.tasks.workdirs.prepare(workdir)
         answer = {"summary": summary, "changed_files": list(changed_files), "generated_code": generated_code}
-        return view_of(await attempt.finish(self.tasks, task, workdir, answer))
+        return view_of(await attempt.finish(attempt.AttemptRules(self.tasks), task, workdir, answer))
 
     async def accept_agentlet(self, agent_id: str) -> AgentLifecycle:
         return view_of(await self.accept(agent_id))

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ostler.errors import OstlerError
 from ostler.model.events import Event, TaskEvent
+from ostler.model.ledger import WaitKind
 from ostler.model.task import Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
+from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.shared import BY
 
@@ -21,14 +23,27 @@ _log = logging.getLogger("ostler.tasks")
 _LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
+#: Others have a time that a person is shown, and go on waiting.
+_END_BY_THEMSELVES = frozenset({WaitKind.QUOTA, WaitKind.BACKOFF})
+
 Wanted = Callable[[Task], bool]
 
 
 class TaskQueue:
     """Claims what names an agent. `wanted` leaves out tasks that belong to somebody else, such as a crew."""
 
-    def __init__(self, orchestrator: TaskOrchestrator, *, wanted: Wanted = lambda task: task.agent is not None) -> None:
+    def __init__(
+        self,
+        orchestrator: TaskOrchestrator,
+        *,
+        wanted: Wanted = lambda task: task.agent is not None,
+        rules: Callable[[Task], AttemptRules | None] = lambda _: None,
+        settle: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`rules` are those of an attempt, None for a plain one; `settle` ends waits whose reason is over."""
         self._orchestrator = orchestrator
+        self._rules = rules
+        self._settle = settle
         self._tasks = orchestrator.tasks
         self._wanted = wanted
         self._wake = asyncio.Event()
@@ -72,6 +87,8 @@ class TaskQueue:
             self._wake.clear()
             wait = _LOOK_SECONDS
             try:
+                if self._settle is not None:
+                    await self._settle()
                 wait = min(wait, await self._end_due_waits())
                 if not self.draining:
                     await self._begin_some()
@@ -108,7 +125,7 @@ class TaskQueue:
 
     async def _work(self, task: Task) -> None:
         try:
-            done = await self._orchestrator.work(task)
+            done = await self._orchestrator.work(task, self._rules(task))
         except OstlerError as error:
             _log.warning("%s: %s", task.key, error)
         else:
@@ -119,7 +136,7 @@ class TaskQueue:
         """Ends what is due; how long until the next one is."""
         now, following = self._orchestrator.manager.now(), _LOOK_SECONDS
         for wait in await self._tasks.store.read(wait_rows.all_open_waits):
-            if wait.task_id is None or wait.due_at is None:
+            if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
                 continue
             left = (wait.due_at - now).total_seconds()
             if left > 0:

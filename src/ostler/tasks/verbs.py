@@ -141,9 +141,10 @@ class TaskVerbs:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
 
-    async def work(self, claimed: Task) -> Task:
+    async def work(self, claimed: Task, rules: attempt.AttemptRules | None = None) -> Task:
         """An attempt that was claimed. Its work goes on when the caller is cancelled."""
-        under_way = self.tasks.spawn(attempt.run_attempt(self.tasks, claimed), f"ostler-task-{claimed.key}")
+        work = attempt.run_attempt(rules or attempt.AttemptRules(self.tasks), claimed)
+        under_way = self.tasks.spawn(work, f"ostler-task-{claimed.key}")
         self.tasks.running[claimed.key] = under_way
         try:
             result: Task = await asyncio.shield(under_way)
