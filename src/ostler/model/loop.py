@@ -89,7 +89,7 @@ class LoopSettings(Record):
     #: What the agent prints when it is done, for one that signals nothing.
     until: str | None = None
     max_tokens: Annotated[int, Interval(ge=1, le=10**12)] | None = None
-    max_cost_usd: Annotated[float, Interval(gt=0, le=1_000_000)] | None = None
+    max_cost_usd: Annotated[float, Interval(ge=0, le=1_000_000)] | None = None
     #: Characters of the summary that a fresh agent gets.
     summary_limit: Annotated[int, Interval(ge=500, le=100_000)] = 8000
     #: Command lines that are the CI of a pull request; without any, the checks of the task.
