@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ostler.seams import Clock
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.handle import AgentHandle, Start
 from ostler.lifecycle.logs import last_line, remove_logs, render_of
@@ -79,6 +80,10 @@ class AgentLifecycleManager(Verbs):
 
     def now(self) -> datetime:
         return self._runtime.clock.wall()
+
+    @property
+    def clock(self) -> Clock:
+        return self._runtime.clock
 
     def new_id(self) -> UUID:
         return self._runtime.ids.new()

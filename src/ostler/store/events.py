@@ -53,7 +53,7 @@ def read_events(
     horizon = _head(reader, "horizon")
     if after < horizon and not _is_younger(reader, instance_id, horizon):
         raise CursorGoneError(cursor=after, horizon=horizon)
-    events = tuple(_event(row) for row in rows)
+    events = tuple(read_event(row) for row in rows)
     return EventPage(events, events[-1].sequence if len(events) == limit else head)
 
 
@@ -76,7 +76,7 @@ def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: 
         limit=page(count),
         **values,
     )
-    return [_event(row) for row in reversed(rows)]
+    return [read_event(row) for row in reversed(rows)]
 
 
 def _is_younger(reader: Reader, instance_id: UUID | None, horizon: int) -> bool:
@@ -95,7 +95,7 @@ def _head(reader: Reader, column: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def _event(row: tuple[Any, ...]) -> Event:
+def read_event(row: tuple[Any, ...]) -> Event:
     sequence, workspace_id, event_type, body, occurred_at, correlation_id = row
     try:
         event: Event = adapter(EVENT_CLASSES[event_type]).validate_json(body)

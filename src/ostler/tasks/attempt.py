@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.manifest import AgentKind
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
-from ostler.model.states import RestartPolicyType
+from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
-from ostler.model.text import clipped
+from ostler.model.text import MAX_REASON, clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as rows
@@ -30,17 +31,24 @@ from ostler.store.events import last_events
 from ostler.store.transaction import Transaction
 from ostler.tasks.proof import prove
 from ostler.tasks.shared import BY, Tasks, exists, near_of, workdir_of
-from ostler.workdirs.records import Workdir, WorkdirKind
+from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
 #: Says in the record that the program ended its agents because it was stopped itself.
 DAEMON_STOPPED = "the daemon is stopping"
+LOOP_STOPPED = "the loop was told to stop"
+#: Reasons of a termination after which the task goes back to the queue, unspent and not held.
+GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
 
 class AttemptFailedError(Exception):
-    """It spends one of the failures that the task has."""
+    """It spends one of the failures that the task has. The cause is a word for the record: error, exit, check."""
+
+    def __init__(self, message: str, cause: str = "error") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class AttemptWaitsError(Exception):
@@ -71,6 +79,9 @@ class AttemptRules:
     async def prompt(self, task: Task, workdir: Workdir) -> str:  # noqa: ARG002 - for those that look at it
         return prompt_of(task)
 
+    async def spawn(self, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+        return await spawn(self, task, workdir)
+
     def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as above
         """Of the `SpawnRequest`, such as the crew."""
         return {}
@@ -79,13 +90,29 @@ class AttemptRules:
         """Until its agent has ended."""
         await self.tasks.manager.handle(instance.instance_id).ended()
 
-    async def done(self, task: Task, workdir: Workdir, answer: Any) -> Task:
-        """Its agent answered."""
-        return await finish(self, task, workdir, answer)
+    async def judge(self, task: Task, workdir: Workdir, instance: AgentInstance) -> Task:
+        """Its agent has ended: take the work in, or raise what became of it."""
+        answer = await answer_of(self.tasks, task, instance.instance_id)
+        return await finish(self, await self.tasks.reload(task), workdir, answer)
 
-    async def failed(self, task: Task, error: str) -> Task:
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        return await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+
+    async def complete(self, task: Task, changes: dict[str, Any]) -> Task:
+        """It is proven: hold it for review."""
+        return await self.tasks.change(task, changes, to=TaskState.COMPLETED, by=BY, reason=task.summary)
+
+    async def failed(self, task: Task, error: str, cause: str = "error") -> Task:  # noqa: ARG002 - as above
         """Its agent failed, or a check did."""
         return await fail_attempt(self.tasks, task, error)
+
+    async def waits(self, task: Task, waits: AttemptWaitsError) -> Task:
+        """It goes on later."""
+        return await queue_with_waits(self.tasks, task, {}, [wait_of(self.tasks, task, waits)], str(waits))
+
+    async def stopped(self, task: Task, reason: str) -> Task:
+        """A person stopped its agent: it is kept back."""
+        return await requeue(self.tasks, task, {"is_held": True, "error": reason}, reason)
 
 
 async def run_attempt(rules: AttemptRules, task: Task) -> Task:
@@ -96,13 +123,11 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
     except VersionConflictError:
         return await tasks.reload(task)  # cancelled or requeued by somebody meanwhile
     except AttemptWaitsError as waits:
-        return await _wait(tasks, await tasks.reload(task), waits)
+        return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
-        task = await tasks.reload(task)
-        changes = {"is_held": True, "error": str(stopped)}
-        return await _back(tasks, task, changes, str(stopped))
+        return await rules.stopped(await tasks.reload(task), str(stopped))
     except AttemptFailedError as failure:
-        return await rules.failed(await tasks.reload(task), str(failure))
+        return await rules.failed(await tasks.reload(task), str(failure), failure.cause)
     except StoreError:
         raise  # it stays as it is, and is taken up when the store can write again
     except (OstlerError, OSError) as error:
@@ -117,10 +142,9 @@ async def _work(rules: AttemptRules, task: Task) -> Task:
     tasks = rules.tasks
     task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
-    task, instance = await _spawn(rules, task, workdir)
+    task, instance = await rules.spawn(task, workdir)
     await rules.watch(task, workdir, instance)
-    answer = await answer_of(tasks, task, instance.instance_id)
-    return await rules.done(await tasks.reload(task), workdir, answer)
+    return await rules.judge(task, workdir, instance)
 
 
 # --- the workdir -------------------------------------------------------------------------------------
@@ -144,7 +168,7 @@ async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task
 # --- the agent ---------------------------------------------------------------------------------------
 
 
-async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
     """One instance for each attempt, whoever asks and how often."""
     tasks = rules.tasks
     if task.instance_id is not None:
@@ -158,6 +182,8 @@ async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Tas
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
     )
+    if manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
+        options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # there is no other way
     given = manifest.defaults.resource_limits if manifest.defaults is not None else None
     if task.timeout is not None or given is None or "execution_timeout" not in given.given:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
@@ -206,8 +232,8 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         why = await _stop_reason(tasks, record)
-        if why == DAEMON_STOPPED:
-            raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
+        if why in GOES_ON:
+            raise AttemptWaitsError(WaitKind.BACKOFF, str(why), None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
     raise _failure(record, last, row)
 
@@ -238,7 +264,7 @@ async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any)
     """Take the work in, prove it, and hold it for review."""
     tasks = rules.tasks
     submitted = submission_of(answer)
-    snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+    snapshot = await rules.snapshot(task, workdir)
     changes = {
         **submitted,
         **used_by(task, answer),
@@ -252,9 +278,8 @@ async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any)
         how = "did not end in its time" if failed.exit_code is None else f"failed with exit code {failed.exit_code}"
         said = f"the check `{failed.command}` {how}:\n{failed.output}"
         task = await tasks.change(task, {"receipts": receipts})
-        return await rules.failed(task, said)
-    done = {"receipts": receipts, "error": None, "failures": 0}
-    return await tasks.change(task, done, to=TaskState.COMPLETED, by=BY, reason=task.summary)
+        return await rules.failed(task, said, "check")
+    return await rules.complete(task, {"receipts": receipts, "error": None, "failures": 0})
 
 
 def submission_of(answer: Any) -> dict[str, Any]:
@@ -308,37 +333,51 @@ async def fail_attempt(tasks: Tasks, task: Task, error: str) -> Task:
             task, changes, to=TaskState.REJECTED, by=BY, reason=f"failed {failures} times, at last: {last}"
         )
     changes["comments"] = (*task.comments, clipped(error, _MAX_TEXT))[-20:]
-    return await _back(tasks, task, changes, error)
+    return await requeue(tasks, task, changes, error)
 
 
-async def _back(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+async def requeue(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+    return await queue_with_waits(tasks, task, changes, [], reason)
+
+
+async def queue_with_waits(
+    tasks: Tasks, task: Task, changes: dict[str, Any], waits: Sequence[Wait | None], reason: str
+) -> Task:
+    """Back to the queue; it is not claimed while one of these waits is open. One commit."""
     if task.state is not TaskState.RUNNING:
         return task
-    return await tasks.change(task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+    return await tasks.store.run(_queue_with_waits, task, changes, tuple(one for one in waits if one), reason)
 
 
-async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
-    if task.state is not TaskState.RUNNING:
-        return task
-    wait = None
-    if waits.due_at is not None:
-        wait = Wait(
-            wait_id=tasks.manager.new_id(),
-            workspace_id=task.workspace_id,
-            kind=waits.kind,
-            task_id=task.task_id,
-            reason=str(waits),
-            created_at=tasks.manager.now(),
-            due_at=waits.due_at,
-        )
-    return await tasks.store.run(_queue_with_wait, task, wait, str(waits))
-
-
-def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, reason: str) -> Task:
-    changed = rows.change_task(tx, task, to=TaskState.QUEUED, by=BY, reason=reason)
-    if wait is not None:
+def _queue_with_waits(tx: Transaction, task: Task, changes: dict[str, Any], waits: Sequence[Wait], reason: str) -> Task:
+    changed = rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+    for wait in waits:
         rows.open_task_wait(tx, changed, wait)
     return changed
+
+
+def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
+    return None if waits.due_at is None else new_wait(tasks, task, waits.kind, str(waits), due_at=waits.due_at)
+
+
+def new_wait(tasks: Tasks, task: Task, kind: WaitKind, reason: str, **more: Any) -> Wait:
+    return Wait(
+        wait_id=tasks.manager.new_id(),
+        workspace_id=task.workspace_id,
+        kind=kind,
+        task_id=task.task_id,
+        reason=clipped(reason, MAX_REASON),
+        created_at=tasks.manager.now(),
+        **more,
+    )
+
+
+async def park(
+    tasks: Tasks, task: Task, changes: dict[str, Any], reason: str, detail: Mapping[str, Any] | None = None
+) -> Task:
+    """Back to the queue, where it waits for a person; `ostler answer KEY` lets it go on."""
+    wait = new_wait(tasks, task, WaitKind.HUMAN, reason, detail=detail)
+    return await queue_with_waits(tasks, task, changes, [wait], reason)
 
 
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:

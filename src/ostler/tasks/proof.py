@@ -33,19 +33,27 @@ _ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
-async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) -> tuple[Receipt, ...]:
+async def prove(
+    tasks: Tasks,
+    task: Task,
+    workdir: Workdir,
+    snapshot: Snapshot,
+    *,
+    commands: tuple[str, ...] | None = None,
+    label: str = "check",
+) -> tuple[Receipt, ...]:
     """The receipt of every check, up to the first that fails."""
     receipts: list[Receipt] = []
-    checks = checks_of(tasks, task)
+    checks = checks_of(tasks, task) if commands is None else commands
     if not checks:
         return ()
-    place = tasks.home / PROOF / f"{task.key}-{task.attempt}"
+    place = tasks.home / PROOF / f"{task.key}-{task.attempt}-{label}"
     place.parent.mkdir(mode=0o700, exist_ok=True)
     await tasks.workdirs.remove(place)
     await tasks.workdirs.checkout(snapshot, place, include_for=workdir)
     try:
         for number, command in enumerate(checks, 1):
-            receipt = await _run(tasks, task, command, number, place, snapshot.tree)
+            receipt = await _run(tasks, task, command, f"{label}-{number}", place, snapshot.tree)
             await tasks.store.run(_note, task, receipt)
             receipts.append(receipt)
             if not receipt.passed:
@@ -63,7 +71,7 @@ def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
     return tasks.manager.registry.find(task.agent).checks
 
 
-async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path, tree: str | None) -> Receipt:
+async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
     spec = CommandSpec(
         argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
         env=_PASSED_ON,
@@ -72,7 +80,7 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     digest = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     manifest = tasks.manager.registry.register(spec, name=f"command/check-{digest}", replace=True)
     options = AgentSpawnOptions(
-        name=f"{task.key}-{task.attempt}-check-{number}",
+        name=f"{task.key}-{task.attempt}-{label}",
         isolation_level=IsolationLevel.PROCESS,
         workdir=str(place),
         env={"OSTLER_TASK": task.key, "HOME": os.environ.get("HOME", "/")},
@@ -81,7 +89,7 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     )
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
     try:
-        key = f"check:{task.task_id}:{task.attempt}:{number}"
+        key = f"{label}:{task.task_id}:{task.attempt}"
         instance = await tasks.manager.spawn(request, idempotency_key=key)
     except AgentInitializationError as error:
         return _receipt(command, tree, None, 0.0, str(error))

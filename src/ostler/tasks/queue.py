@@ -7,13 +7,16 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 from ostler.errors import OstlerError
 from ostler.model.events import Event, TaskEvent
 from ostler.model.ledger import WaitKind
 from ostler.model.task import Task, TaskState
+from ostler.seams import Deadline
 from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
+from ostler.store.store import Store
 from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.shared import BY
@@ -89,13 +92,13 @@ class TaskQueue:
             try:
                 if self._settle is not None:
                     await self._settle()
-                wait = min(wait, await self._end_due_waits())
+                wait = min(wait, await end_due_waits(self._tasks.store, self._orchestrator.manager.now()))
                 if not self.draining:
                     await self._begin_some()
             except OstlerError as error:
                 _log.warning("the queue: %s", error)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with Deadline(self._orchestrator.manager.clock, wait):
                     await self._wake.wait()
 
     async def _begin_some(self) -> None:
@@ -132,16 +135,17 @@ class TaskQueue:
             if done.state is not TaskState.RUNNING:
                 _log.info("%s is %s", done.key, done.state)
 
-    async def _end_due_waits(self) -> float:
-        """Ends what is due; how long until the next one is."""
-        now, following = self._orchestrator.manager.now(), _LOOK_SECONDS
-        for wait in await self._tasks.store.read(wait_rows.all_open_waits):
-            if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
-                continue
-            left = (wait.due_at - now).total_seconds()
-            if left > 0:
-                following = min(following, left)
-            else:
-                with contextlib.suppress(OstlerError):
-                    await self._tasks.store.run(rows.end_task_wait, wait, "due")
-        return following
+
+async def end_due_waits(store: Store, now: datetime) -> float:
+    """Ends the waits of tasks that are due; how long until the next one is."""
+    following = _LOOK_SECONDS
+    for wait in await store.read(wait_rows.all_open_waits):
+        if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
+            continue
+        left = (wait.due_at - now).total_seconds()
+        if left > 0:
+            following = min(following, left)
+        else:
+            with contextlib.suppress(OstlerError):
+                await store.run(rows.end_task_wait, wait, "due")
+    return following
