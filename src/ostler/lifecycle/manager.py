@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ostler.seams import Clock
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.handle import AgentHandle, Start
 from ostler.lifecycle.logs import last_line, remove_logs, render_of
@@ -20,6 +19,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt
 from ostler.model.people import Actor, Permission, Principal
 from ostler.model.states import Tier
+from ostler.seams import Clock
 from ostler.store import attempts, retention
 from ostler.store import events as log
 from ostler.store.transaction import PAGE

@@ -100,7 +100,7 @@ def _origin(comment: str) -> str:
         return "a check that Ostler ran"
     if comment.startswith("CI "):
         return "CI"
-    return "the last attempt, or its review"
+    return "Ostler" if comment.startswith("start ") else "a reviewer"
 
 
 def _line(one: Iteration) -> str:

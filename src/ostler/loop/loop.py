@@ -115,7 +115,7 @@ class AgentLifecycleLoop:
         given = {field: value for field, value in self._given.items() if value is not None}
         if found.is_held:
             found = await orchestrator.tasks.change(found, {"is_held": False})
-        return await loops.put_in_loop(found, name, **_checked(loops, given))
+        return await loops.put_in_loop(found, name, **loops.given(given))
 
 
 class _Drive:
@@ -257,9 +257,3 @@ def _definition(manager: AgentLifecycleManager, agent: Any) -> str:
         return manager.registry.find(getattr(agent, "__name__", "")).name
     except AgentNotFoundError:
         return manager.registry.register(agent).name
-
-
-def _checked(loops: Loops, given: dict[str, Any]) -> dict[str, Any]:
-    """Durations and numbers as a loop keeps them; people may write 30 or "30s"."""
-    loop = loops.new_loop(**given)
-    return {name: getattr(loop, name) for name in given}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostler.errors import InvalidOperationError, OstlerError
@@ -47,6 +47,11 @@ class Loops:
         """The settings of the project, with those that are given over them."""
         base = {name: getattr(self.settings, name) for name in LoopSettings.__dataclass_fields__}
         return TaskLoop.from_dict({**base, **{name: value for name, value in given.items() if value is not None}})
+
+    def given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Checked, as a loop keeps them: people may write 30 or "30s"."""
+        loop = self.new_loop(**settings)
+        return {name: getattr(loop, name) for name in settings}
 
     async def put_in_loop(self, task: Task, agent: str | None = None, **given: Any) -> Task:
         """An unfinished task; one that has a loop goes on with it, and with what is given now."""

@@ -29,6 +29,7 @@ from ostler.store import tasks as task_rows
 from ostler.store.transaction import Transaction
 from ostler.tasks import attempt
 from ostler.tasks.attempt import AttemptFailedError, AttemptRules, AttemptWaitsError, new_wait
+from ostler.tasks.proof import checks_of
 from ostler.tasks.shared import BY
 from ostler.workdirs.records import Snapshot, Workdir
 
@@ -54,6 +55,7 @@ class IterationRules(AttemptRules):
         self._iteration: Iteration | None = None
         self._breakpoint: Breakpoint | None = None
         self._before = (0, 0.0)
+        self._ci_is_told_later = False
 
     def spawn_fields(self, task: Task) -> dict[str, Any]:
         return self._fields(task)
@@ -175,10 +177,8 @@ class IterationRules(AttemptRules):
     async def complete(self, task: Task, changes: dict[str, Any]) -> Task:
         """Proven; and where it is a pull request, that is waited for."""
         loop = task.loop or TaskLoop()
-        said, waits = self._breakpoint, []
-        pull = None
-        if said is not None and said.type is BreakpointType.PR_CREATED:
-            pull = await self.tasks.store.read(rows.pull_request_of, task)
+        waits: list[Wait] = []
+        pull = await self._mark_ci(task, "passed")
         if pull is not None:
             due = self.tasks.manager.now() + loop.pr_merge_timeout
             reason = f"pull request #{pull.number}"
@@ -187,10 +187,17 @@ class IterationRules(AttemptRules):
             ]
         changes = {**changes, "session": None}
         done = await self._end(task, changes, waits, task.summary or "", TaskState.COMPLETED)
-        if pull is not None and task.receipts:
-            await self.tasks.store.run(rows.change_pull_request, pull, {"ci": "passed"})
         await self.parts.plan.completed(done)
         return done
+
+    async def _mark_ci(self, task: Task, state: str) -> PullRequest | None:
+        """The pull request of this breakpoint, with how its CI ended; unless that is told later."""
+        if self._breakpoint is None or self._breakpoint.type is not BreakpointType.PR_CREATED:
+            return None
+        pull = await self.tasks.store.read(rows.pull_request_of, task)
+        if pull is None or pull.ci != "pending" or self._ci_is_told_later:
+            return pull
+        return await self.tasks.store.run(rows.change_pull_request, pull, {"ci": state})
 
     async def _pull_request(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
         snapshot = await self.snapshot(task, workdir)
@@ -205,19 +212,22 @@ class IterationRules(AttemptRules):
             title=clipped(said.summary or task.title, 200),
             branch=workdir.branch,
             commit=snapshot.commit,
-            ci="pending",
+            ci="pending" if self._has_ci(task) else None,
             created_at=now,
             updated_at=now,
         )
         pull = await self.tasks.store.run(rows.open_pull_request, task, wanted)
         if loop.ci or not isinstance(ci, LocalCi):
             result = await ci.check(task, workdir, snapshot)
-            state = "pending" if result is None else "passed" if result.passed else "failed"
-            pull = await self.tasks.store.run(rows.change_pull_request, pull, {"ci": state})
+            self._ci_is_told_later = result is None
             if result is not None and not result.passed:
                 await self.tasks.change(task, attempt.used_by(task, answer))
                 raise AttemptFailedError(f"CI failed on pull request #{pull.number}: {result.output}", "check")
         return await attempt.finish(self, task, workdir, _submission(said, answer))
+
+    def _has_ci(self, task: Task) -> bool:
+        loop, ci = task.loop or TaskLoop(), self.parts.ci
+        return bool(loop.ci) or not isinstance(ci, LocalCi) or bool(checks_of(self.tasks, task))
 
     async def _blocked(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
         states = {name: await self.parts.plan.state_of(task, name) for name in said.blocked_on}
@@ -268,14 +278,18 @@ class IterationRules(AttemptRules):
         """A retry: told to the next agent, after a while; or parked when too many were spent."""
         if task.state is not TaskState.RUNNING:
             return task
+        if cause == "check":
+            await self._mark_ci(task, "failed")
         loop = (task.loop or TaskLoop()).evolve(retries=(task.loop or TaskLoop()).retries + 1)
         text = clipped(error, _MAX_TEXT)
         changes: dict[str, Any] = {
             "loop": loop,
             "error": text,
             "session": None,
-            "comments": (*task.comments, text)[-_MAX_COMMENTS:],
         }
+        if cause != "exit":  # that is in the history already
+            said = text if cause == "check" else f"start {task.attempt} failed: {text}"
+            changes["comments"] = (*task.comments, clipped(said, _MAX_TEXT))[-_MAX_COMMENTS:]
         waits = []
         if cause == HOPELESS:
             waits = [self._parked(task, f"its agent cannot be started: {_line(error)}", HOPELESS)]
@@ -350,10 +364,10 @@ def _end_iteration(  # noqa: PLR0913, PLR0917 - as above
     ended_by: str,
     about: Mapping[str, Any],
 ) -> Task:
+    rows.end_iteration(tx, task.evolve(**changes), ended_by, **about)
     changed = task_rows.change_task(tx, task, changes, to=to, by=BY, reason=about["summary"])
     for wait in waits:
         task_rows.open_task_wait(tx, changed, wait)
-    rows.end_iteration(tx, changed, ended_by, **about)
     return changed
 
 

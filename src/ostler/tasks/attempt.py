@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -177,7 +181,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     options = AgentSpawnOptions(
         name=f"{task.key}-{task.attempt}",
         workdir=str(workdir.path),
-        env={**workdir.environment(), "OSTLER_TASK": task.key},
+        env={**workdir.environment(), "OSTLER_TASK": task.key, "OSTLER_HOME": str(tasks.home), "PATH": _path()},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -208,6 +212,13 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     if task.instance_id != instance.instance_id:
         task = await tasks.change(task, {"instance_id": instance.instance_id})
     return task, instance
+
+
+def _path() -> str:
+    """As ours, and with the program `ostler` on it, so that an agent can say where it stands."""
+    path = os.environ.get("PATH", os.defpath)
+    own = Path(sys.executable).parent
+    return path if shutil.which("ostler", path=path) or not (own / "ostler").exists() else f"{path}:{own}"
 
 
 def prompt_of(task: Task) -> str:

@@ -14,6 +14,7 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.faults import fault
 from ostler.model.ledger import Wait
+from ostler.model.loop import TaskLoop
 from ostler.model.people import Permission
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
@@ -93,6 +94,7 @@ class TaskVerbs:
         timeout: str | float | timedelta | None = None,  # noqa: ASYNC109 - of an attempt, not of this call
         max_failures: int | None = None,
         near: str | os.PathLike[str] | None = None,
+        loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
     ) -> Task:
         """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
@@ -121,6 +123,7 @@ class TaskVerbs:
                 "updated_at": now,
             }
         )
+        record = record.evolve(loop=loop)
         wanted = record if key else record.evolve(key="")
         idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
         return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
