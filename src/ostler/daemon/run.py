@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn", "watchfiles"):  # they tell of every request and every change of a file
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
     except OstlerError as error:
