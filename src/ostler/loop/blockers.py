@@ -29,8 +29,8 @@ class Blockers:
     wants_ci: bool = False
 
 
-async def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapping[str, TaskState | None]) -> Blockers:
-    """`states` are those of the tasks that it may name, by what it called them."""
+def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapping[str, TaskState | None]) -> Blockers:
+    """`states` are those of the tasks that it may name, by their keys."""
     found = Blockers()
     for name in said.blocked_on or ("human",):
         word, _, question = name.partition(":")
@@ -46,7 +46,7 @@ async def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapp
             found.told.append(f"{name} is {state}, so it is not waited for")
         else:
             found.waits.append(
-                new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name.upper()}")
+                new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name}")
             )
     return found
 

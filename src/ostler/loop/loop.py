@@ -30,6 +30,7 @@ from ostler.tasks.queue import end_due_waits
 
 _log = logging.getLogger("ostler.loop")
 _LOOK_SECONDS = 30.0
+_START_SECONDS = 0.05
 _R = LoopResultType
 _PARKED = frozenset({"max_retries", "max_iterations", "max_tokens", "max_cost_usd"})
 
@@ -112,6 +113,8 @@ class AgentLifecycleLoop:
             if " " not in key.strip() or isinstance(task, Task):
                 await orchestrator.get(key)  # says that there is none, and what to do
             found = await orchestrator.submit(key, agent=name, near=self._repo, hold=True)
+        if found.is_finished:
+            return found
         given = {field: value for field, value in self._given.items() if value is not None}
         if found.is_held:
             found = await orchestrator.tasks.change(found, {"is_held": False})
@@ -166,8 +169,12 @@ class _Drive:
             if claimed is not None:
                 await self._work(claimed)
                 return None
-        await self._sleep(min(due, _LOOK_SECONDS))
+        await self._sleep(min(due, _LOOK_SECONDS, *self._seconds_until_due(waits)))
         return None
+
+    def _seconds_until_due(self, waits: list[Wait]) -> list[float]:
+        now = self._manager.now()
+        return [max((wait.due_at - now).total_seconds(), 0.0) for wait in waits if wait.due_at is not None]
 
     async def _ended(self, task: Task, waits: list[Wait]) -> LoopResult | None:
         match task.state:
@@ -212,10 +219,13 @@ class _Drive:
         stop = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
+            while not work.done():
                 task = await self._orchestrator.tasks.reload(task)
                 if task.instance_id is not None:
-                    await self._manager.handle(task.instance_id).stop(reason=LOOP_STOPPED)
+                    instance = await self._manager.require_instance(task.instance_id)
+                    await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)
+                    break
+                await asyncio.wait((work,), timeout=_START_SECONDS)  # its agent is about to be started
             await work
         finally:
             stop.cancel()

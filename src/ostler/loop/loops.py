@@ -14,11 +14,10 @@ from ostler.model.faults import fault
 from ostler.model.ledger import Wait
 from ostler.model.loop import CiResult, Iteration, LoopSettings, OnClose, PullRequest, PullRequestState, TaskLoop
 from ostler.model.people import Permission
-from ostler.model.task import MAX_COMMENT, Task, TaskState
+from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.store import waits as wait_rows
-from ostler.store.transaction import Reader
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.shared import BY
 
@@ -92,9 +91,7 @@ class Loops:
     async def _settle(self, wait: Wait) -> None:
         kind, _, name = (wait.wake_key or "").partition(":")
         if kind == "task":
-            state = await self._store.read(_state_of, wait, name)
-            if state in {TaskState.ACCEPTED, TaskState.REJECTED}:
-                await self._store.run(task_rows.end_task_wait, wait, f"{name} was {state}", by=BY)
+            await self._settle_dependency(wait, name)
         elif kind == "ci":
             result = await self._store.read(rows.get_ci_result, wait.workspace_id, name)
             if result is not None:
@@ -103,6 +100,13 @@ class Loops:
                 await self._store.run(task_rows.end_task_wait, wait, said, answer, by=BY)
         elif kind == "pr":
             await self._settle_pull_request(wait, int(name))
+
+    async def _settle_dependency(self, wait: Wait, key: str) -> None:
+        """One that is not in the plan any more was finished, and is purged since."""
+        task = None if wait.task_id is None else await self._store.read(task_rows.get_task, wait.task_id)
+        state = None if task is None else await self.parts.plan.state_of(task, key)
+        if state is None or state in FINISHED_STATES:
+            await self._store.run(task_rows.end_task_wait, wait, f"{key} was {state or 'purged'}", by=BY)
 
     async def _settle_pull_request(self, wait: Wait, number: int) -> None:
         pull = await self._store.read(rows.get_pull_request, wait.workspace_id, number)
@@ -204,9 +208,3 @@ class Loops:
         if pull.state is not PullRequestState.OPEN:
             raise InvalidOperationError(f"pull request #{number} is {pull.state} already")
         return pull
-
-
-def _state_of(reader: Reader, wait: Wait, key: str) -> TaskState:
-    """One that was purged had been accepted, or nobody would wait for it."""
-    found = task_rows.find_task(reader, wait.workspace_id, key)
-    return TaskState.ACCEPTED if found is None else found.state

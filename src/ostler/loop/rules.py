@@ -230,8 +230,9 @@ class IterationRules(AttemptRules):
         return bool(loop.ci) or not isinstance(ci, LocalCi) or bool(checks_of(self.tasks, task))
 
     async def _blocked(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
+        said = said.evolve(blocked_on=tuple([await self._key_of(task, name) for name in said.blocked_on]))
         states = {name: await self.parts.plan.state_of(task, name) for name in said.blocked_on}
-        found = await sort_blockers(self.tasks, task, said, states)
+        found = sort_blockers(self.tasks, task, said, states)
         used = attempt.used_by(task, answer)
         if found.unknown:
             await self.tasks.change(task, used)
@@ -248,6 +249,10 @@ class IterationRules(AttemptRules):
                 found.waits.append(new_wait(self.tasks, task, WaitKind.CI, "waits for CI", wake_key=wake))
             else:
                 found.told.append(f"CI {'passed' if result.passed else f'failed: {result.output}'}")
+        if not found.waits and set(found.told) <= set(task.comments):
+            # Told before. It would be started for ever, since there is nothing to wait for.
+            await self.tasks.change(task, used)
+            raise AttemptFailedError(f"it is blocked on {', '.join(said.blocked_on)}, which it was told is over")
         changes = {
             **used,
             "session": None,
@@ -261,6 +266,11 @@ class IterationRules(AttemptRules):
             waits = [new_wait(self.tasks, task, WaitKind.HUMAN, reason, detail={"cause": "cycle"})]
             return await self._end(task, changes, waits, reason)
         return await self._end(task, changes, found.waits, said.summary or "blocked")
+
+    async def _key_of(self, task: Task, name: str) -> str:
+        """An agent may write the key of a task in another case."""
+        found = await self.tasks.store.read(task_rows.find_task, task.workspace_id, name.strip())
+        return name.strip() if found is None else found.key
 
     async def _circle(self, task: Task, waits: Sequence[Wait]) -> list[str] | None:
         graph = await self.tasks.store.read(wait_graph, task.workspace_id)
