@@ -53,6 +53,7 @@ class IterationRules(AttemptRules):
         self.builder = ContextBuilder(parts.tasks)
         self._fields = fields
         self._iteration: Iteration | None = None
+        self._file: SignalFile | None = None
         self._breakpoint: Breakpoint | None = None
         self._before = (0, 0.0)
         self._ci_is_told_later = False
@@ -65,10 +66,11 @@ class IterationRules(AttemptRules):
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         task, workdir = await self.parts.workspaces.prepare(task)
         self._before = (task.tokens, task.cost_usd or 0.0)
+        self._file = SignalFile.of(self.tasks, task, workdir)
         self._iteration = await self.tasks.store.read(rows.get_iteration, task.task_id, task.attempt)
         if self._iteration is None:
             task = await self._renew_allowance(task)
-            await asyncio.to_thread(SignalFile.of(self.tasks, task, workdir).clear)
+            await asyncio.to_thread(self._file.clear)
             files = await self.parts.branches.snapshot(task, workdir) if task.attempt > 1 else None
             snapshot = await self.builder.capture(task, workdir, files)
             begun = Iteration(
@@ -112,7 +114,7 @@ class IterationRules(AttemptRules):
 
     async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:
         """Until it has ended, or a short time after its breakpoint. Its process tree is gone when this returns."""
-        loop, file = task.loop or TaskLoop(), SignalFile.of(self.tasks, task, workdir)
+        loop, file = task.loop or TaskLoop(), self._file or SignalFile.of(self.tasks, task, workdir)
         ended = asyncio.ensure_future(self.parts.terminals.ended(instance))
         try:
             await first_of(
@@ -128,7 +130,7 @@ class IterationRules(AttemptRules):
             await ended
         finally:
             ended.cancel()
-        await file.take(instance)
+        await file.take(instance, has_ended=True)
 
     async def _hear(self, instance: AgentInstance) -> None:
         async for event in self.tasks.manager.observe(instance.instance_id, after=0):
@@ -151,7 +153,7 @@ class IterationRules(AttemptRules):
         task = await self.tasks.reload(task)
         if found is None:
             await self.tasks.change(task, attempt.used_by(task, answer))
-            raise AttemptFailedError(_without_signal(answer), "exit")
+            raise AttemptFailedError(_without_signal(answer, self._file), "exit")
         self._breakpoint = found
         match found.type:
             case BreakpointType.TASK_COMPLETE:
@@ -393,9 +395,11 @@ def _said(answer: Any) -> str:
     return str(answer or "")
 
 
-def _without_signal(answer: Any) -> str:
+def _without_signal(answer: Any, file: SignalFile | None) -> str:
     last = _said(answer).strip().splitlines()[-1:]
-    return "it ended without a signal" + (f"; it said last: {clipped(last[0], 300)}" if last else "")
+    said = f"; it said last: {clipped(last[0], 300)}" if last else ""
+    fault = "" if file is None or file.fault is None else f"; {clipped(file.fault, 300)}"
+    return f"it ended without a signal{fault}{said}"
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,12 @@ class SignalFile:
     path: Path
     #: Whether other agents write there too.
     is_shared: bool
-    #: The entry that an earlier attempt left, in case somebody writes it back.
-    stale: Any = None
+    #: What cannot be used in it; the next agent is told.
+    fault: str | None = None
+    #: The entry that an earlier attempt left: another program that shares the file may write it back.
+    _stale: Any = None
+    _taken: Any = None
+    _told: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, tasks: Tasks, task: Task, workdir: Workdir) -> SignalFile:
@@ -86,75 +90,100 @@ class SignalFile:
     def name(self) -> str:
         return f"agent-{self.task.key}"
 
-    def read(self) -> dict[str, Any] | None:
-        """None where there is nothing to read: no file, or one that is half written."""
+    def read(self) -> dict[str, Any]:
+        """Without a file there is nothing in it. Raises `ValueError` for one that is no JSON, such as half of it."""
         try:
             with opened(self.path.parent) as folder:
                 data = read_small(folder, os.fsencode(self.path.name), _MAX_BYTES)
-            values = None if data is None else json.loads(data)
-        except (OSError, ValueError):
-            return None
-        return values if isinstance(values, dict) else None
+            values = {} if data is None else json.loads(data)
+        except OSError:
+            return {}
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")  # noqa: TRY004 - as all that is wrong with the text
+        return values
 
     def clear(self) -> None:
         """Before an attempt begins: what an earlier one said is not said by this one."""
-        values = self.read()
-        if values is None or self.name not in values:
-            return
-        self.stale = values.pop(self.name)
-        with contextlib.suppress(OSError):
-            if values or self.is_shared:
-                write_durably(self.path, json.dumps(values, indent=2).encode())
-            else:
+        with contextlib.suppress(OSError, ValueError):
+            if not self.is_shared:
                 self.path.unlink()
+                return
+            values = self.read()
+            if self.name in values:
+                self._stale = values.pop(self.name)
+                write_durably(self.path, json.dumps(values, indent=2).encode())
 
-    async def take(self, instance: AgentInstance) -> bool:
-        """Read it, and put what it says into the event log, once. Whether there was a breakpoint."""
-        values = await asyncio.to_thread(self.read)
-        if values is None:
+    async def take(self, instance: AgentInstance, *, has_ended: bool = False) -> bool:
+        """Put what it says into the event log, once. Whether there was a breakpoint.
+
+        While the agent works, the entry of its predecessor does not count.
+        """
+        try:
+            values = await asyncio.to_thread(self.read)
+        except ValueError as error:
+            self.fault = f"{SIGNAL_FILE} cannot be read: {error}"
             return False
+        self.fault = None
         if not self.is_shared:
             for other in sorted(values.keys() - {self.name}):
                 await self._refuse(instance, f"an entry {other!a} in {SIGNAL_FILE}; {self.name} was expected")
         entry = values.get(self.name)
-        if not isinstance(entry, Mapping) or (self.stale is not None and entry == self.stale):
+        is_old = entry == self._taken or (entry == self._stale and not has_ended)
+        if not isinstance(entry, Mapping) or is_old:
             return False
-        kind = self._kind(entry)
-        if kind is None:
-            return False
-        said = entry.get("breakpoint")
-        said = dict(said) if isinstance(said, Mapping) else {}
-        if said.get("task_id") not in {None, self.task.key}:
-            await self._refuse(instance, f"a breakpoint of the task {said['task_id']!a} in the workdir of another")
-            return False
-        if said.get("attempt") not in {None, self.task.attempt}:
-            await self._refuse(instance, f"a breakpoint of attempt {said['attempt']!a}; this is {self.task.attempt}")
-            return False
-        self.stale = entry
-        try:
-            found = Breakpoint.read(kind, said)
-        except (ValidationError, TypeError) as error:
-            _log.warning("%s: %s cannot be used: %s", self.task.key, self.path, error)
+        found = await self._breakpoint(instance, entry)
+        if found is None:
             return False
         payload = {**found.to_dict(), "origin": SIGNAL_FILE}
-        await self.tasks.store.run(add_signal, instance, kind.value, payload)
+        await self.tasks.store.run(add_signal, instance, found.type.value, payload)
+        self._taken = entry
         return True
 
-    def _kind(self, entry: Mapping[str, Any]) -> BreakpointType | None:
+    async def _breakpoint(self, instance: AgentInstance, entry: Mapping[str, Any]) -> Breakpoint | None:
+        said = entry.get("breakpoint")
+        said = dict(said) if isinstance(said, Mapping) else {}
+        kind = self._kind(entry.get("lifecycle_state"), said.get("type"))
+        if kind is None:
+            return None
+        if said.get("task_id") not in (None, self.task.key):  # noqa: PLR6201 - it may be anything, also a list
+            await self._refuse(instance, f"a breakpoint of the task {said['task_id']!a} in the workdir of another")
+            return None
+        if said.get("attempt") not in (None, self.task.attempt):  # noqa: PLR6201 - as above
+            await self._refuse(instance, f"a breakpoint of attempt {said['attempt']!a}; this is {self.task.attempt}")
+            return None
+        try:
+            return Breakpoint.read(kind, said)
+        except (ValidationError, TypeError) as error:
+            self._warn(f"{SIGNAL_FILE} cannot be used: {error}")
+            return None
+
+    def _kind(self, state: Any, given: Any) -> BreakpointType | None:
         """The type decides; a state that says something else is a warning."""
-        state, said = entry.get("lifecycle_state"), entry.get("breakpoint")
         by_state = _STATES.get(str(state))
-        given = said.get("type") if isinstance(said, Mapping) else None
         if given is None:
+            if state is not None and str(state) not in _STATES:
+                self._warn(f"lifecycle_state {state!a} is not known; known are {', '.join(_STATES)}")
             return by_state
         kind = BREAKPOINTS.get(str(given))
         if kind is None:
-            _log.warning("%s: %s has a breakpoint of the unknown type %a", self.task.key, SIGNAL_FILE, given)
+            self._warn(f"a breakpoint has the unknown type {given!a}; known are {', '.join(_T)}")
         elif by_state is not kind:
             _log.warning("%s: lifecycle_state is %a, the breakpoint says %s; that counts", self.task.key, state, kind)
         return kind
 
+    def _warn(self, fault: str) -> None:
+        self.fault = fault
+        if fault not in self._told:
+            self._told.add(fault)
+            _log.warning("%s: %s", self.task.key, fault)
+
     async def _refuse(self, instance: AgentInstance, what: str) -> None:
+        self.fault = f"{SIGNAL_FILE} has {what}, which is refused"
+        if what in self._told:
+            return
+        self._told.add(what)
         await self.tasks.store.run(note_refusal, self.task, BY, f"{what} (instance {instance.instance_id})")
 
     async def watch(self, interval: float) -> AsyncIterator[None]:

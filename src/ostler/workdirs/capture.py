@@ -124,10 +124,12 @@ class Capture:
             own = (f"--exclude-from={self.own / 'exclude'}", f"--exclude=/{SIGNAL_FILE}")
             listed = git.names("ls-files", "-z", "-m", "-o", "--exclude-standard", *own)
             paths = {path for path in listed if not path.endswith(b"/")}
-            paths |= {path for path in theirs if path not in known and path != SIGNAL_FILE.encode()}
+            paths |= {path for path in theirs if path not in known}
             paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
             modules = {path for path, (mode, _) in known.items() if mode == _LINK_TO_REPOSITORY}
-            self._stage(root, paths - modules, scratch)
+            if (own_file := SIGNAL_FILE.encode()) in paths & known.keys():
+                self._leave_out(own_file, "what an agent signals is no part of its work")
+            self._stage(root, paths - modules - {own_file}, scratch)
             self._take_modules(modules, theirs)
             self._name_others(root, {path.rpartition(b"/")[0] for path in paths | known.keys()})
             return git.text("write-tree")
