@@ -38,7 +38,7 @@ for old in $(cat "$stage/pids" 2>/dev/null); do kill -0 "$old" 2>/dev/null && ec
 echo $$ >> "$stage/pids"
 number=$(wc -l < "$stage/pids")
 cat "$OSTLER_PROMPT_FILE" > "$stage/prompt-$number"
-put() { printf '%s' "$1" > "${2:-communications.json}.new" && mv "${2:-communications.json}.new" "${2:-communications.json}"; }
+put() { file=${2:-communications.json}; printf '%s' "$1" > "$file.new" && mv "$file.new" "$file"; }
 entry() {
   printf '{"agent-%s": {"lifecycle_state": "%s", "breakpoint": {"type": "%s", "task_id": "%s", "summary": "%s"%s}}}' \
     "$OSTLER_TASK" "$1" "$2" "$OSTLER_TASK" "$3" "$4"

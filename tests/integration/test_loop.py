@@ -11,6 +11,7 @@ from ostler.loop import AgentLifecycleLoop, LoopResultType
 from ostler.model.ledger import WaitKind
 from ostler.model.loop import OnClose, PullRequestState
 from ostler.model.task import TaskState
+from ostler.store.tasks import claim_task
 
 pytestmark = pytest.mark.anyio
 R = LoopResultType
@@ -92,7 +93,7 @@ async def test_004_015_a_definition_that_is_gone_is_an_error_and_parks_the_task(
     task = await loop_ground.task()
     await loop_ground.orchestrator.tasks.change(task, {"agent": "gone"})
     loop = loop_ground.loops.rules(await loop_ground.task())
-    claimed = await loop_ground.manager.store.run(_claim, await loop_ground.task())
+    claimed = await loop_ground.manager.store.run(claim_task, await loop_ground.task())
     assert claimed is not None
     left = await loop_ground.orchestrator.work(claimed, loop)
     assert left.state is TaskState.QUEUED
@@ -100,12 +101,6 @@ async def test_004_015_a_definition_that_is_gone_is_an_error_and_parks_the_task(
     found = await loop_ground.run()
     assert found.result_type is R.ERROR
     assert "gone" in str(found.summary)
-
-
-def _claim(tx, task):  # type: ignore[no-untyped-def]  # a store command
-    from ostler.store.tasks import claim_task  # noqa: PLC0415 - beside its one use
-
-    return claim_task(tx, task)
 
 
 async def test_004_016_a_loop_that_is_told_to_stop_leaves_the_task_in_the_queue(loop_ground: LoopGround) -> None:

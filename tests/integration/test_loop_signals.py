@@ -93,14 +93,15 @@ async def test_004_027_working_is_no_breakpoint(loop_ground: LoopGround, looks: 
     async with loop_ground.running() as running:
         await loop_ground.hangs()
         file = await place(loop_ground) / "communications.json"
-        for written in (
+        unusable: tuple[object, ...] = (
             entry(kind="nonsense"),
             {"agent-T001": {"lifecycle_state": "idle"}},
             {"agent-T001": {"breakpoint": {"type": "task_complete", "task_id": ["T001"]}}},
             {"agent-T001": {"breakpoint": {"type": "blocked", "blocked_on": 7}}},
             "[" * 100_000,
             [],
-        ):
+        )
+        for written in unusable:
             put(file, written)
             await looked_again(looks, 2)
         assert not running.done(), "nothing of this can be used, and nothing breaks"

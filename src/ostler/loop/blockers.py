@@ -45,9 +45,7 @@ def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapping[st
         elif state in {TaskState.ACCEPTED, TaskState.REJECTED}:
             found.told.append(f"{name} is {state}, so it is not waited for")
         else:
-            found.waits.append(
-                new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name}")
-            )
+            found.waits.append(new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name}"))
     return found
 
 

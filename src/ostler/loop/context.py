@@ -71,7 +71,7 @@ class ContextBuilder:
             lines += [f"- {line}" for line in _facts(snapshot)]
             for one in snapshot.blockers:
                 lines += _quoted(f"What was waited for, {one['what']}, ended: {one['outcome']}", one.get("answer"))
-            for comment in snapshot.comments:
+            for comment in reversed(snapshot.comments):  # the newest first, for the end is cut
                 lines += _quoted(f"Said by {comment['from']}", comment["text"])
         text = "\n".join(lines)
         return text if len(text) <= limit else f"{text[: limit - 40].rstrip()}\n(shortened to {limit} characters)"
@@ -104,7 +104,8 @@ def _origin(comment: str) -> str:
 
 
 def _line(one: Iteration) -> str:
-    said = "" if one.summary is None else f": {clipped(one.summary.splitlines()[0] if one.summary else '', 200)}"
+    first = (one.summary or "").strip().splitlines()[:1]
+    said = f': "{clipped(first[0], 200)}"' if first else ""
     return f"start {one.number} ended by {one.ended_by or 'a kill'}{said}"
 
 

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.files import load_settings
+from ostler.agents.files import load_settings, register_files
 from ostler.errors import AgentNotFoundError, OstlerError
+from ostler.home import project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.loop.loops import Loops
@@ -20,13 +21,14 @@ from ostler.loop.rules import HOPELESS
 from ostler.model.events import Event, TaskEvent
 from ostler.model.ledger import Wait, WaitKind
 from ostler.model.loop import LoopResult, LoopResultType
+from ostler.model.query import GetInstancesFilter
 from ostler.model.task import Task, TaskState
 from ostler.seams import Deadline
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import LOOP_STOPPED, AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.queue import end_due_waits
+from ostler.tasks.queue import END_BY_THEMSELVES, end_due_waits
 
 _log = logging.getLogger("ostler.loop")
 _LOOK_SECONDS = 30.0
@@ -96,11 +98,12 @@ class AgentLifecycleLoop:
             manager = self._manager
             if manager is None:
                 manager = await stack.enter_async_context(open_manager())
+                register_files(manager.registry, project_of(manager.require_home()), user=Path.home(), replace=True)
             orchestrator = manager if isinstance(manager, TaskOrchestrator) else TaskOrchestrator(manager)
             if orchestrator is not manager:
                 stack.push_async_callback(orchestrator.close)
             parts = LoopParts.of(orchestrator.tasks, **self._given_parts)
-            settings = load_settings(orchestrator.manager.require_home().parent).loop
+            settings = load_settings(project_of(orchestrator.manager.require_home())).loop
             yield Loops(orchestrator, settings, parts)
 
     async def _enlist(self, loops: Loops, agent: Any, task: Task | str) -> Task:
@@ -116,8 +119,11 @@ class AgentLifecycleLoop:
         if found.is_finished:
             return found
         given = {field: value for field, value in self._given.items() if value is not None}
-        if found.is_held:
-            found = await orchestrator.tasks.change(found, {"is_held": False})
+        changes: dict[str, Any] = {"is_held": False} if found.is_held else {}
+        if self._repo is not None and found.near is None and found.workdir is None:
+            changes["near"] = str(self._repo.absolute())
+        if changes:
+            found = await orchestrator.tasks.change(found, changes)
         return await loops.put_in_loop(found, name, **loops.given(given))
 
 
@@ -208,7 +214,9 @@ class _Drive:
             return await self._result(_R.ERROR, summary=hopeless.reason)
         blocked = [wait for wait in waits if wait.kind is not WaitKind.BACKOFF]
         missing = await self._orchestrator.unmet(task)
-        if (blocked or missing) and not self._waits_through:
+        limited = [wait.due_at for wait in blocked if wait.kind not in END_BY_THEMSELVES]
+        is_over = any(due is not None and due <= self._manager.now() for due in limited)
+        if (blocked or missing) and (is_over or not self._waits_through):
             names = (*missing, *(_name(wait) for wait in blocked))
             return await self._result(_R.BLOCKED, blocked_on=names, summary=blocked[0].reason if blocked else None)
         return None
@@ -220,12 +228,10 @@ class _Drive:
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             while not work.done():
-                task = await self._orchestrator.tasks.reload(task)
-                if task.instance_id is not None:
-                    instance = await self._manager.require_instance(task.instance_id)
-                    await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)
-                    break
-                await asyncio.wait((work,), timeout=_START_SECONDS)  # its agent is about to be started
+                for instance in await self._manager.get_active_instances(GetInstancesFilter(limit=1000)):
+                    if instance.task_id == task.task_id:  # its agent, or a check
+                        await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)
+                await asyncio.wait((work,), timeout=_START_SECONDS)  # it may be about to be started
             await work
         finally:
             stop.cancel()

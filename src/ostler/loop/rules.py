@@ -55,6 +55,7 @@ class IterationRules(AttemptRules):
         self._iteration: Iteration | None = None
         self._file: SignalFile | None = None
         self._breakpoint: Breakpoint | None = None
+        self._ended_by: str | None = None
         self._before = (0, 0.0)
         self._ci_is_told_later = False
 
@@ -150,6 +151,7 @@ class IterationRules(AttemptRules):
         if found is None:
             answer = await attempt.answer_of(self.tasks, task, instance.instance_id)
             found = self._until(task, answer)
+            self._ended_by = None if found is None else "until"
         task = await self.tasks.reload(task)
         if found is None:
             await self.tasks.change(task, attempt.used_by(task, answer))
@@ -267,7 +269,10 @@ class IterationRules(AttemptRules):
             reason = f"{' waits for '.join(circle)}: they wait for one another"
             waits = [new_wait(self.tasks, task, WaitKind.HUMAN, reason, detail={"cause": "cycle"})]
             return await self._end(task, changes, waits, reason)
-        return await self._end(task, changes, found.waits, said.summary or "blocked")
+        limit = (task.loop or TaskLoop()).blocked_timeout
+        due = None if limit is None else self.tasks.manager.now() + limit
+        waits = [wait.evolve(due_at=due) for wait in found.waits]
+        return await self._end(task, changes, waits, said.summary or "blocked")
 
     async def _key_of(self, task: Task, name: str) -> str:
         """An agent may write the key of a task in another case."""
@@ -351,7 +356,7 @@ class IterationRules(AttemptRules):
         if task.state is not TaskState.RUNNING:
             return task
         said = self._breakpoint
-        by = ended_by or ("breakpoint" if said is not None else "exit")
+        by = ended_by or self._ended_by or ("breakpoint" if said is not None else "exit")
         if to is TaskState.QUEUED and not any(wait.kind is WaitKind.HUMAN for wait in waits):
             cap = self._cap(task.evolve(**changes), changes.get("loop") or task.loop or TaskLoop())
             waits = waits if cap is None else [cap]

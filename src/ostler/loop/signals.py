@@ -147,10 +147,10 @@ class SignalFile:
         kind = self._kind(entry.get("lifecycle_state"), said.get("type"))
         if kind is None:
             return None
-        if said.get("task_id") not in (None, self.task.key):  # noqa: PLR6201 - it may be anything, also a list
+        if said.get("task_id") not in (None, self.task.key):
             await self._refuse(instance, f"a breakpoint of the task {said['task_id']!a} in the workdir of another")
             return None
-        if said.get("attempt") not in (None, self.task.attempt):  # noqa: PLR6201 - as above
+        if said.get("attempt") not in (None, self.task.attempt):
             await self._refuse(instance, f"a breakpoint of attempt {said['attempt']!a}; this is {self.task.attempt}")
             return None
         try:

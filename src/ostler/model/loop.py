@@ -82,6 +82,8 @@ class LoopSettings(Record):
         _SECOND
     )
     pr_merge_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=365))] = timedelta(hours=1)
+    #: After so long a call returns that the task is blocked; the wait stays open. Without a time it goes on.
+    blocked_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=365))] | None = None
     #: How long an agent may go on after its breakpoint before it is ended.
     grace: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(hours=1))] = timedelta(seconds=10)
     #: Fresh starts in all; without a number, as many as the retries allow.

@@ -21,6 +21,7 @@ from uuid import UUID
 from ostler.agents.manifest import AgentKind
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
+from ostler.lifecycle.messages import MANAGER_CLOSED
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
@@ -33,7 +34,7 @@ from ostler.store import requests as request_rows
 from ostler.store import tasks as rows
 from ostler.store.events import last_events
 from ostler.store.transaction import Transaction
-from ostler.tasks.proof import prove
+from ostler.tasks.proof import CheckStoppedError, prove
 from ostler.tasks.shared import BY, Tasks, exists, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
@@ -42,7 +43,7 @@ _log = logging.getLogger("ostler.tasks")
 DAEMON_STOPPED = "the daemon is stopping"
 LOOP_STOPPED = "the loop was told to stop"
 #: Reasons of a termination after which the task goes back to the queue, unspent and not held.
-GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED})
+GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -130,6 +131,8 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
         return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
         return await rules.stopped(await tasks.reload(task), str(stopped))
+    except CheckStoppedError as stopped:
+        return await _check_stopped(rules, await tasks.reload(task), stopped)
     except AttemptFailedError as failure:
         return await rules.failed(await tasks.reload(task), str(failure), failure.cause)
     except StoreError:
@@ -140,6 +143,13 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
         _log.exception("%s failed by a fault of Ostler", task.key)
         return await rules.failed(await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
     return task
+
+
+async def _check_stopped(rules: AttemptRules, task: Task, stopped: CheckStoppedError) -> Task:
+    why = await _stop_reason(rules.tasks, stopped.instance)
+    if why in GOES_ON:
+        return await rules.waits(task, AttemptWaitsError(WaitKind.BACKOFF, str(why), None))
+    return await rules.failed(task, str(stopped), "check")
 
 
 async def _work(rules: AttemptRules, task: Task) -> Task:

@@ -69,9 +69,10 @@ class TaskOrchestrator(TaskVerbs):
         return self.tasks.active
 
     async def initialize(self) -> None:
-        """Recover, and go on with the attempts that were under way."""
+        """Recover, and go on with the attempts that were under way. Those of a loop are left to its next call."""
         for task in await self.recover_agents():
-            self.tasks.spawn(self._work_quietly(task), f"ostler-recovered-{task.key}")
+            if task.loop is None:
+                self.tasks.spawn(self._work_quietly(task), f"ostler-recovered-{task.key}")
 
     async def _work_quietly(self, task: Task) -> None:
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ostler.agents.commandspec import CommandSpec, ExitMeaning
 from ostler.errors import AgentInitializationError
 from ostler.lifecycle.job import JOB_ID
+from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome, RequestState
 from ostler.model.people import Actor
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
@@ -31,6 +32,14 @@ _SHOWN = 8_000
 #: Every exit code is an answer; whether it passed is seen from it.
 _ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+
+
+class CheckStoppedError(Exception):
+    """A check was ended from outside, so that it says nothing about the work."""
+
+    def __init__(self, instance: AgentInstance) -> None:
+        super().__init__(f"the check {instance.name} was stopped")
+        self.instance = instance
 
 
 async def prove(
@@ -99,6 +108,8 @@ async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, 
         answer = json.loads(row.answer)
         return _receipt(command, tree, answer["exit_code"], answer["duration_seconds"], answer["output"])
     last = await tasks.store.read(attempt_rows.get_attempt, instance.instance_id, instance.attempt)
+    if last is not None and last.outcome is AttemptOutcome.STOPPED:
+        raise CheckStoppedError(instance)
     why = "it did not end" if last is None or last.detail is None else last.detail
     code = None if last is None or last.outcome is AttemptOutcome.TIMEOUT else 128 + (last.exit_signal or 0)
     return _receipt(command, tree, code, 0.0, why)

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
 #: Others have a time that a person is shown, and go on waiting.
-_END_BY_THEMSELVES = frozenset({WaitKind.QUOTA, WaitKind.BACKOFF})
+END_BY_THEMSELVES = frozenset({WaitKind.QUOTA, WaitKind.BACKOFF})
 
 Wanted = Callable[[Task], bool]
 
@@ -140,7 +140,7 @@ async def end_due_waits(store: Store, now: datetime) -> float:
     """Ends the waits of tasks that are due; how long until the next one is."""
     following = _LOOK_SECONDS
     for wait in await store.read(wait_rows.all_open_waits):
-        if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
+        if wait.task_id is None or wait.due_at is None or wait.kind not in END_BY_THEMSELVES:
             continue
         left = (wait.due_at - now).total_seconds()
         if left > 0:

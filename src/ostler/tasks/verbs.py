@@ -26,6 +26,7 @@ from ostler.tasks.shared import Tasks, workdir_of
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
 
 _P = Permission
+_NO = frozenset({"no", "n"})
 
 
 class TaskVerbs:
@@ -187,11 +188,15 @@ class TaskVerbs:
         return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
 
     async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
-        """End a wait of a task; it is queued again without it."""
+        """End a wait of a task; it is queued again without it. One that is parked is held back when that is a no."""
         await self.manager.require(_P.TASKS_WRITE)
         wait = await self.manager.store.read(get_wait, wait_id)
         if wait is None or wait.task_id is None or wait.workspace_id != self._space:
             raise NotFoundError(f"there is no wait {wait_id} of a task; list the open ones")
+        if outcome.strip().lower() in _NO and (wait.detail or {}).get("cause") is not None:
+            task = await self.manager.store.read(rows.get_task, wait.task_id)
+            if task is not None and task.state is TaskState.QUEUED:
+                await self._change(task, {"is_held": True}, act="task.hold")
         return await self.manager.store.run(rows.end_task_wait, wait, outcome, answer, by=self.manager.actor)
 
     def on_change(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:
