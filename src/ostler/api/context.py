@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from ostler.agents.files import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.loop.loops import Loops
 from ostler.model.people import Principal
 from ostler.tasks.orchestrator import TaskOrchestrator
 
@@ -23,6 +24,7 @@ class Context:
 
     manager: AgentLifecycleManager
     orchestrator: TaskOrchestrator
+    loops: Loops
     home: Path
     started_at: datetime
     #: Where it listens, for people.
@@ -66,6 +68,11 @@ def tasks_of(request: Request) -> TaskOrchestrator:
     return context_of(request).orchestrator.acting_as(manager_of(request))
 
 
+def loops_of(request: Request) -> Loops:
+    return context_of(request).loops.acting_as(tasks_of(request))
+
+
 ContextOf = Annotated[Context, Depends(context_of)]
 ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
 TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]
+LoopsOf = Annotated[Loops, Depends(loops_of)]

@@ -59,13 +59,29 @@ def _print_event(event: dict[str, Any], form: str) -> None:
 
 @click.command()
 @click.argument("agent", required=False)
+@click.option("--graph", is_flag=True, help="Which task waits for which, and where that leads back.")
 @output_option(name=False)
-def waits(agent: str | None, form: str) -> None:
+def waits(agent: str | None, graph: bool, form: str) -> None:
     """List what agents and tasks wait for."""
     daemon = Daemon()
+    if graph:
+        _show_graph(daemon.call("wait_graph"), form)
+        return
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
     found = [one for one in daemon.call("waits", instance=instance) if one["kind"] not in {"backoff", "resume"}]
     show(found, form, ("WHO", "FOR", "SINCE", "UNTIL", "REASON", "ANSWER IT WITH"), _wait_row)
+
+
+def _show_graph(found: dict[str, Any], form: str) -> None:
+    if form in {"json", "jsonl"}:
+        as_json(found)
+        return
+    for key, others in found["waits"].items():
+        click.echo(f"{plain(key)} waits for {plain(', '.join(others))}")
+    for circle in found["cycles"]:
+        click.echo(f"cycle: {plain(' waits for '.join(circle))}")
+    if not found["waits"]:
+        click.echo("no task waits for another")
 
 
 def _wait_row(wait: dict[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
 from ostler.api.routes import ROUTES
+from ostler.api.routes.loops import PEER
 from ostler.daemon.hooks import Hooks
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
@@ -31,6 +32,7 @@ from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
+from ostler.loop.loops import Loops
 from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.people import OWNER
@@ -58,7 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
     )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn", "watchfiles"):  # they tell of every request and every change of a file
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
     except OstlerError as error:
@@ -87,10 +90,12 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             return await _end_agents(manager)
 
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
-        queue = TaskQueue(orchestrator)
+        loops = Loops(orchestrator, settings.loop)
+        queue = TaskQueue(orchestrator, rules=loops.rules, settle=loops.settle)
         context = Context(
             manager=manager,
             orchestrator=orchestrator,
+            loops=loops,
             home=home,
             started_at=datetime.now(UTC),
             stop=stop,
@@ -185,7 +190,8 @@ class _PeerChecked(H11Protocol):
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, _ = struct.unpack("3i", credentials)
+        pid, uid, _ = struct.unpack("3i", credentials)
+        self.client = (PEER, pid)  # who speaks, for the routes that must know it
         if uid not in {0, os.getuid()}:
             _log.warning("refused a connection of user %d", uid)
             transport.abort()

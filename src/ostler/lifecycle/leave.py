@@ -20,6 +20,7 @@ from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, reports
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import (
+    MANAGER_CLOSED,
     Close,
     Detach,
     Disowned,
@@ -217,7 +218,7 @@ async def restart_failed(instance: Instance, message: Restart) -> None:
 
 async def close(instance: Instance, message: Close) -> None:
     """The manager closes: a living instance is terminated, a suspended one parked."""
-    options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
+    options = TerminationOptions(graceful_timeout=message.grace, reason=MANAGER_CLOSED)
     inner = Terminate(by=message.by, options=options, reply=message.reply)
     await terminate(instance, inner)
 
@@ -234,7 +235,7 @@ async def close_leaving(instance: Instance, message: Close) -> None:
     """What is ending ends first; what would start again is terminated instead."""
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.goal is Goal.RESTART:
-        options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
+        options = TerminationOptions(graceful_timeout=message.grace, reason=MANAGER_CLOSED)
         await terminate_leaving(instance, Terminate(by=message.by, options=options, reply=message.reply))
     else:
         defer(instance, message)

@@ -19,7 +19,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt
 from ostler.model.people import Actor, Permission, Principal
 from ostler.model.states import Tier
-from ostler.seams import Seams
+from ostler.seams import Clock, Seams
 from ostler.store import attempts, retention
 from ostler.store import events as log
 from ostler.store.transaction import PAGE
@@ -80,6 +80,10 @@ class AgentLifecycleManager(Verbs):
 
     def now(self) -> datetime:
         return self._runtime.clock.wall()
+
+    @property
+    def clock(self) -> Clock:
+        return self._runtime.clock
 
     def new_id(self) -> UUID:
         return self._runtime.ids.new()

@@ -22,6 +22,9 @@ from ostler.model.states import SuspendDepth
 from ostler.policy.health import ProbeResult
 from ostler.seams import Timer
 
+#: The reason in the record of an agent that was ended because its manager was.
+MANAGER_CLOSED = "the manager was closed"
+
 
 @dataclass(slots=True, eq=False)
 class Message:

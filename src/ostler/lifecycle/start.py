@@ -15,7 +15,7 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
 from ostler.lifecycle.instance import Instance, Runtime
-from ostler.lifecycle.messages import Close, Disowned, Join, OperationDone, Terminate, Verb
+from ostler.lifecycle.messages import MANAGER_CLOSED, Close, Disowned, Join, OperationDone, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
 from ostler.lifecycle.unwritten import write_intent
@@ -166,7 +166,7 @@ async def terminate_starting(instance: Instance, message: Terminate) -> None:
 
 
 async def close_starting(instance: Instance, message: Close) -> None:
-    options = TerminationOptions(graceful_timeout=message.grace, reason="the manager was closed")
+    options = TerminationOptions(graceful_timeout=message.grace, reason=MANAGER_CLOSED)
     await terminate_starting(instance, Terminate(by=message.by, options=options, reply=message.reply))
 
 

@@ -206,6 +206,23 @@ class TaskWaitEndedEvent(TaskEvent):
     outcome: str
 
 
+@record
+class TaskIterationEvent(TaskEvent):
+    """A fresh start of a loop; once where it begins, and once where it has ended."""
+
+    event_type: ClassVar[str] = "task_iteration"
+
+    number: int
+    #: None where it begins.
+    ended_by: str | None = None
+    summary: str | None = None
+    changed_files: int | None = None
+    seconds: float | None = None
+    tokens: int = 0
+    cost_usd: float | None = None
+    retries: int = 0
+
+
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
@@ -224,6 +241,7 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
             TaskStateChangedEvent,
             TaskWaitOpenedEvent,
             TaskWaitEndedEvent,
+            TaskIterationEvent,
         )
     }
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from ostler.model.faults import Fault, shown
+from ostler.model.loop import TaskLoop
 from ostler.model.record import Record, record
 from ostler.model.states import AgentPriority
 from ostler.model.text import name_faults, tag_faults, unkeepable_faults
@@ -98,6 +99,11 @@ class Task(Record):
     #: Where the program of its agent can go on.
     session: str | None = None
     session_usage: Mapping[str, Any] | None = None
+    #: Driven through fresh instances until it is proven done.
+    loop: TaskLoop | None = None
+    #: The crew and the member that began the present or the last attempt.
+    crew: str | None = None
+    member: str | None = None
     #: What the next attempt is told beside the task.
     comments: tuple[str, ...] = ()
     summary: str | None = None

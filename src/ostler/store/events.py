@@ -53,7 +53,7 @@ def read_events(
         **values,
     )
     horizon = _head(reader, "horizon")
-    events = tuple(_event(row) for row in rows)
+    events = tuple(read_event(row) for row in rows)
     if after < horizon and not (instance_id and (_is_first(events) or _is_younger(reader, instance_id, horizon))):
         raise CursorGoneError(cursor=after, horizon=horizon)
     return EventPage(events, events[-1].sequence if len(events) == limit else head)
@@ -78,7 +78,7 @@ def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: 
         limit=page(count),
         **values,
     )
-    return [_event(row) for row in reversed(rows)]
+    return [read_event(row) for row in reversed(rows)]
 
 
 def _is_first(events: Sequence[Event]) -> bool:
@@ -105,7 +105,7 @@ def _head(reader: Reader, column: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def _event(row: tuple[Any, ...]) -> Event:
+def read_event(row: tuple[Any, ...]) -> Event:
     sequence, workspace_id, event_type, body, occurred_at, correlation_id = row
     try:
         event: Event = adapter(EVENT_CLASSES[event_type]).validate_json(body)

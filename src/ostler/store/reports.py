@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostler.errors import ValidationError, VersionConflictError
+from ostler.errors import InvalidOperationError, ValidationError, VersionConflictError
 from ostler.model.events import AgentErrorEvent, AgentHealthChangedEvent, AgentProgressEvent, AgentSignalEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
 from ostler.model.ledger import Request, Wait
@@ -17,6 +17,7 @@ from ostler.store.moves import (
     Changes,
     Move,
     about,
+    get_instance,
     move_instance,
     require_attempt,
     subject,
@@ -140,3 +141,11 @@ def report_signals(
         text = INSTANCES.dump("metrics", metrics)
         tx.execute("UPDATE agent_instances SET metrics_json = :text WHERE id = :id", text=text, id=old.instance_id)
     return lost
+
+
+def add_signal(tx: Transaction, about_instance: AgentInstance, name: str, payload: Mapping[str, Any] | None) -> None:
+    """A signal that reached us beside the agent's own channel. Only the last attempt of an instance is heard."""
+    record = get_instance(tx, about_instance.instance_id)
+    if record is None or record.attempt != about_instance.attempt:
+        raise InvalidOperationError("the attempt that says this has ended, so it is not heard any more")
+    tx.emit(AgentSignalEvent(**about(record, record.version), name=name, payload=payload))

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +23,7 @@ from ostler.agents.manifest import AgentKind
 from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
+from ostler.lifecycle.messages import MANAGER_CLOSED
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
@@ -26,26 +31,33 @@ from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
-from ostler.model.text import clipped
+from ostler.model.text import MAX_REASON, clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as rows
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
 from ostler.store.transaction import Transaction
-from ostler.tasks.proof import discard_proof, prove
+from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_of
-from ostler.workdirs.records import Workdir, WorkdirKind
+from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
 #: Says in the record that the program ended its agents because it was stopped itself.
 DAEMON_STOPPED = "the daemon is stopping"
+LOOP_STOPPED = "the loop was told to stop"
+#: Reasons of a termination after which the task goes back to the queue, unspent and not held.
+GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
 
 class AttemptFailedError(Exception):
-    """It spends one of the failures that the task has."""
+    """It spends one of the failures that the task has. The cause is a word for the record: error, exit, check."""
+
+    def __init__(self, message: str, cause: str = "error") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class AttemptWaitsError(Exception):
@@ -61,58 +73,120 @@ class AttemptStoppedError(Exception):
     """A person stopped its agent: the task is kept back."""
 
 
-async def run_attempt(tasks: Tasks, task: Task) -> Task:
+class AttemptRules:
+    """How attempts at a task are run and judged. These are those of a plain task; a crew and a loop have their own."""
+
+    #: Whether a plain directory stays as it is from one attempt to the next.
+    keeps_directory = False
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        return await prepare(self.tasks, task, keep=self.keeps_directory)
+
+    async def prompt(self, task: Task, workdir: Workdir) -> str:  # noqa: ARG002 - for those that look at it
+        return prompt_of(task)
+
+    async def spawn(self, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+        return await spawn(self, task, workdir)
+
+    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as above
+        """Of the `SpawnRequest`, such as the crew."""
+        return {}
+
+    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as above
+        """Until its agent has ended."""
+        await self.tasks.manager.handle(instance.instance_id).ended()
+
+    async def judge(self, task: Task, workdir: Workdir, instance: AgentInstance) -> Task:
+        """Its agent has ended: take the work in, or raise what became of it."""
+        answer = await answer_of(self.tasks, task, instance.instance_id)
+        return await finish(self, await self.tasks.reload(task), workdir, answer)
+
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        return await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+
+    async def complete(self, task: Task, changes: dict[str, Any]) -> Task:
+        """It is proven: hold it for review."""
+        return await self.tasks.change(task, changes, to=TaskState.COMPLETED, by=BY, reason=task.summary)
+
+    async def failed(self, task: Task, error: str, cause: str = "error") -> Task:  # noqa: ARG002 - as above
+        """Its agent failed, or a check did."""
+        return await fail_attempt(self.tasks, task, error)
+
+    async def waits(self, task: Task, waits: AttemptWaitsError) -> Task:
+        """It goes on later."""
+        return await queue_with_waits(self.tasks, task, {}, [wait_of(self.tasks, task, waits)], str(waits))
+
+    async def stopped(self, task: Task, reason: str) -> Task:
+        """A person stopped its agent: it is kept back."""
+        return await requeue(self.tasks, task, {"is_held": True, "error": reason}, reason)
+
+
+async def run_attempt(rules: AttemptRules, task: Task) -> Task:
     """`task` is running. Returns it as it was left: completed, queued again, or rejected."""
+    tasks = rules.tasks
     try:
-        task = await _work(tasks, task)
+        task = await _work(rules, task)
     except VersionConflictError:
         return await tasks.reload(task)  # cancelled or requeued by somebody meanwhile
     except AttemptWaitsError as waits:
-        return await _wait(tasks, await tasks.reload(task), waits)
+        return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
-        task = await tasks.reload(task)
-        changes = {"is_held": True, "error": str(stopped)}
-        return await _back(tasks, task, changes, str(stopped))
+        return await rules.stopped(await tasks.reload(task), str(stopped))
+    except CheckStoppedError as stopped:
+        return await _check_stopped(rules, await tasks.reload(task), stopped)
     except AttemptFailedError as failure:
-        return await fail_attempt(tasks, await tasks.reload(task), str(failure))
+        return await rules.failed(await tasks.reload(task), str(failure), failure.cause)
     except StoreError:
         raise  # it stays as it is, and is taken up when the store can write again
     except (OstlerError, OSError) as error:
-        return await fail_attempt(tasks, await tasks.reload(task), str(error))
+        return await rules.failed(await tasks.reload(task), str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, no task stays running for ever
         _log.exception("%s failed by a fault of Ostler", task.key)
-        return await fail_attempt(tasks, await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
+        return await rules.failed(await tasks.reload(task), f"internal error: {error!r}; see the daemon's log")
     return task
 
 
-async def _work(tasks: Tasks, task: Task) -> Task:
-    instance, cut_off = await find_instance(tasks, task, f"{task.key}-{task.attempt}")
-    task, workdir = await _prepare(tasks, task, has_begun=instance is not None)
+async def _check_stopped(rules: AttemptRules, task: Task, stopped: CheckStoppedError) -> Task:
+    why = await _stop_reason(rules.tasks, stopped.instance)
+    if why in GOES_ON:
+        return await rules.waits(task, AttemptWaitsError(WaitKind.BACKOFF, str(why), None))
+    return await rules.failed(task, str(stopped), "check")
+
+
+async def _work(rules: AttemptRules, task: Task) -> Task:
+    tasks = rules.tasks
+    found, _ = await find_instance(tasks, task, _name(task))
+    if found is not None and task.instance_id != found.instance_id:  # a killed program did not note it
+        task = await tasks.change(task, {"instance_id": found.instance_id})
+    task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
-    if instance is None:
-        instance = await _spawn(tasks, task, workdir, cut_off)
-    if task.instance_id != instance.instance_id:
-        task = await tasks.change(task, {"instance_id": instance.instance_id})
-    await tasks.manager.handle(instance.instance_id).ended()
-    answer = await _answer(tasks, task, instance.instance_id)
-    return await finish(tasks, task, workdir, answer)
+    task, instance = await rules.spawn(task, workdir)
+    await rules.watch(task, workdir, instance)
+    return await rules.judge(task, workdir, instance)
+
+
+def _name(task: Task) -> str:
+    return f"{task.key}-{task.attempt}"
 
 
 # --- the workdir -------------------------------------------------------------------------------------
 
 
-async def _prepare(tasks: Tasks, task: Task, *, has_begun: bool) -> tuple[Task, Workdir]:
+async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
     if workdir is None:
         workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
-    if has_begun:
+    if task.instance_id is not None:
         if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
     # One that waited goes on in its session, with the files that it has.
-    fresh = known and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
+    fresh = known and not keep and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
     await tasks.workdirs.prepare(workdir, fresh=fresh)
     return task, workdir
 
@@ -120,12 +194,16 @@ async def _prepare(tasks: Tasks, task: Task, *, has_begun: bool) -> tuple[Task, 
 # --- the agent ---------------------------------------------------------------------------------------
 
 
-async def _spawn(tasks: Tasks, task: Task, workdir: Workdir, cut_off: int) -> AgentInstance:
+async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+    """One instance for each attempt, whoever asks and how often."""
+    tasks = rules.tasks
+    if task.instance_id is not None:
+        return task, await tasks.manager.require_instance(task.instance_id)
     manifest = tasks.manager.registry.find(task.agent or "")
     options = AgentSpawnOptions(
-        name=f"{task.key}-{task.attempt}",
+        name=_name(task),
         workdir=str(workdir.path),
-        env={**workdir.environment(), "OSTLER_TASK": task.key},
+        env={**workdir.environment(), "OSTLER_TASK": task.key, "OSTLER_HOME": str(tasks.home), "PATH": _path()},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -136,7 +214,7 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir, cut_off: int) -> Ag
     if task.timeout is not None or given is None or "execution_timeout" not in given.given:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
-    job: dict[str, Any] = {"prompt": prompt_of(task)}
+    job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
     if task.model is not None:
         job["model"] = task.model
     command = command_of(manifest)
@@ -144,12 +222,28 @@ async def _spawn(tasks: Tasks, task: Task, workdir: Workdir, cut_off: int) -> Ag
         job["home"] = str(task.task_id)  # one for all attempts: sessions are kept there
     if task.session is not None:
         job |= {"session": task.session, "session_usage": task.session_usage}
-    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": job}, task_id=task.task_id)
+    request = SpawnRequest(
+        agent_definition_id=manifest.id,
+        options=options,
+        job={"request": job},
+        task_id=task.task_id,
+        **rules.spawn_fields(task),
+    )
     try:
-        return await tasks.manager.spawn(request, idempotency_key=f"task:{task.task_id}:{task.attempt}:{cut_off}")
+        _, cut_off = await find_instance(tasks, task, _name(task))
+        key = f"task:{task.task_id}:{task.attempt}:{cut_off}"
+        instance = await tasks.manager.spawn(request, idempotency_key=key)
     except LicenseError as error:
         due = tasks.manager.now() + _NO_PLACE
         raise AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due) from error
+    return await tasks.change(task, {"instance_id": instance.instance_id}), instance
+
+
+def _path() -> str:
+    """As ours, and with the program `ostler` on it, so that an agent can say where it stands."""
+    path = os.environ.get("PATH", os.defpath)
+    own = Path(sys.executable).parent
+    return path if shutil.which("ostler", path=path) or not (own / "ostler").exists() else f"{path}:{own}"
 
 
 def prompt_of(task: Task) -> str:
@@ -161,7 +255,7 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
     row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
     answer = None if row is None or row.answer is None else json.loads(row.answer)
@@ -175,8 +269,8 @@ async def _answer(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         why = await _stop_reason(tasks, record)
-        if why == DAEMON_STOPPED:
-            raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
+        if why in GOES_ON:
+            raise AttemptWaitsError(WaitKind.BACKOFF, str(why), None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
     raise _failure(record, last, row)
 
@@ -213,10 +307,11 @@ def _failure(record: AgentInstance, last: Attempt | None, row: Request | None) -
 # --- the submission ----------------------------------------------------------------------------------
 
 
-async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Task:
+async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any) -> Task:
     """Take the work in, prove it, and hold it for review."""
+    tasks = rules.tasks
     submitted = submission_of(answer)
-    snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+    snapshot = await rules.snapshot(task, workdir)
     changes = {
         **submitted,
         **used_by(task, answer),
@@ -230,9 +325,8 @@ async def finish(tasks: Tasks, task: Task, workdir: Workdir, answer: Any) -> Tas
         how = "did not end in its time" if failed.exit_code is None else f"failed with exit code {failed.exit_code}"
         said = f"the check `{failed.command}` {how}:\n{failed.output}"
         task = await tasks.change(task, {"receipts": receipts})
-        return await fail_attempt(tasks, task, said)
-    done = {"receipts": receipts, "error": None, "failures": 0}
-    return await tasks.change(task, done, to=TaskState.COMPLETED, by=BY, reason=task.summary)
+        return await rules.failed(task, said, "check")
+    return await rules.complete(task, {"receipts": receipts, "error": None, "failures": 0})
 
 
 def submission_of(answer: Any) -> dict[str, Any]:
@@ -286,37 +380,53 @@ async def fail_attempt(tasks: Tasks, task: Task, error: str) -> Task:
             task, changes, to=TaskState.REJECTED, by=BY, reason=f"failed {failures} times, at last: {last}"
         )
     changes["comments"] = (*task.comments, clipped(error, _MAX_TEXT))[-20:]
-    return await _back(tasks, task, changes, error)
+    return await requeue(tasks, task, changes, error)
 
 
-async def _back(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+async def requeue(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+    return await queue_with_waits(tasks, task, changes, [], reason)
+
+
+async def queue_with_waits(
+    tasks: Tasks, task: Task, changes: dict[str, Any], waits: Sequence[Wait | None], reason: str
+) -> Task:
+    """Back to the queue; it is not claimed while one of these waits is open. One commit."""
     if task.state is not TaskState.RUNNING:
         return task
-    return await tasks.change(task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+    return await tasks.store.run(_queue_with_waits, task, changes, tuple(one for one in waits if one), reason)
 
 
-async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
-    if task.state is not TaskState.RUNNING:
-        return task
-    wait = None
-    if waits.kind is not WaitKind.BACKOFF:  # what only has to be begun again waits for nothing
-        wait = Wait(
-            wait_id=tasks.manager.new_id(),
-            workspace_id=task.workspace_id,
-            kind=waits.kind,
-            task_id=task.task_id,
-            reason=str(waits),
-            created_at=tasks.manager.now(),
-            due_at=waits.due_at,
-        )
-    return await tasks.store.run(_queue_with_wait, task, wait, str(waits))
-
-
-def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, reason: str) -> Task:
-    changed = rows.change_task(tx, task, to=TaskState.QUEUED, by=BY, reason=reason)
-    if wait is not None:
+def _queue_with_waits(tx: Transaction, task: Task, changes: dict[str, Any], waits: Sequence[Wait], reason: str) -> Task:
+    changed = rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+    for wait in waits:
         rows.open_task_wait(tx, changed, wait)
     return changed
+
+
+def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
+    if waits.kind is WaitKind.BACKOFF:  # what only has to be begun again waits for nothing
+        return None
+    return new_wait(tasks, task, waits.kind, str(waits), due_at=waits.due_at)
+
+
+def new_wait(tasks: Tasks, task: Task, kind: WaitKind, reason: str, **more: Any) -> Wait:
+    return Wait(
+        wait_id=tasks.manager.new_id(),
+        workspace_id=task.workspace_id,
+        kind=kind,
+        task_id=task.task_id,
+        reason=clipped(reason, MAX_REASON),
+        created_at=tasks.manager.now(),
+        **more,
+    )
+
+
+async def park(
+    tasks: Tasks, task: Task, changes: dict[str, Any], reason: str, detail: Mapping[str, Any] | None = None
+) -> Task:
+    """Back to the queue, where it waits for a person; `ostler answer KEY` lets it go on."""
+    wait = new_wait(tasks, task, WaitKind.HUMAN, reason, detail=detail)
+    return await queue_with_waits(tasks, task, changes, [wait], reason)
 
 
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:

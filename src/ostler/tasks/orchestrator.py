@@ -68,9 +68,10 @@ class TaskOrchestrator(TaskVerbs):
         return self.tasks.active
 
     async def initialize(self) -> None:
-        """Recover, and go on with the attempts that were under way."""
+        """Recover, and go on with the attempts that were under way. Those of a loop are left to its next call."""
         for task in await self.recover_agents():
-            self.tasks.spawn(self._work_quietly(task), f"ostler-recovered-{task.key}")
+            if task.loop is None:
+                self.tasks.spawn(self._work_quietly(task), f"ostler-recovered-{task.key}")
 
     async def _work_quietly(self, task: Task) -> None:
         try:
@@ -187,7 +188,7 @@ class TaskOrchestrator(TaskVerbs):
             raise InvalidOperationError(f"{task.key} is {task.state}; only a running task can be submitted")
         task, workdir = await self._with_workdir(task)
         answer = {"summary": summary, "changed_files": list(changed_files), "generated_code": generated_code}
-        return view_of(await attempt.finish(self.tasks, task, workdir, answer))
+        return view_of(await attempt.finish(attempt.AttemptRules(self.tasks), task, workdir, answer))
 
     async def accept_agentlet(self, agent_id: str) -> AgentLifecycle:
         return view_of(await self.accept(agent_id))

@@ -14,6 +14,7 @@ from pathlib import Path
 from ostler.agents.commandspec import KIB, CommandSpec, ExitMeaning, PromptBy
 from ostler.errors import AgentInitializationError
 from ostler.lifecycle.job import JOB_ID
+from ostler.model.instance import AgentInstance
 from ostler.model.ledger import AttemptOutcome, RequestState
 from ostler.model.people import Actor
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
@@ -35,13 +36,29 @@ _ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
-async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) -> tuple[Receipt, ...]:
+class CheckStoppedError(Exception):
+    """A check was ended from outside, so that it says nothing about the work."""
+
+    def __init__(self, instance: AgentInstance) -> None:
+        super().__init__(f"the check {instance.name} was stopped")
+        self.instance = instance
+
+
+async def prove(
+    tasks: Tasks,
+    task: Task,
+    workdir: Workdir,
+    snapshot: Snapshot,
+    *,
+    commands: tuple[str, ...] | None = None,
+    label: str = "check",
+) -> tuple[Receipt, ...]:
     """The receipt of every check, up to the first that fails."""
     receipts: list[Receipt] = []
-    checks = checks_of(tasks, task)
+    checks = checks_of(tasks, task) if commands is None else commands
     if not checks:
         return ()
-    place = _place_of(tasks, task)
+    place = _place_of(tasks, task, label)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if not place.is_dir():  # else a check that outlived a killed program may be at work there
         part = place.with_name(f"{place.name}.new")
@@ -49,23 +66,23 @@ async def prove(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot) 
         await tasks.workdirs.checkout(snapshot, part, include_for=workdir)
         part.rename(place)
     for number, command in enumerate(checks, 1):
-        receipt = await _run(tasks, task, command, number, place, snapshot.tree)
+        receipt = await _run(tasks, task, command, f"{label}-{number}", place, snapshot.tree)
         await tasks.store.run(_note, task, receipt)
         receipts.append(receipt)
         if not receipt.passed:
             break
-    await discard_proof(tasks, task)
+    await discard_proof(tasks, task, label)
     return tuple(receipts)
 
 
-async def discard_proof(tasks: Tasks, task: Task) -> None:
+async def discard_proof(tasks: Tasks, task: Task, label: str = "check") -> None:
     """Remove the checkout of the present attempt; nothing runs in it any more."""
     if tasks.home.joinpath(PROOF).is_dir():
-        await tasks.workdirs.remove(_place_of(tasks, task))
+        await tasks.workdirs.remove(_place_of(tasks, task, label))
 
 
-def _place_of(tasks: Tasks, task: Task) -> Path:
-    return tasks.home / PROOF / f"{task.key}-{task.attempt}-{task.task_id.hex[-8:]}"
+def _place_of(tasks: Tasks, task: Task, label: str) -> Path:
+    return tasks.home / PROOF / f"{task.key}-{task.attempt}-{label}-{task.task_id.hex[-8:]}"
 
 
 def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
@@ -75,7 +92,7 @@ def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
     return tasks.manager.registry.find(task.agent).checks
 
 
-async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path, tree: str | None) -> Receipt:
+async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
     spec = CommandSpec(
         argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
         env=_PASSED_ON,
@@ -85,7 +102,7 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     )
     digest = hashlib.sha256(command.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     manifest = tasks.manager.registry.register(spec, name=f"command/check-{digest}", replace=True)
-    name = f"{task.key}-{task.attempt}-check-{number}"
+    name = f"{task.key}-{task.attempt}-{label}"
     options = AgentSpawnOptions(
         name=name,
         isolation_level=IsolationLevel.PROCESS,
@@ -97,7 +114,7 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
     instance, cut_off = await find_instance(tasks, task, name)
     if instance is None:
-        key = f"check:{task.task_id}:{task.attempt}:{number}:{cut_off}"
+        key = f"{label}:{task.task_id}:{task.attempt}:{cut_off}"
         try:
             instance = await tasks.manager.spawn(request, idempotency_key=key)
         except AgentInitializationError as error:
@@ -108,6 +125,8 @@ async def _run(tasks: Tasks, task: Task, command: str, number: int, place: Path,
         answer = json.loads(row.answer)
         return _receipt(command, tree, answer["exit_code"], answer["duration_seconds"], answer["output"])
     last = await tasks.store.read(attempt_rows.get_attempt, instance.instance_id, instance.attempt)
+    if last is not None and last.outcome is AttemptOutcome.STOPPED:
+        raise CheckStoppedError(instance)
     why = "it did not end" if last is None or last.detail is None else last.detail
     code = None if last is None or last.outcome is AttemptOutcome.TIMEOUT else 128 + (last.exit_signal or 0)
     return _receipt(command, tree, code, 0.0, why)

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 
 from ostler.errors import OstlerError, StoreError
 from ostler.model.events import Event, TaskEvent
+from ostler.model.ledger import WaitKind
 from ostler.model.task import Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
+from ostler.store.store import Store
+from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.shared import BY
 
@@ -21,14 +25,27 @@ _log = logging.getLogger("ostler.tasks")
 _LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
+#: Others have a time that a person is shown, and go on waiting.
+END_BY_THEMSELVES = frozenset({WaitKind.QUOTA, WaitKind.BACKOFF})
+
 Wanted = Callable[[Task], bool]
 
 
 class TaskQueue:
     """Claims what names an agent. `wanted` leaves out tasks that belong to somebody else, such as a crew."""
 
-    def __init__(self, orchestrator: TaskOrchestrator, *, wanted: Wanted = lambda task: task.agent is not None) -> None:
+    def __init__(
+        self,
+        orchestrator: TaskOrchestrator,
+        *,
+        wanted: Wanted = lambda task: task.agent is not None,
+        rules: Callable[[Task], AttemptRules | None] = lambda _: None,
+        settle: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`rules` are those of an attempt, None for a plain one; `settle` ends waits whose reason is over."""
         self._orchestrator = orchestrator
+        self._rules = rules
+        self._settle = settle
         self._tasks = orchestrator.tasks
         self._wanted = wanted
         self._wake = asyncio.Event()
@@ -72,7 +89,9 @@ class TaskQueue:
             self._wake.clear()
             wait = _LOOK_SECONDS
             try:
-                wait = min(wait, await self._end_due_waits())
+                if self._settle is not None:
+                    await self._settle()
+                wait = min(wait, await end_due_waits(self._tasks.store, self._orchestrator.manager.now()))
                 if not self.draining:
                     await self._begin_some()
             except OstlerError as error:
@@ -109,7 +128,7 @@ class TaskQueue:
     async def _work(self, task: Task) -> None:
         while task.state is TaskState.RUNNING:
             try:
-                done = await self._orchestrator.work(task)
+                done = await self._orchestrator.work(task, self._rules(task))
             except StoreError as error:
                 _log.warning("%s goes on when the store can write again: %s", task.key, error)
                 await self._tasks.clock.sleep(_LOOK_SECONDS)
@@ -122,16 +141,17 @@ class TaskQueue:
                     _log.info("%s is %s", done.key, done.state)
                 return
 
-    async def _end_due_waits(self) -> float:
-        """Ends what is due; how long until the next one is."""
-        now, following = self._orchestrator.manager.now(), _LOOK_SECONDS
-        for wait in await self._tasks.store.read(wait_rows.all_open_waits):
-            if wait.task_id is None or wait.due_at is None:
-                continue
-            left = (wait.due_at - now).total_seconds()
-            if left > 0:
-                following = min(following, left)
-            else:
-                with contextlib.suppress(OstlerError):
-                    await self._tasks.store.run(rows.end_task_wait, wait, "due")
-        return following
+
+async def end_due_waits(store: Store, now: datetime) -> float:
+    """Ends the waits of tasks that are due; how long until the next one is."""
+    following = _LOOK_SECONDS
+    for wait in await store.read(wait_rows.all_open_waits):
+        if wait.task_id is None or wait.due_at is None or wait.kind not in END_BY_THEMSELVES:
+            continue
+        left = (wait.due_at - now).total_seconds()
+        if left > 0:
+            following = min(following, left)
+        else:
+            with contextlib.suppress(OstlerError):
+                await store.run(rows.end_task_wait, wait, "due")
+    return following

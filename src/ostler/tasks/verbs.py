@@ -14,6 +14,7 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.faults import fault
 from ostler.model.ledger import Wait
+from ostler.model.loop import TaskLoop
 from ostler.model.people import Permission
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
@@ -25,6 +26,7 @@ from ostler.tasks.shared import Tasks, exists, workdir_of
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
 
 _P = Permission
+_NO = frozenset({"no", "n"})
 
 
 class TaskVerbs:
@@ -93,6 +95,7 @@ class TaskVerbs:
         timeout: str | float | timedelta | None = None,  # noqa: ASYNC109 - of an attempt, not of this call
         max_failures: int | None = None,
         near: str | os.PathLike[str] | None = None,
+        loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
     ) -> Task:
         """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
@@ -121,6 +124,7 @@ class TaskVerbs:
                 "updated_at": now,
             }
         )
+        record = record.evolve(loop=loop)
         wanted = record if key else record.evolve(key="")
         idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
         return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
@@ -143,9 +147,10 @@ class TaskVerbs:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
 
-    async def work(self, claimed: Task) -> Task:
+    async def work(self, claimed: Task, rules: attempt.AttemptRules | None = None) -> Task:
         """An attempt that was claimed. Its work goes on when the caller is cancelled."""
-        under_way = self.tasks.spawn(attempt.run_attempt(self.tasks, claimed), f"ostler-task-{claimed.key}")
+        work = attempt.run_attempt(rules or attempt.AttemptRules(self.tasks), claimed)
+        under_way = self.tasks.spawn(work, f"ostler-task-{claimed.key}")
         self.tasks.running[claimed.key] = under_way
         try:
             result: Task = await asyncio.shield(under_way)
@@ -192,11 +197,15 @@ class TaskVerbs:
         return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
 
     async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
-        """End a wait of a task; it is queued again without it."""
+        """End a wait of a task; it is queued again without it. One that is parked is held back when that is a no."""
         await self.manager.require(_P.TASKS_WRITE)
         wait = await self.manager.store.read(get_wait, wait_id)
         if wait is None or wait.task_id is None or wait.workspace_id != self._space:
             raise NotFoundError(f"there is no wait {wait_id} of a task; list the open ones")
+        if outcome.strip().lower() in _NO and (wait.detail or {}).get("cause") is not None:
+            task = await self.manager.store.read(rows.get_task, wait.task_id)
+            if task is not None and task.state is TaskState.QUEUED:
+                await self._change(task, {"is_held": True}, act="task.hold")
         return await self.manager.store.run(rows.end_task_wait, wait, outcome, answer, by=self.manager.actor)
 
     def on_change(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from ostler.errors import GitError, InvalidOperationError, OstlerError
 from ostler.workdirs.files import NOTHING_THERE, copy, opened, parent_of, read_small, status
 from ostler.workdirs.git import Git, object_id, path_text
 from ostler.workdirs.mirror import Author, Mirror
-from ostler.workdirs.records import FileChange, Snapshot, Workdir, WorkdirKind
+from ostler.workdirs.records import SIGNAL_FILE, FileChange, Snapshot, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository
 
 _MAX_FILES = 200_000
@@ -121,14 +121,15 @@ class Capture:
             git = self.mirror.git.with_(work_tree=self.root, index=self.index)
             known = self._known(git, base)
             theirs = self._agent_index(root, scratch) if self.worktree else {}
-            listed = git.names(
-                "ls-files", "-z", "-m", "-o", "--exclude-standard", f"--exclude-from={self.own / 'exclude'}"
-            )
+            own = (f"--exclude-from={self.own / 'exclude'}", f"--exclude=/{SIGNAL_FILE}")
+            listed = git.names("ls-files", "-z", "-m", "-o", "--exclude-standard", *own)
             paths = {path for path in listed if not path.endswith(b"/")}
             paths |= {path for path in theirs if path not in known}
             paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
             modules = {path for path, (mode, _) in known.items() if mode == _LINK_TO_REPOSITORY}
-            self._stage(root, paths - modules, scratch)
+            if (own_file := SIGNAL_FILE.encode()) in paths & known.keys():
+                self._leave_out(own_file, "what an agent signals is no part of its work")
+            self._stage(root, paths - modules - {own_file}, scratch)
             self._take_modules(modules, theirs)
             self._name_others(root, {path.rpartition(b"/")[0] for path in paths | known.keys()})
             return git.text("write-tree")

@@ -19,7 +19,7 @@ from ostler.seams import FaultPoint
 from ostler.workdirs.files import copy, opened, read_small, write_durably
 from ostler.workdirs.git import Git, object_id, path_text, require_version
 from ostler.workdirs.mirror import PLAIN, Mirror, quoted
-from ostler.workdirs.records import Workdir, WorkdirKind
+from ostler.workdirs.records import SIGNAL_FILE, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository, discover, head_near
 
 INCLUDE_FILE = ".worktreeinclude"
@@ -178,8 +178,9 @@ def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home
 
 
 def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
-    """What was copied in, and prompts, are no part of the work, neither for us nor for the agent's own git."""
-    lines = _PROMPTS + b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
+    """What was copied in, prompts and signals are no part of the work, neither for us nor for the agent's own git."""
+    lines = _PROMPTS + b"/" + SIGNAL_FILE.encode() + b"\n"
+    lines += b"".join(b"/" + _SPECIAL.sub(rb"\\\1", path) + b"\n" for path in paths if b"\n" not in path)
     write_durably(ours, lines)
     with (into / ".git" / "info" / "exclude").open("ab") as file:
         file.write(lines)

@@ -13,6 +13,8 @@ from ostler.model.record import Record, record
 from ostler.model.types import Moment
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+#: Where an agent says that it stops, and why; never a part of the work.
+SIGNAL_FILE = "communications.json"
 _KEY_RULE = "must be 1 to 64 letters, digits, '-' and '_', and not begin with '-'"
 
 

@@ -12,7 +12,9 @@ from ostler.agents.files.load import LoadedDefinition, Page, define, locate, rea
 from ostler.agents.files.models import AgentFile, FileRecord, InlineAgent
 from ostler.agents.files.positions import read_toml
 from ostler.home import SETTINGS_FILE
+from ostler.model.crew import CrewSettings
 from ostler.model.faults import Fault, as_written, named
+from ostler.model.loop import LoopSettings
 from ostler.model.record import adapter, record
 from ostler.model.targets import command_target, tcp_target
 from ostler.model.task import TaskSettings
@@ -49,12 +51,31 @@ class TasksTable(FileRecord, TaskSettings):
 
 
 @record
+class LoopTable(FileRecord, LoopSettings):
+    """How loops run, where a task does not say otherwise."""
+
+
+@record
+class CrewTable(FileRecord, CrewSettings):
+    """Agents of one type that are kept at work."""
+
+
+@record
+class OrchestratorTable(FileRecord):
+    #: Where the members of crews work on tasks without a repository; relative to the home.
+    workdir: str = "work"
+
+
+@record
 class ProjectSettings(FileRecord):
     """Each field is a table. One that is a mapping of records is for tables with names, as `[agent.NAME]`."""
 
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     tasks: TasksTable = field(default_factory=TasksTable)
+    loop: LoopTable = field(default_factory=LoopTable)
+    orchestrator: OrchestratorTable = field(default_factory=OrchestratorTable)
+    crew: Mapping[str, CrewTable] = field(default_factory=dict)
     agent: Mapping[str, InlineAgent] = field(default_factory=dict)
 
 

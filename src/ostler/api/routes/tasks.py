@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, TasksOf
+from ostler.api.context import ContextOf, LoopsOf, TasksOf
 from ostler.api.gate import LARGE_BODY, Route
 from ostler.errors import OstlerError
 from ostler.model.people import Permission
@@ -32,17 +32,22 @@ class TaskBody(Record):
     timeout: str | float | None = None
     max_failures: int | None = None
     near: str | None = None
+    #: Settings of a loop, which it is then driven by; see `LoopSettings`.
+    loop: dict[str, Any] | None = None
 
 
 async def add(
     context: ContextOf,
     tasks: TasksOf,
+    loops: LoopsOf,
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     wanted = TaskBody.from_dict(body)
     context.refresh()
     values = {name: getattr(wanted, name) for name in wanted.to_dict()}
+    if wanted.loop is not None:
+        values["loop"] = loops.new_loop(**wanted.loop)
     return _shown(await tasks.submit(**values, idempotency_key=idempotency_key))
 
 

@@ -21,6 +21,9 @@ CREATE TABLE tasks (
     instance_id         $ID,
     session             $TEXT,
     session_usage_json  $TEXT,
+    loop_json           $TEXT,
+    crew                $TEXT,
+    member              $TEXT,
     comments_json       $TEXT NOT NULL,
     summary             $TEXT,
     claimed_files_json  $TEXT,
@@ -46,6 +49,62 @@ CREATE UNIQUE INDEX idx_tasks_key ON tasks (workspace_id, key);
 CREATE INDEX idx_tasks_list ON tasks (workspace_id, id);
 CREATE INDEX idx_tasks_state ON tasks (workspace_id, state, id);
 CREATE INDEX idx_tasks_queue ON tasks (workspace_id, rank DESC, id) WHERE state = 'queued';
+
+-- Loops: one row for each fresh start.
+CREATE TABLE iterations (
+    task_id             $ID NOT NULL,
+    number              BIGINT NOT NULL,
+    instance_id         $ID,
+    snapshot_json       $TEXT NOT NULL,
+    prompt              $TEXT NOT NULL,
+    ended_by            $TEXT,
+    breakpoint_json     $TEXT,
+    summary             $TEXT,
+    changed_files       BIGINT,
+    tokens              BIGINT NOT NULL,
+    cost_usd            DOUBLE PRECISION,
+    started_at          BIGINT NOT NULL,
+    ended_at            BIGINT,
+    PRIMARY KEY (task_id, number)
+);
+
+-- Reviews of branches, kept by Ostler itself; and what CI said of a commit, whoever asked first.
+CREATE TABLE pull_requests (
+    workspace_id        $ID NOT NULL,
+    number              BIGINT NOT NULL,
+    task_id             $ID NOT NULL,
+    task_key            $TEXT NOT NULL,
+    url                 $TEXT NOT NULL,
+    title               $TEXT NOT NULL,
+    branch              $TEXT,
+    commit_id           $TEXT,
+    state               $TEXT NOT NULL,
+    ci                  $TEXT,
+    comments_json       $TEXT NOT NULL,
+    approved_by_json    $TEXT NOT NULL,
+    created_at          BIGINT NOT NULL,
+    updated_at          BIGINT NOT NULL,
+    PRIMARY KEY (workspace_id, number)
+);
+CREATE TABLE ci_results (
+    workspace_id        $ID NOT NULL,
+    commit_id           $TEXT NOT NULL,
+    passed              INTEGER NOT NULL,
+    output              $TEXT NOT NULL,
+    reported_at         BIGINT NOT NULL,
+    PRIMARY KEY (workspace_id, commit_id)
+);
+
+-- Crews: whether each is up, and how many members were asked for by hand.
+CREATE TABLE crews (
+    workspace_id        $ID NOT NULL,
+    name                $TEXT NOT NULL,
+    is_up               INTEGER NOT NULL,
+    count               BIGINT,
+    reason              $TEXT,
+    updated_at          BIGINT NOT NULL,
+    PRIMARY KEY (workspace_id, name)
+);
 
 -- Keys are never given out twice, also when their task was purged.
 CREATE TABLE task_numbers (

@@ -1,0 +1,120 @@
+"""Loops: iterations, signals of agents, who waits for whom, pull requests, and what CI says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Request
+
+from ostler.api.context import ContextOf, LoopsOf
+from ostler.api.gate import LARGE_BODY, Route
+from ostler.errors import InvalidOperationError
+from ostler.isolation.process.speaker import speaker_of
+from ostler.loop.signals import BREAKPOINTS, note_refusal
+from ostler.model.faults import fault
+from ostler.model.loop import Breakpoint
+from ostler.model.people import Permission
+from ostler.model.query import GetInstancesFilter
+from ostler.store.reports import add_signal
+from ostler.store.tasks import get_task
+from ostler.tasks.shared import BY
+
+#: In place of a host name, where the client is a process on this machine and its port is the process id.
+PEER = "pid"
+
+
+async def iterations(key: str, loops: LoopsOf) -> list[dict[str, Any]]:
+    return [one.to_dict() for one in await loops.iterations(key)]
+
+
+async def put_in_loop(
+    key: str, loops: LoopsOf, settings: Annotated[dict[str, Any], Body(embed=True)], agent: str | None = None
+) -> dict[str, Any]:
+    task = await loops.orchestrator.get(key)
+    return (await loops.put_in_loop(task, agent, **loops.given(settings))).to_dict()
+
+
+async def graph(loops: LoopsOf) -> dict[str, Any]:
+    return await loops.graph()
+
+
+async def signal(
+    request: Request,
+    context: ContextOf,
+    name: Annotated[str, Body()],
+    payload: Annotated[dict[str, Any] | None, Body()] = None,
+) -> dict[str, Any]:
+    """From inside an agent, over the socket of the home: who speaks is known from the peer of the connection."""
+    kind = BREAKPOINTS.get(name)
+    if kind is None:
+        raise fault("name", f"must be one of {', '.join(sorted(BREAKPOINTS))}", name)
+    said = Breakpoint.read(kind, payload or {})
+    manager = context.manager
+    live = await manager.get_active_instances(GetInstancesFilter(limit=1000))
+    host, pid = request.scope.get("client") or ("", 0)
+    found = speaker_of(pid, context.home, [(one.instance_id, one.attempt) for one in live]) if host == PEER else None
+    instance = next((one for one in live if found == (one.instance_id, one.attempt)), None)
+    if instance is None:
+        what = "an attempt that has ended" if found is not None else "a process that is no agent of this home"
+        await context.orchestrator.tasks.store.run(_refused, manager.principal.workspace_id, f"{name} from {what}")
+        raise InvalidOperationError(f"only a live agent of this home may signal, and this is {what}")
+    task = None if instance.task_id is None else await manager.store.read(get_task, instance.task_id)
+    if task is not None and said.task_id not in {None, task.key}:
+        await manager.store.run(note_refusal, task, BY, f"a signal about {said.task_id!a}")
+        raise fault("task_id", f"must be {task.key}, the task of this agent", said.task_id)
+    await manager.store.run(add_signal, instance, kind.value, {**said.to_dict(), "origin": "ostler signal"})
+    return {"instance": instance.name, "task": None if task is None else task.key, "signal": kind.value}
+
+
+def _refused(tx: Any, workspace_id: Any, what: str) -> None:
+    tx.audit(workspace_id, BY, "task.signal", "signal", outcome="denied", detail=what)
+
+
+async def report_ci(
+    loops: LoopsOf,
+    commit: Annotated[str, Body()],
+    passed: Annotated[bool, Body()],
+    output: Annotated[str, Body()] = "",
+) -> dict[str, Any]:
+    return (await loops.report_ci(commit, passed=passed, output=output)).to_dict()
+
+
+async def pull_requests(loops: LoopsOf, include_ended: bool = False) -> list[dict[str, Any]]:
+    return [one.to_dict() for one in await loops.pull_requests(include_ended=include_ended)]
+
+
+async def pull_request(number: int, loops: LoopsOf) -> dict[str, Any]:
+    return (await loops.pull_request(number)).to_dict()
+
+
+async def comment(number: int, loops: LoopsOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+    return (await loops.comment(number, comment)).to_dict()
+
+
+async def approve(number: int, loops: LoopsOf) -> dict[str, Any]:
+    return (await loops.approve(number)).to_dict()
+
+
+async def merge(number: int, loops: LoopsOf) -> dict[str, Any]:
+    return (await loops.merge(number)).to_dict()
+
+
+async def close(number: int, loops: LoopsOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
+    return (await loops.close(number, reason=reason)).to_dict()
+
+
+_P = Permission
+_ONE = "/v1/pull-requests/{number}"
+ROUTES = (
+    Route(method="GET", path="/v1/tasks/{key}/iterations", handler=iterations, permission=_P.TASKS_READ),
+    Route(method="POST", path="/v1/tasks/{key}/loop", handler=put_in_loop, permission=_P.TASKS_WRITE),
+    Route(method="GET", path="/v1/wait-graph", handler=graph, permission=_P.TASKS_READ),
+    Route(method="POST", path="/v1/signals", handler=signal, permission=_P.TASKS_WRITE),
+    Route(method="POST", path="/v1/ci", handler=report_ci, permission=_P.TASKS_WRITE, body_limit=LARGE_BODY),
+    Route(method="GET", path="/v1/pull-requests", handler=pull_requests, permission=_P.TASKS_READ),
+    Route(method="GET", path=_ONE, handler=pull_request, permission=_P.TASKS_READ),
+    Route(method="POST", path=f"{_ONE}/comment", handler=comment, permission=_P.TASKS_REVIEW),
+    Route(method="POST", path=f"{_ONE}/approve", handler=approve, permission=_P.TASKS_REVIEW),
+    Route(method="POST", path=f"{_ONE}/merge", handler=merge, permission=_P.TASKS_REVIEW),
+    Route(method="POST", path=f"{_ONE}/close", handler=close, permission=_P.TASKS_REVIEW),
+)

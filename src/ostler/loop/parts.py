@@ -1,0 +1,163 @@
+"""The collaborators of a loop: a protocol each, with a default over Ostler's own parts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ostler.model.instance import AgentInstance
+from ostler.model.loop import CiResult, TaskLoop
+from ostler.model.spawn import TerminationOptions
+from ostler.model.states import AgentState
+from ostler.model.task import Receipt, Task, TaskState
+from ostler.store import loops as rows
+from ostler.store import tasks as task_rows
+from ostler.tasks import attempt
+from ostler.tasks.proof import checks_of, prove
+from ostler.tasks.shared import Tasks
+from ostler.workdirs.records import Snapshot, Workdir
+
+
+class Plan(Protocol):
+    """What there is to do, and what depends on what."""
+
+    async def state_of(self, task: Task, key: str) -> TaskState | None:
+        """Of the task `key`, as `task` sees it; None where there is no such task."""
+
+    async def completed(self, task: Task) -> None:
+        """It is proven done. Told again after a crash."""
+
+
+class WorkspaceManager(Protocol):
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        """Make the place of work, or find it as the last iteration left it."""
+
+
+class BranchManager(Protocol):
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        """The work as it is now, as a commit."""
+
+
+class TerminalManager(Protocol):
+    """Runs the agent."""
+
+    async def spawn(self, rules: attempt.AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+        """A fresh one for each attempt; asked again for the same attempt, the same one."""
+
+    async def ended(self, instance: AgentInstance) -> None:
+        """Returns when its whole process tree is gone."""
+
+    async def stop(self, instance: AgentInstance, reason: str) -> None: ...
+
+
+class CiProvider(Protocol):
+    async def check(self, task: Task, workdir: Workdir, snapshot: Snapshot) -> CiResult | None:
+        """What CI says of the commit; None where that is told later (`report`)."""
+
+
+@dataclass
+class LoopParts:
+    tasks: Tasks
+    plan: Plan
+    workspaces: WorkspaceManager
+    branches: BranchManager
+    terminals: TerminalManager
+    ci: CiProvider
+
+    @classmethod
+    def of(cls, tasks: Tasks, **given: Any) -> LoopParts:
+        made = {
+            "plan": TaskPlan(tasks),
+            "workspaces": TaskWorkspaces(tasks),
+            "branches": TaskBranches(tasks),
+            "terminals": LifecycleTerminals(tasks),
+            "ci": LocalCi(tasks),
+        }
+        return cls(tasks, **{**made, **{name: part for name, part in given.items() if part is not None}})
+
+
+@dataclass
+class TaskPlan:
+    """The tasks of the store and their dependencies. Review moves a proven task on, so there is nothing to mark."""
+
+    tasks: Tasks
+
+    async def state_of(self, task: Task, key: str) -> TaskState | None:
+        found = await self.tasks.store.read(task_rows.find_task, task.workspace_id, key)
+        return None if found is None else found.state
+
+    async def completed(self, task: Task) -> None:
+        """The state of the task says it."""
+
+
+@dataclass
+class TaskWorkspaces:
+    tasks: Tasks
+
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        return await attempt.prepare(self.tasks, task, keep=True)
+
+
+@dataclass
+class TaskBranches:
+    tasks: Tasks
+
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        return await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+
+
+@dataclass
+class LifecycleTerminals:
+    tasks: Tasks
+
+    async def spawn(self, rules: attempt.AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
+        return await attempt.spawn(rules, task, workdir)
+
+    async def ended(self, instance: AgentInstance) -> None:
+        await self.tasks.manager.handle(instance.instance_id).ended()
+
+    async def stop(self, instance: AgentInstance, reason: str) -> None:
+        record = await self.tasks.manager.get_instance(instance.instance_id)
+        if record is not None and record.is_active and record.state is not AgentState.TERMINATING:
+            await self.tasks.manager.terminate(instance.instance_id, TerminationOptions(reason=reason))
+
+
+@dataclass
+class LocalCi:
+    """The declared commands, else the checks of the task, on a clean checkout of the branch."""
+
+    tasks: Tasks
+
+    async def check(self, task: Task, workdir: Workdir, snapshot: Snapshot) -> CiResult | None:
+        commands = self.commands(task)
+        receipts: tuple[Receipt, ...] = ()
+        if commands:
+            receipts = await prove(self.tasks, task, workdir, snapshot, commands=commands, label="ci")
+        failed = next((receipt for receipt in receipts if not receipt.passed), None)
+        output = "" if failed is None else f"`{failed.command}` exit code {failed.exit_code}:\n{failed.output}"
+        result = CiResult(
+            workspace_id=task.workspace_id,
+            commit=snapshot.commit,
+            passed=failed is None,
+            output=output,
+            reported_at=self.tasks.manager.now(),
+        )
+        return await self.tasks.store.run(rows.report_ci, result)
+
+    def commands(self, task: Task) -> tuple[str, ...]:
+        return (task.loop or TaskLoop()).ci or checks_of(self.tasks, task)
+
+
+async def first_of(*work: Any) -> None:
+    """Until one of them is done; the others are cancelled."""
+    running = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    for one in running:
+        if not one.cancelled() and (error := one.exception()) is not None:
+            raise error
