@@ -25,6 +25,7 @@ from ostler.lifecycle.messages import MANAGER_CLOSED
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
+from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
@@ -402,12 +403,10 @@ async def park(
 
 
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
-    """End the instance of a running task, proven, and the work on it in this program."""
+    """End what runs for a task, its agent or a check, and the work on it in this program."""
     under_way = tasks.running.pop(task.key, None)
     if under_way is not None:
         under_way.cancel()
         await asyncio.wait([under_way])
-    if task.instance_id is not None:
-        record = await tasks.manager.get_instance(task.instance_id)
-        if record is not None and record.is_active:
-            await tasks.manager.handle(task.instance_id).stop(reason=reason)
+    for instance in await tasks.manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+        await tasks.manager.handle(instance.instance_id).stop(reason=reason)
