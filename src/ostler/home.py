@@ -11,6 +11,8 @@ DATABASE_FILE = "ostler.db"
 LOCK_FILE = "manager.lock"
 SOCKET_FILE = "daemon.sock"
 DAEMON_LOG = "daemon.log"
+#: Of the program that parents agent processes.
+KEEPER = "keeper"
 #: Definitions of agents, in a home that belongs to a project.
 AGENTS_FOLDER = "agents"
 #: Settings of a project, beside its home.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any, TypeVar
 import click
 
 from ostler.cli.output import note
-from ostler.client.blocking import BlockingClient, DaemonError, UnreachableError
+from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon
-from ostler.home import chosen_home
+from ostler.home import KEEPER, chosen_home
+from ostler.keeper.protocol import MARK, TOKEN
 from ostler.problems import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token
 ADDRESS_VARIABLE = "OSTLER_ADDRESS"
+_PAUSE_SECONDS = 0.1
 
 
 @dataclass
@@ -54,7 +57,10 @@ class Daemon:
         except UnreachableError:
             if not self._may_start:
                 raise
-        self._start()
+        if self._is_inside():
+            self._await()
+        else:
+            self._start()
         return self._client.call(verb, **parameters)
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
@@ -65,6 +71,26 @@ class Daemon:
     def raw(self) -> BlockingClient:
         """Without starting anything."""
         return self._client
+
+    def _is_inside(self) -> bool:
+        """Whether this is a process of an agent of the home: a daemon that it started would end with the agent."""
+        token = os.environ.get(MARK, "").partition(":")[0]
+        try:
+            return bool(token) and (self.home / KEEPER / TOKEN).read_text().strip() == token
+        except OSError:
+            return False
+
+    def _await(self) -> None:
+        """The daemon comes back, or is not needed any more; in both cases the agent lives on without it."""
+        note("the daemon does not answer; waiting for it")
+        until = time.monotonic() + RECONNECT_SECONDS
+        while time.monotonic() < until:
+            try:
+                self._client.call("status")
+            except UnreachableError:
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
     def _start(self) -> None:
         self._may_start = False

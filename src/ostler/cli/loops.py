@@ -15,7 +15,6 @@ from ostler.cli.tasks import on_task
 from ostler.client.blocking import DaemonError
 from ostler.problems import ExitCode
 
-_ENDED = frozenset({"completed", "accepted", "rejected"})
 _WORDS = {
     "exit": "ended without a signal",
     "error": "failed",
@@ -84,9 +83,12 @@ def run(prompt: Path, detach: bool, **chosen: Any) -> None:
 def follow(key: str) -> None:
     """Follow a loop that is under way."""
     daemon = Daemon()
-    found = on_task(daemon, "task", key)
     newest = daemon.call("events", limit=1)
-    raise click.exceptions.Exit(_follow(daemon, str(found["key"]), newest[-1]["sequence"] if newest else 0))
+    found = on_task(daemon, "task", key)
+    for wait in found["waits"]:
+        click.echo(f"waits          {plain(str(wait['reason'] or wait['kind']))}")
+    skipped = found["attempt"] - (found["state"] == "running")
+    raise click.exceptions.Exit(_follow(daemon, str(found["key"]), newest[-1]["sequence"] if newest else 0, skipped))
 
 
 @loop.command("show")
@@ -106,7 +108,7 @@ def show_loop(key: str, prompt: int | None, form: str) -> None:
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    took = "" if one["ended_at"] is None else _took(one)
+    took = "" if one["ended_at"] is None else rough_duration(_seconds(one))
     files = "-" if one["changed_files"] is None else str(one["changed_files"])
     cost = "-" if one["cost_usd"] is None else f"${one['cost_usd']:.2f}"
     said = str(one["summary"] or "").splitlines()[:1]
@@ -114,18 +116,19 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     return str(one["number"]), took, ended, files, str(one["tokens"]), cost, (said[0] if said else "")[:80]
 
 
-def _took(one: dict[str, Any]) -> str:
-    return rough_duration(seconds_since(one["started_at"]) - seconds_since(one["ended_at"]))
+def _seconds(one: dict[str, Any]) -> float:
+    return seconds_since(one["started_at"]) - seconds_since(one["ended_at"])
 
 
 # --- following ---------------------------------------------------------------------------------------
 
 
 class _Progress:
-    """One line on a terminal that is written over; nothing elsewhere."""
+    """Lines of what has ended; and on a terminal one of what goes on, which is written over."""
 
     def __init__(self) -> None:
         self._is_live = sys.stderr.isatty()
+        self._last = 0
 
     def update(self, text: str) -> None:
         if self._is_live:
@@ -135,78 +138,103 @@ class _Progress:
         self.update("")
         click.echo(text)
 
+    def iteration(self, number: int, text: str) -> None:
+        """Each once."""
+        if number > self._last:
+            self._last = number
+            self.line(text)
 
-def _follow(daemon: Daemon, key: str, after: int) -> int:
-    progress = _Progress()
+
+def _follow(daemon: Daemon, key: str, after: int, skipped: int = 0) -> int:
+    """`skipped` iterations had ended before."""
+    progress, agents = _Progress(), dict[str, bool]()
     try:
-        for item in daemon.stream("events", after=str(after)):
-            if item.event == "agent_progress":
+        for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
+            if item.event == "agent_progress" and _is_of(daemon, key, str(item.data["instance_id"]), agents):
                 progress.update(f"at work   {plain(str(item.data.get('message') or ''))}")
-            elif item.data.get("key") == key and _tell(daemon, key, item.event, item.data, progress):
-                return _last_word(daemon, key)
+            elif item.data.get("key") == key:
+                _tell(item.event, item.data, progress)
+                if _is_over(daemon, key):
+                    break
     except KeyboardInterrupt:
         progress.update("")
         return _stop(daemon, key)
-    return ExitCode.FAILED
+    for one in on_task(daemon, "iterations", key):  # the stream may be behind the record
+        if one["ended_at"] is not None and int(one["number"]) > skipped:
+            progress.iteration(one["number"], _ended(one, _seconds(one)))
+    return _last_word(on_task(daemon, "task", key))
 
 
-def _tell(daemon: Daemon, key: str, kind: str, event: dict[str, Any], progress: _Progress) -> bool:
-    """Print what happened to the task; whether that was the end."""
+def _is_of(daemon: Daemon, key: str, instance: str, known: dict[str, bool]) -> bool:
+    """Whether the instance works on this task; it is called by its key."""
+    if instance not in known:
+        known[instance] = str(daemon.call("instance", instance=instance)["name"] or "").startswith(f"{key}-")
+    return known[instance]
+
+
+def _tell(kind: str, event: dict[str, Any], progress: _Progress) -> None:
+    """Print what happened to the task."""
     if kind == "task_iteration" and event["ended_by"] is not None:
-        progress.line(_ended(event))
+        progress.iteration(event["number"], _ended(event, float(event["seconds"] or 0)))
     elif kind == "task_iteration":
         progress.update(f"iteration {event['number']}   runs")
     elif kind == "task_wait_opened" and event["kind"] != "backoff":
         progress.line(f"waits          {plain(str(event['reason'] or event['kind']))}")
-        if event["kind"] == "human":
-            note(f"answer it with: ostler answer {key} yes; it goes on by itself then")
-    elif kind == "task_state_changed" and event["new_state"] in _ENDED:
+    elif kind == "task_state_changed":
         progress.update("")
-        return event["new_state"] != "completed" or not _waits_for_pull(daemon, key)
-    return False
 
 
-def _ended(event: dict[str, Any]) -> str:
-    summary = str(event["summary"] or "").splitlines()
+def _ended(one: dict[str, Any], seconds: float) -> str:
+    summary = str(one["summary"] or "").splitlines()
     said = plain(summary[0]) if summary else ""
-    word = _WORDS.get(str(event["ended_by"]))
-    how = said if word is None else f"{word}: {said}" if said and event["ended_by"] != "exit" else word
-    files = event["changed_files"]
+    word = _WORDS.get(str(one["ended_by"]))
+    how = said if word is None else f"{word}: {said}" if said and one["ended_by"] != "exit" else word
+    files = one["changed_files"]
     changed = "" if files is None else f"{files} file{'s' if files != 1 else ''} changed"
-    took = rough_duration(float(event["seconds"] or 0))
-    return f"iteration {event['number']:<3} {took:<8} {how[:70]:<40}  {changed}".rstrip()
+    return f"iteration {one['number']:<3} {rough_duration(seconds):<8} {how[:70]:<40}  {changed}".rstrip()
 
 
-def _waits_for_pull(daemon: Daemon, key: str) -> bool:
-    waits = on_task(daemon, "task", key)["waits"]
-    return any(wait["kind"] == "pull_request" for wait in waits)
-
-
-def _last_word(daemon: Daemon, key: str) -> int:
+def _is_over(daemon: Daemon, key: str) -> bool:
+    """Whether nothing more happens to the task without a person."""
     found = on_task(daemon, "task", key)
-    starts = found["attempt"]
-    took = rough_duration(seconds_since(found["created_at"]))
+    if found["state"] == "queued":
+        return found["is_held"] or _parked(found) is not None
+    waits_for_merge = any(wait["kind"] == "pull_request" for wait in found["waits"])
+    return found["state"] in {"accepted", "rejected"} or (found["state"] == "completed" and not waits_for_merge)
+
+
+def _parked(found: dict[str, Any]) -> dict[str, Any] | None:
+    """The wait that a limit of the loop opened, not a question of its agent."""
+    return next((wait for wait in found["waits"] if (wait["detail"] or {}).get("cause")), None)
+
+
+def _last_word(found: dict[str, Any]) -> int:
+    key, starts = plain(found["key"]), found["attempt"]
     cost = "" if found["cost_usd"] is None else f", ${found['cost_usd']:.2f}"
+    took = rough_duration(seconds_since(found["created_at"]))
     spent = f"after {starts} iteration{'s' if starts != 1 else ''}, {took}{cost}"
+    parked = _parked(found)
+    if found["state"] in {"completed", "accepted"}:
+        click.echo(f"Complete {spent}.   Look at it: ostler diff {key}")
+        return ExitCode.OK
     if found["state"] == "rejected":
         note(f"{key} was rejected {spent}: {found['error']}")
-        return ExitCode.FAILED
-    click.echo(f"Complete {spent}.   Look at it: ostler diff {plain(key)}")
-    return ExitCode.OK
+    elif parked is not None:
+        note(f"{key} stopped {spent}: {parked['reason']}")
+    else:
+        note(f"{key} is held back {spent}. Let it go on with: ostler task requeue {key}")
+    return ExitCode.FAILED
 
 
 def _stop(daemon: Daemon, key: str) -> int:
     """Its agent is ended in order; the task is held back, and nothing is lost."""
-    found = on_task(daemon, "task", key)
-    if found["state"] == "running" and found["instance_id"] is not None:
-        note("stopping it")
-        try:
-            daemon.call("terminate", instance=found["instance_id"], options={"reason": "interrupted"})
-        except DaemonError as error:
-            note(str(error))
-    elif found["state"] == "queued":
-        note("it is not running now")
-    note(f"{key} stands still. Let it go on with: ostler task requeue {key}")
+    note("stopping it")
+    try:
+        on_task(daemon, "hold_task", key)
+    except DaemonError as error:
+        note(str(error))
+    else:
+        note(f"{key} is held back. Let it go on with: ostler task requeue {key}")
     return ExitCode.INTERRUPTED
 
 
@@ -310,3 +338,13 @@ def close(number: int, message: str | None) -> None:
     """Close a pull request without a merge."""
     found = Daemon().call("close", number=number, reason=message)
     click.echo(f"#{number} is closed; see {plain(found['task_key'])}: ostler task show {plain(found['task_key'])}")
+
+
+@pr.command()
+@click.argument("commit")
+@click.argument("result", type=click.Choice(["passed", "failed"]))
+@click.option("-m", "--message", default="", help="Its output; a fresh agent reads it.")
+def ci(commit: str, result: str, message: str) -> None:
+    """Tell what a CI elsewhere said of a commit; what waits for it goes on."""
+    found = Daemon().call("report_ci", commit=commit, passed=result == "passed", output=message)
+    click.echo(f"{plain(found['commit'])} {result}.")

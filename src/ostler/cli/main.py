@@ -39,7 +39,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "wait": ("agents", "Wait until an agent is in a state."),
         },
         "Tasks": {
-            "task": ("tasks", "Add, list, show, cancel, requeue or send back tasks."),
+            "task": ("tasks", "Add, list, show, cancel, hold, requeue or send back tasks."),
             "diff": ("tasks", "Show what a task changed."),
             "accept": ("tasks", "Merge the work of a task."),
             "reject": ("tasks", "Reject a task."),

@@ -1,4 +1,4 @@
-"""Commands on tasks: add, list, show, cancel, requeue, send back; and their review."""
+"""Commands on tasks: add, list, show, cancel, hold, requeue, send back; and their review."""
 
 from __future__ import annotations
 
@@ -102,6 +102,14 @@ def requeue(key: str) -> None:
     """Release a held task, or end its present attempt and let it be done again."""
     found = on_task(Daemon(), "requeue_task", key)
     click.echo(f"{plain(found['key'])} is queued.")
+
+
+@task.command()
+@click.argument("key")
+def hold(key: str) -> None:
+    """End the present attempt of a task and keep it back until `ostler task requeue`."""
+    name = plain(on_task(Daemon(), "hold_task", key)["key"])
+    click.echo(f"{name} is held back. Let it go on with: ostler task requeue {name}")
 
 
 @task.command("send-back")

@@ -58,6 +58,7 @@ CALLS: Mapping[str, Call] = MappingProxyType(
         "task": Call("GET", "/v1/tasks/{task}"),
         "cancel_task": Call("POST", "/v1/tasks/{task}/cancel"),
         "requeue_task": Call("POST", "/v1/tasks/{task}/requeue"),
+        "hold_task": Call("POST", "/v1/tasks/{task}/hold"),
         "send_back": Call("POST", "/v1/tasks/{task}/send-back"),
         "diff": Call("GET", "/v1/tasks/{task}/diff"),
         "accept": Call("POST", "/v1/tasks/{task}/accept"),

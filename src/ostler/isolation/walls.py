@@ -7,10 +7,11 @@ import ctypes
 import resource
 from pathlib import Path
 
+from ostler import home as home_files
 from ostler.keeper import protocol
 
 #: Where the keeper of a home lives in it.
-KEEPER = "keeper"
+KEEPER = home_files.KEEPER
 _PR_SET_DUMPABLE = 4
 
 

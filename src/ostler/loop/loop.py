@@ -228,9 +228,8 @@ class _Drive:
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
             while not work.done():
-                for instance in await self._manager.get_active_instances(GetInstancesFilter(limit=1000)):
-                    if instance.task_id == task.task_id:  # its agent, or a check
-                        await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)
+                for instance in await self._manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+                    await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)  # its agent, or a check
                 await asyncio.wait((work,), timeout=_START_SECONDS)  # it may be about to be started
             await work
         finally:

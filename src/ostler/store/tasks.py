@@ -16,6 +16,7 @@ from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
+from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
@@ -261,9 +262,12 @@ def change_task(  # noqa: PLR0913 - what is written with a change is one commit
     )
     if not changed:
         raise VersionConflictError(f"{old.key} was changed meanwhile; read it again and decide anew")
-    if new.state is not old.state:
+    if new.state is not old.state or (old.is_held and not new.is_held):  # who works the queue has to be told of both
         _emit(tx, new, old.state, reason, by)
+    if new.state is not old.state:
         end_task_waits(tx, new, f"task {new.state}")
+        if old.state is TaskState.RUNNING:  # where its loop did not end the iteration, a person ended the work
+            end_iteration(tx, new, "stopped", summary=reason)
     if act is not None:
         tx.audit(old.workspace_id, by, act, f"task:{old.key}", detail=reason)
     return new

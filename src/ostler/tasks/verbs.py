@@ -196,6 +196,16 @@ class TaskVerbs:
             )
         return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
 
+    async def hold(self, key: str) -> Task:
+        """End the present attempt where there is one, and keep the task back until it is requeued."""
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._stopped(key, "held back")
+        if task.state not in {TaskState.QUEUED, TaskState.RUNNING}:
+            raise InvalidOperationError(f"{task.key} is {task.state}; only unfinished work can be held back")
+        return await self._change(
+            task, {"is_held": True}, to=TaskState.QUEUED, reason="it was held back", act="task.hold"
+        )
+
     async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait of a task; it is queued again without it. One that is parked is held back when that is a no."""
         await self.manager.require(_P.TASKS_WRITE)

@@ -114,6 +114,10 @@ async def requeue(key: str, tasks: TasksOf) -> dict[str, Any]:
     return _shown(await tasks.requeue(key))
 
 
+async def hold(key: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.hold(key))
+
+
 async def send_back(
     key: str, tasks: TasksOf, comment: Annotated[str | None, Body(embed=True)] = None
 ) -> dict[str, Any]:
@@ -168,6 +172,7 @@ ROUTES = (
     Route(method="GET", path=_ONE, handler=get, permission=_P.TASKS_READ),
     Route(method="POST", path=f"{_ONE}/cancel", handler=cancel, permission=_P.TASKS_WRITE),
     Route(method="POST", path=f"{_ONE}/requeue", handler=requeue, permission=_P.TASKS_WRITE),
+    Route(method="POST", path=f"{_ONE}/hold", handler=hold, permission=_P.TASKS_WRITE),
     Route(method="POST", path=f"{_ONE}/send-back", handler=send_back, permission=_P.TASKS_REVIEW),
     Route(method="GET", path=f"{_ONE}/diff", handler=diff, permission=_P.TASKS_READ),
     Route(method="POST", path=f"{_ONE}/accept", handler=accept, permission=_P.TASKS_REVIEW),

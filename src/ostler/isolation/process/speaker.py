@@ -24,7 +24,7 @@ def speaker_of(pid: int, home: Path, live: Iterable[tuple[UUID, int]]) -> tuple[
         return None
     home_token, _, unit = (tree.mark_of(pid) or "").partition(":")
     tag = tag_of(pid)
-    if home_token == token and unit and tag in {None, tag_for(token, unit)}:
+    if home_token == token and unit and tag == tag_for(token, unit):
         found = _attempt(unit)
         if found is not None:
             return found
