@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from ostler.agents.files import Discovery
+from ostler.crews.supervisor import Supervisor
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.people import Principal
 from ostler.tasks.orchestrator import TaskOrchestrator
@@ -23,6 +24,7 @@ class Context:
 
     manager: AgentLifecycleManager
     orchestrator: TaskOrchestrator
+    supervisor: Supervisor
     home: Path
     started_at: datetime
     #: Where it listens, for people.

@@ -185,6 +185,8 @@ class TaskStateChangedEvent(TaskEvent):
     agent: str | None = None
     #: Who works on it.
     instance_id: UUID | None = None
+    crew: str | None = None
+    member: str | None = None
 
 
 @record
@@ -206,6 +208,25 @@ class TaskWaitEndedEvent(TaskEvent):
     outcome: str
 
 
+@record
+class CrewEvent(Event):
+    crew: str
+
+
+@record
+class CrewChangedEvent(CrewEvent):
+    """It was brought up, scaled, or stopped; by a person or by its policy."""
+
+    event_type: ClassVar[str] = "crew_changed"
+
+    is_up: bool
+    #: Its members are being asked to end; another event follows when they have.
+    is_stopping: bool = False
+    count: int | None = None
+    #: Why it is not up, where it stopped by itself.
+    reason: str | None = None
+
+
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
@@ -224,6 +245,7 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
             TaskStateChangedEvent,
             TaskWaitOpenedEvent,
             TaskWaitEndedEvent,
+            CrewChangedEvent,
         )
     }
 )

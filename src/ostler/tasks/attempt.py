@@ -35,6 +35,9 @@ from ostler.workdirs.records import Workdir, WorkdirKind
 _log = logging.getLogger("ostler.tasks")
 #: Says in the record that the program ended its agents because it was stopped itself.
 DAEMON_STOPPED = "the daemon is stopping"
+#: Says likewise that a crew ended one of its members; the task goes back to the queue and has spent nothing.
+CREW_STOPPED = "its crew is stopping"
+MEMBER_REPLACED = "its crew begins the member afresh"
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -74,6 +77,13 @@ class AttemptRules:
     def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as above
         """Of the `SpawnRequest`, such as the crew."""
         return {}
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """Variables of its agent, beside those of the workdir."""
+        return {"OSTLER_TASK": task.key}
+
+    def model(self, task: Task) -> str | None:
+        return task.model
 
     async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as above
         """Until its agent has ended."""
@@ -153,7 +163,7 @@ async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Tas
     options = AgentSpawnOptions(
         name=f"{task.key}-{task.attempt}",
         workdir=str(workdir.path),
-        env={**workdir.environment(), "OSTLER_TASK": task.key},
+        env={**workdir.environment(), **rules.environment(task)},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -163,8 +173,8 @@ async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Tas
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
-    if task.model is not None:
-        job["model"] = task.model
+    if (model := rules.model(task)) is not None:
+        job["model"] = model
     if task.session is not None:
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(
@@ -206,8 +216,8 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         why = await _stop_reason(tasks, record)
-        if why == DAEMON_STOPPED:
-            raise AttemptWaitsError(WaitKind.BACKOFF, DAEMON_STOPPED, None)
+        if why in {DAEMON_STOPPED, CREW_STOPPED, MEMBER_REPLACED}:
+            raise AttemptWaitsError(WaitKind.BACKOFF, why, None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
     raise _failure(record, last, row)
 
@@ -331,11 +341,13 @@ async def _wait(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Task:
             created_at=tasks.manager.now(),
             due_at=waits.due_at,
         )
-    return await tasks.store.run(_queue_with_wait, task, wait, str(waits))
+    return await tasks.store.run(queue_with_wait, task, wait, str(waits))
 
 
-def _queue_with_wait(tx: Transaction, task: Task, wait: Wait | None, reason: str) -> Task:
-    changed = rows.change_task(tx, task, to=TaskState.QUEUED, by=BY, reason=reason)
+def queue_with_wait(
+    tx: Transaction, task: Task, wait: Wait | None, reason: str, changes: Mapping[str, Any] | None = None
+) -> Task:
+    changed = rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
     if wait is not None:
         rows.open_task_wait(tx, changed, wait)
     return changed

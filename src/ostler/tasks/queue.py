@@ -20,7 +20,7 @@ from ostler.tasks.shared import BY
 
 _log = logging.getLogger("ostler.tasks")
 #: Looked at again without being told: clocks jump, and other programs may write to a shared store.
-_LOOK_SECONDS = 30.0
+LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
 #: Others have a time that a person is shown, and go on waiting.
@@ -51,9 +51,10 @@ class TaskQueue:
         self._loop: list[asyncio.Task[None]] = []
         self.draining = False
 
-    async def open(self) -> None:
-        """Take up what an earlier program left, then work the queue."""
-        for task in await self._orchestrator.recover_agents():
+    async def open(self) -> list[Task]:
+        """Take up what an earlier program left, then work the queue. Returns what it left to somebody else."""
+        recovered = await self._orchestrator.recover_agents()
+        for task in filter(self._wanted, recovered):
             self.work_on(task)
         make = asyncio.get_running_loop().create_task
         self._loop = [
@@ -61,6 +62,7 @@ class TaskQueue:
             make(self._listen(), name="ostler-queue-wake"),
             make(self._orchestrator.gc_loop(), name="ostler-queue-gc"),
         ]
+        return [task for task in recovered if not self._wanted(task)]
 
     async def close(self) -> None:
         """No new work. Attempts whose agents have ended write that; others are left to the next program."""
@@ -85,11 +87,11 @@ class TaskQueue:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            wait = _LOOK_SECONDS
+            wait = LOOK_SECONDS
             try:
                 if self._settle is not None:
                     await self._settle()
-                wait = min(wait, await self._end_due_waits())
+                wait = min(wait, await end_due_waits(self._orchestrator))
                 if not self.draining:
                     await self._begin_some()
             except OstlerError as error:
@@ -104,14 +106,13 @@ class TaskQueue:
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
-        for task in await self._tasks.store.read(rows.claimable_tasks, space):
+        for task in await self._tasks.store.read(rows.claimable_tasks, space, wanted=self._wanted):
             if free <= 0:
                 return
-            if self._wanted(task):
-                claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
-                if claimed is not None:
-                    free -= 1
-                    self.work_on(claimed)
+            claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
+            if claimed is not None:
+                free -= 1
+                self.work_on(claimed)
 
     def work_on(self, task: Task) -> None:
         """An attempt that is claimed: a new one, or one that an earlier program left."""
@@ -132,16 +133,17 @@ class TaskQueue:
             if done.state is not TaskState.RUNNING:
                 _log.info("%s is %s", done.key, done.state)
 
-    async def _end_due_waits(self) -> float:
-        """Ends what is due; how long until the next one is."""
-        now, following = self._orchestrator.manager.now(), _LOOK_SECONDS
-        for wait in await self._tasks.store.read(wait_rows.all_open_waits):
-            if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
-                continue
-            left = (wait.due_at - now).total_seconds()
-            if left > 0:
-                following = min(following, left)
-            else:
-                with contextlib.suppress(OstlerError):
-                    await self._tasks.store.run(rows.end_task_wait, wait, "due")
-        return following
+
+async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
+    """End the waits of tasks that are due; how many seconds until the next one is, or until one should look again."""
+    store, now, following = orchestrator.tasks.store, orchestrator.manager.now(), LOOK_SECONDS
+    for wait in await store.read(wait_rows.all_open_waits):
+        if wait.task_id is None or wait.due_at is None or wait.kind not in _END_BY_THEMSELVES:
+            continue
+        left = (wait.due_at - now).total_seconds()
+        if left > 0:
+            following = min(following, left)
+        else:
+            with contextlib.suppress(OstlerError):
+                await store.run(rows.end_task_wait, wait, "due")
+    return following

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostler.api.gate import Route
-from ostler.api.routes import audit, daemon, definitions, events, instances, requests, tasks, tokens, waits
+from ostler.api.routes import audit, crews, daemon, definitions, events, instances, requests, tasks, tokens, waits
 
 ROUTES: tuple[Route, ...] = (
     *daemon.ROUTES,
@@ -12,6 +12,7 @@ ROUTES: tuple[Route, ...] = (
     *requests.ROUTES,
     *waits.ROUTES,
     *tasks.ROUTES,
+    *crews.ROUTES,
     *events.ROUTES,
     *audit.ROUTES,
     *tokens.ROUTES,

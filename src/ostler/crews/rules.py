@@ -1,0 +1,137 @@
+"""Attempts by a member of a crew: its directory, what its instance is told, and how its end is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ostler.crews.factory import MemberPlan
+from ostler.crews.scope import Scope
+from ostler.errors import OstlerError
+from ostler.lifecycle.handle import AgentHandle
+from ostler.model.crew import CrewAction
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import WaitKind
+from ostler.model.spawn import TerminationOptions
+from ostler.model.task import Task, TaskState
+from ostler.store.crews import tasks_in_directory
+from ostler.tasks import attempt, retire
+from ostler.tasks.park import park
+from ostler.tasks.shared import Tasks, near_of, workdir_of
+from ostler.workdirs.records import Workdir, WorkdirKind
+
+_AT_ONCE = timedelta(0)
+
+
+class CrewRules(attempt.AttemptRules):
+    """One generation of a member at one task."""
+
+    def __init__(
+        self, tasks: Tasks, plan: MemberPlan, generation: int, scope: Scope, began: Callable[[AgentHandle], None]
+    ) -> None:
+        """`began` is told the handle of the live instance."""
+        super().__init__(tasks)
+        self._plan = plan
+        self._generation = generation
+        self._scope = scope
+        self._began = began
+        self._is_submitted = False
+        #: Why the member erred; None where it did not.
+        self.error: str | None = None
+
+    # --- the workdir -----------------------------------------------------------------------------
+
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        """The worktree of the task; without a repository the member's own directory, new and empty."""
+        workdir = workdir_of(task)
+        if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
+            return await attempt.prepare(self.tasks, task)
+        if workdir is not None:
+            task = await retire.retire(self.tasks, task)
+        place = self._plan.workdir
+        planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
+        if planned.kind is WorkdirKind.DIRECTORY:
+            await self._clear(place, task)
+        task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None})
+        await self.tasks.workdirs.prepare(planned, fresh=planned.kind is WorkdirKind.DIRECTORY)
+        return task, planned
+
+    async def _clear(self, place: Path, task: Task) -> None:
+        """What the last generation left goes to the vault, under the key of its task."""
+        for other in await self.tasks.store.read(
+            tasks_in_directory, task.workspace_id, self._plan.agent_id, str(place)
+        ):
+            if other.task_id != task.task_id:
+                await retire.retire(self.tasks, other)
+        if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
+            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self._plan.agent_id, path=str(place))
+            await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
+
+    # --- the agent -------------------------------------------------------------------------------
+
+    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as the base
+        if self._scope.is_cancelled:
+            raise attempt.AttemptWaitsError(WaitKind.BACKOFF, self._scope.reason, None)
+        return {"crew": self._plan.crew, "agent_id": self._plan.agent_id, "generation": self._generation}
+
+    def environment(self, task: Task) -> dict[str, str]:
+        member = {"OSTLER_CREW": self._plan.crew, "OSTLER_MEMBER": self._plan.agent_id}
+        return {**super().environment(task), **member}
+
+    def model(self, task: Task) -> str | None:
+        return task.model or self._plan.model
+
+    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as the base
+        """Until its agent has ended; where the scope is cancelled it is asked to, and then made to."""
+        handle = self.tasks.manager.handle(instance.instance_id)
+        self._began(handle)
+        ended = asyncio.ensure_future(handle.ended())
+        asking = []
+        try:
+            for event, grace in ((self._scope.cancelled, None), (self._scope.forced, _AT_ONCE)):
+                await _first_of(ended, event)
+                if ended.done():
+                    break
+                asking.append(asyncio.ensure_future(self._terminate(instance, grace)))
+            await ended
+            await asyncio.gather(*asking)
+        finally:
+            for one in (ended, *asking):
+                one.cancel()
+
+    async def _terminate(self, instance: AgentInstance, grace: timedelta | None) -> None:
+        options = TerminationOptions(reason=self._scope.reason)
+        if grace is not None:
+            options = options.evolve(graceful_timeout=grace)
+        with contextlib.suppress(OstlerError):  # it ended by itself meanwhile
+            await self.tasks.manager.terminate(instance.instance_id, options)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def done(self, task: Task, workdir: Workdir, answer: Any) -> Task:
+        self._is_submitted = True
+        return await super().done(task, workdir, answer)
+
+    async def failed(self, task: Task, error: str) -> Task:
+        """A check that refuses the work is an error of the member only when the task has spent all its failures."""
+        if task.state is not TaskState.RUNNING:
+            return task
+        is_spent = task.failures + 1 >= task.max_failures
+        if is_spent or not self._is_submitted:
+            self.error = error
+        if is_spent or (self.error is not None and self._plan.settings.on_error is CrewAction.RESTART):
+            return await park(self.tasks, task, error)
+        return await attempt.fail_attempt(self.tasks, task, error)
+
+
+async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
