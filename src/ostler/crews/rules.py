@@ -17,15 +17,19 @@ from ostler.lifecycle.handle import AgentHandle
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
 from ostler.model.ledger import WaitKind
+from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.task import Task, TaskState
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
+from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.park import park
-from ostler.tasks.shared import Tasks, near_of, workdir_of
+from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
 from ostler.workdirs.records import Workdir, WorkdirKind
 
 _AT_ONCE = timedelta(0)
+#: How long an attempt gets after it was forced.
+_FORCE_SECONDS = 5.0
 
 
 class CrewRules(attempt.AttemptRules):
@@ -135,3 +139,31 @@ async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
         await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
+
+
+async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task:
+    """One attempt, which ends soon after its scope is forced. Returns the task as it was left."""
+    under_way = asyncio.ensure_future(orchestrator.work(task, rules))
+    try:
+        await _first_of(under_way, scope.forced)
+        if not under_way.done():
+            await asyncio.wait({under_way}, timeout=_FORCE_SECONDS)
+        if not under_way.done():
+            await cut_off(orchestrator, task, scope.reason)
+            await asyncio.wait({under_way})
+    finally:
+        under_way.cancel()
+    # A person who cancels or requeues a task cancels the work on it.
+    return await orchestrator.tasks.reload(task) if under_way.cancelled() else under_way.result()
+
+
+async def cut_off(orchestrator: TaskOrchestrator, task: Task, reason: str) -> None:
+    """End an attempt wherever it is, its checks too; the task goes back to the queue and has spent nothing."""
+    manager, tasks = orchestrator.manager, orchestrator.tasks
+    await attempt.stop_agent(tasks, await tasks.reload(task), reason)
+    for one in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+        with contextlib.suppress(OstlerError):
+            await manager.terminate(one.instance_id, TerminationOptions.immediate())
+    task = await tasks.reload(task)
+    if task.state is TaskState.RUNNING:
+        await tasks.change(task, to=TaskState.QUEUED, by=BY, reason=reason)

@@ -16,37 +16,33 @@ from typing import Any, Self
 from ostler.agents.files.config import ConfigFile
 from ostler.crews.crew import Crew, Member, Work
 from ostler.crews.factory import GetConfig, MemberFactory, MemberPlan
-from ostler.crews.rules import CrewRules
-from ostler.crews.scope import Scope
-from ostler.errors import InvalidOperationError, NotFoundError, OstlerError
+from ostler.crews.members import Members
+from ostler.crews.rules import cut_off
+from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
-from ostler.lifecycle.handle import AgentHandle
-from ostler.model.crew import CrewPolicy, CrewSettings, CrewView, MemberState
+from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
 from ostler.model.faults import fault
 from ostler.model.people import Actor
-from ostler.model.query import GetInstancesFilter
-from ostler.model.spawn import TerminationOptions
 from ostler.model.task import Task, TaskState
-from ostler.policy.crew import CrewDecision, Ends, MemberEnd, decide_end, replaced_with
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
-from ostler.tasks.attempt import MEMBER_REPLACED, stop_agent
+from ostler.tasks.attempt import CREW_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import LOOK_SECONDS, end_due_waits
 
 _log = logging.getLogger("ostler.crews")
 #: Who acts where no person does.
 BY = Actor(name="crews")
-#: How long attempts get to end in order before they are forced, and how long a forced one gets.
+#: How long attempts get to end in order before they are forced.
 DRAIN_SECONDS = 30.0
-_FORCE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
 #: How long a retried task waits for another member than the one that failed it.
 _PATIENCE = timedelta(minutes=1)
 _MAX_COUNT = 1000
 
 
-class Supervisor:
+class Supervisor(Members):
     """Use it with `async with`, which brings up the crews that it is given and stops them at the end.
 
     A program that decides itself what is up, such as the daemon, calls `open`, `up`, `stop` and `close`.
@@ -63,23 +59,11 @@ class Supervisor:
         """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins."""
         manager = orchestrator.manager
         home = manager.require_home()
-        #: Handles of the live generations, by agent id.
-        self.agents: dict[str, AgentHandle] = {}
-        #: The crew of each member, by agent id; kept from one generation to the next.
-        self.agent_types: dict[str, str] = {}
-        #: What can be cancelled, by agent id: the present generation of each member.
-        self.agent_contexts: dict[str, Scope] = {}
         self._config = get_config or ConfigFile(project_of(home))
         self.factory = MemberFactory(manager.registry, self._config, home, crews=crews, refresh=refresh)
-        #: No new work.
-        self.draining = False
-        self._orchestrator = orchestrator
-        self._tasks = orchestrator.tasks
+        super().__init__(orchestrator)
         self._space = manager.principal.workspace_id
         self._crews: dict[str, Crew] = {}
-        self._scope = Scope()
-        self._wake = asyncio.Event()
-        self._group: asyncio.TaskGroup | None = None
         self._runner: asyncio.Task[None] | None = None
         #: Why everything was stopped by a policy.
         self.shutdown_reason: str | None = None
@@ -114,9 +98,17 @@ class Supervisor:
             crew.is_up = True
             self._fill(crew, generations)
             for task in left:
-                if task.crew == name and task.member is not None:
-                    self._take_up(crew, task, generations.get(task.member, 1))
+                if task.crew == name and crew.number_of(str(task.member)):
+                    self._take_up(crew, task, generations.get(str(task.member), 1))
+        for task in left:
+            if task.crew is not None and not self._is_taken_up(task):
+                await cut_off(self._orchestrator, task, CREW_STOPPED)  # of a stop that was not finished
         self._wake.set()
+
+    def _is_taken_up(self, task: Task) -> bool:
+        crew = self._crews.get(str(task.crew))
+        member = None if crew is None else crew.members.get(str(task.member))
+        return member is not None and member.work is not None and member.work.claim.task.task_id == task.task_id
 
     async def close(self) -> None:
         """No new work. Members whose agents have ended write that; others are left to the next program."""
@@ -126,7 +118,7 @@ class Supervisor:
             member.give(None)
         runners = {one.runner for one in members if one.runner is not None and not one.runner.done()}
         if runners:
-            await asyncio.wait(runners, timeout=0.0 if self._orchestrator.manager.keep_agents else _FORCE_SECONDS)
+            await asyncio.wait(runners, timeout=0.0 if self._orchestrator.manager.keep_agents else _CLOSE_SECONDS)
         if self._runner is not None:
             self._runner.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -134,7 +126,11 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         await self.open()
-        await self.up()
+        try:
+            await self.up()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -256,7 +252,7 @@ class Supervisor:
                 if self.trouble is None:
                     self._spawn(self._stop(crew, reason="it is no longer declared in the settings"), crew.name)
                 continue
-            if settings is not crew.settings:
+            if settings != crew.settings:
                 row = await self._tasks.store.read(rows.get_crew, self._space, crew.name)
                 crew.settings = settings
                 crew.count = settings.count if row is None or row.count is None else row.count
@@ -270,19 +266,6 @@ class Supervisor:
         for member in crew.members.values():
             if member.is_waiting and not crew.has_place_for(member):
                 member.give(None)
-
-    def _begin(self, crew: Crew, number: int, generation: int, work: Work | None = None) -> None:
-        now, agent_id = self._orchestrator.manager.now(), crew.id_of(number)
-        member = Member(agent_id, number, Scope(self._scope), now, generation=generation, work=work)
-        crew.members[agent_id] = member
-        self.agent_types[agent_id] = crew.name
-        self.agent_contexts[agent_id] = member.scope
-        member.runner = self._spawn(self._live(crew, member), agent_id)
-
-    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
-        if self._group is None:
-            raise InvalidOperationError("the supervisor is not open; use it with `async with`")
-        return self._group.create_task(work, name=f"ostler-crew-{name}")
 
     def _take_up(self, crew: Crew, task: Task, generation: int) -> None:
         """An attempt of an earlier program goes on with the member that began it."""
@@ -403,136 +386,3 @@ class Supervisor:
             return None
         crew.trouble = None
         return plan
-
-    # --- a member --------------------------------------------------------------------------------
-
-    async def _live(self, crew: Crew, member: Member) -> None:
-        """One generation after the other, until the crew has no place for the member."""
-        try:
-            while (work := await self._next_work(crew, member)) is not None:
-                end = await self._generation(crew, member, work)
-                if end is not None and not await self._go_on(crew, member, end):
-                    return
-        finally:
-            self.agent_contexts.pop(member.agent_id, None)
-            if member.is_live:
-                crew.members.pop(member.agent_id, None)
-                self.agent_types.pop(member.agent_id, None)
-
-    async def _next_work(self, crew: Crew, member: Member) -> Work | None:
-        if member.work is not None:  # of an earlier program
-            return member.work
-        if self.draining or not crew.has_place_for(member):
-            return None
-        member.scope = self.agent_contexts[member.agent_id] = Scope(self._scope)
-        member.offer = asyncio.get_running_loop().create_future()
-        member.become(MemberState.IDLE, self._orchestrator.manager.now())
-        self._wake.set()
-        member.work = await member.offer
-        return member.work
-
-    async def _generation(self, crew: Crew, member: Member, work: Work) -> MemberEnd | None:
-        """A fresh instance at one task. None where it neither was done nor erred: it waits, or was stopped."""
-        task, member.generation = work.claim.task, work.claim.generation
-        member.become(MemberState.WORKING, self._orchestrator.manager.now())
-
-        def began(handle: AgentHandle) -> None:
-            self.agents[member.agent_id] = handle
-
-        rules = CrewRules(self._tasks, work.plan, member.generation, member.scope, began)
-        try:
-            after = await self._attempt(member, task, rules)
-        except OstlerError as error:  # the record could not be written; the next program takes the attempt up
-            _log.warning("%s at %s: %s", member.agent_id, task.key, error)
-            return MemberEnd(member=member.agent_id, task=task.key, error=str(error))
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not end every member
-            _log.exception("%s at %s failed by a fault of Ostler", member.agent_id, task.key)
-            return MemberEnd(member=member.agent_id, task=task.key, error=f"internal error: {error!r}")
-        finally:
-            self.agents.pop(member.agent_id, None)
-            member.work = None
-        spent = (after.cost_usd or 0.0) - (task.cost_usd or 0.0)
-        if after.cost_usd is not None:
-            member.cost_usd = (member.cost_usd or 0.0) + spent
-        _log.info("%s of crew %s: %s is %s", member.agent_id, crew.name, after.key, after.state)
-        if rules.error is None and after.state is not TaskState.COMPLETED:
-            return None
-        return MemberEnd(member=member.agent_id, task=task.key, error=rules.error)
-
-    async def _attempt(self, member: Member, task: Task, rules: CrewRules) -> Task:
-        attempt = asyncio.ensure_future(self._orchestrator.work(task, rules))
-        forced = asyncio.ensure_future(member.scope.forced.wait())
-        try:
-            await asyncio.wait({attempt, forced}, return_when=asyncio.FIRST_COMPLETED)
-            if not attempt.done():
-                await asyncio.wait({attempt}, timeout=_FORCE_SECONDS)
-            if not attempt.done():
-                await self._abandon(task, member.scope.reason)
-                await asyncio.wait({attempt})
-        finally:
-            forced.cancel()
-            attempt.cancel()
-        return await self._tasks.reload(task) if attempt.cancelled() else attempt.result()
-
-    async def _abandon(self, task: Task, reason: str) -> None:
-        """Cut off an attempt that does not end when it is forced, with its checks; its task goes back to the queue."""
-        manager = self._orchestrator.manager
-        task = await self._tasks.reload(task)
-        await stop_agent(self._tasks, task, reason)
-        for one in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
-            with contextlib.suppress(OstlerError):
-                await manager.terminate(one.instance_id, TerminationOptions.immediate())
-        task = await self._tasks.reload(task)
-        if task.state is TaskState.RUNNING:
-            await self._tasks.change(task, to=TaskState.QUEUED, by=BY, reason=reason)
-
-    # --- what follows ----------------------------------------------------------------------------
-
-    async def _go_on(self, crew: Crew, member: Member, end: MemberEnd) -> bool:
-        """Whether another generation follows."""
-        now = self._orchestrator.manager.now()
-        member.error = end.error
-        if end.error is None:
-            member.errors_in_a_row = 0
-        else:
-            member.errors_in_a_row += 1
-            crew.note_error(now)
-        decision = decide_end(crew.settings, end, tuple(crew.errors), member.errors_in_a_row, now)
-        if not crew.is_up:
-            return True  # it is stopping already, and has no place for this member
-        if end.error is not None and decision.ends in {Ends.NOTHING, Ends.MEMBER}:
-            self._replace_others(crew, member)
-        return await self._apply(crew, member, decision)
-
-    def _replace_others(self, crew: Crew, erred: Member) -> None:
-        numbers = tuple(one.number for one in crew.members.values())
-        replaced = replaced_with(crew.settings.strategy, erred.number, numbers)
-        for one in crew.members.values():
-            if one.number in replaced:
-                one.scope.cancel(MEMBER_REPLACED)
-
-    async def _apply(self, crew: Crew, member: Member, decision: CrewDecision) -> bool:
-        now = self._orchestrator.manager.now()
-        match decision.ends:
-            case Ends.EVERYTHING:
-                self._spawn(self._shut_down(str(decision.reason)), "shut-down")
-                return False
-            case Ends.CREW:
-                _log.error("crew %s stops: %s", crew.name, decision.reason)
-                self._spawn(self._stop(crew, reason=decision.reason), crew.name)
-                return False
-            case Ends.MEMBER:
-                member.become(MemberState.STOPPED, now)
-                return False
-        if decision.delay:
-            member.become(MemberState.BACKOFF, now)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(decision.delay.total_seconds()):
-                    await member.scope.cancelled.wait()
-        return True
-
-    def find(self, name: str) -> Crew:
-        """A crew that was up in this program."""
-        if name not in self._crews:
-            raise NotFoundError(f"crew {name} was never up; bring it up with `ostler crew up {name}`")
-        return self._crews[name]
