@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ostler.crews.crew import Crew, Member, Work
-from ostler.crews.rules import CrewRules, run_generation
+from ostler.crews.rules import CrewRules, CrewShared, run_generation
 from ostler.crews.scope import Scope
 from ostler.errors import InvalidOperationError, StoreError
 from ostler.lifecycle.handle import AgentHandle
@@ -22,6 +22,8 @@ from ostler.tasks.orchestrator import TaskOrchestrator
 _log = logging.getLogger("ostler.crews")
 #: Before an attempt goes on whose end could not be written.
 _STORE_SECONDS = 5.0
+#: Before one goes on whose task was changed by another.
+_CHANGED_SECONDS = 0.05
 
 
 class Members:
@@ -38,6 +40,7 @@ class Members:
         self.draining = False
         self._orchestrator = orchestrator
         self._tasks = orchestrator.tasks
+        self._shared = CrewShared(orchestrator.tasks)
         self._scope = Scope()
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -101,7 +104,7 @@ class Members:
         def began(handle: AgentHandle) -> None:
             self.agents[member.agent_id] = handle
 
-        rules = CrewRules(self._tasks, work.plan, member.generation, member.scope, began)
+        rules = CrewRules(self._shared, work.plan, member.generation, member.scope, began)
         try:
             after = await self._attempt(member, task, rules)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end every member
@@ -119,15 +122,20 @@ class Members:
         return MemberEnd(member=member.agent_id, task=task.key, error=rules.error)
 
     async def _attempt(self, member: Member, task: Task, rules: CrewRules) -> Task:
-        """While the store cannot write, the attempt stays as it is; it is taken up again from its record."""
-        while task.state is TaskState.RUNNING:
+        """Taken up again from its record where the store could not write, or another wrote to the task meanwhile."""
+        number = task.attempt
+        while task.state is TaskState.RUNNING and task.attempt == number:
             try:
-                return await run_generation(self._orchestrator, task, rules, member.scope)
+                after = await run_generation(self._orchestrator, task, rules, member.scope)
+                if after is None or after.state is not TaskState.RUNNING or self.draining:
+                    return after or await self._tasks.reload(task)
+                _log.info("%s goes on with %s, which was changed meanwhile", member.agent_id, task.key)
+                await asyncio.sleep(_CHANGED_SECONDS)
             except StoreError as error:
                 if self.draining:
                     raise
                 _log.warning("%s at %s: %s", member.agent_id, task.key, error)
-            await asyncio.sleep(_STORE_SECONDS)
+                await asyncio.sleep(_STORE_SECONDS)
             task = await self._tasks.reload(task)
         return task
 

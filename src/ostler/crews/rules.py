@@ -12,7 +12,7 @@ from typing import Any
 
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
-from ostler.errors import OstlerError
+from ostler.errors import OstlerError, VersionConflictError
 from ostler.lifecycle.handle import AgentHandle
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
@@ -32,14 +32,24 @@ _AT_ONCE = timedelta(0)
 _FORCE_SECONDS = 5.0
 
 
+class CrewShared:
+    """What the attempts of all members share."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        #: Held while a directory changes hands: a task that one member failed may be in the directory of another.
+        self.directories = asyncio.Lock()
+
+
 class CrewRules(attempt.AttemptRules):
     """One generation of a member at one task."""
 
     def __init__(
-        self, tasks: Tasks, plan: MemberPlan, generation: int, scope: Scope, began: Callable[[AgentHandle], None]
+        self, shared: CrewShared, plan: MemberPlan, generation: int, scope: Scope, began: Callable[[AgentHandle], None]
     ) -> None:
         """`began` is told the handle of the live instance."""
-        super().__init__(tasks)
+        super().__init__(shared.tasks)
+        self._directories = shared.directories
         self._plan = plan
         self._generation = generation
         self._scope = scope
@@ -55,7 +65,11 @@ class CrewRules(attempt.AttemptRules):
         workdir = workdir_of(task)
         if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
             return await attempt.prepare(self.tasks, task)
-        if workdir is not None:
+        async with self._directories:
+            return await self._prepare_directory(await self.tasks.reload(task))
+
+    async def _prepare_directory(self, task: Task) -> tuple[Task, Workdir]:
+        if task.workdir is not None:
             task = await retire.retire(self.tasks, task)
         place = self._plan.workdir
         planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
@@ -67,14 +81,19 @@ class CrewRules(attempt.AttemptRules):
 
     async def _clear(self, place: Path, task: Task) -> None:
         """What the last generation left goes to the vault, under the key of its task."""
-        for other in await self.tasks.store.read(
-            tasks_in_directory, task.workspace_id, self._plan.agent_id, str(place)
-        ):
+        for other in await self.tasks.store.read(tasks_in_directory, task.workspace_id, str(place)):
             if other.task_id != task.task_id:
-                await retire.retire(self.tasks, other)
+                await self._retire(other, str(place))
         if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
             nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self._plan.agent_id, path=str(place))
             await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
+
+    async def _retire(self, other: Task, place: str) -> None:
+        while other.workdir is not None and other.workdir["path"] == place:
+            try:
+                other = await retire.retire(self.tasks, other)
+            except VersionConflictError:  # claimed or reviewed meanwhile
+                other = await self.tasks.reload(other)
 
     # --- the agent -------------------------------------------------------------------------------
 
@@ -141,8 +160,8 @@ async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
         waiting.cancel()
 
 
-async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task:
-    """One attempt, which ends soon after its scope is forced. Returns the task as it was left."""
+async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:
+    """One attempt, which ends soon after its scope is forced. None where it was cut off, else the task as it is."""
     under_way = asyncio.ensure_future(orchestrator.work(task, rules))
     try:
         await _first_of(under_way, scope.forced)
@@ -154,7 +173,7 @@ async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: Crew
     finally:
         under_way.cancel()
     # A person who cancels or requeues a task cancels the work on it.
-    return await orchestrator.tasks.reload(task) if under_way.cancelled() else under_way.result()
+    return None if under_way.cancelled() else under_way.result()
 
 
 async def cut_off(orchestrator: TaskOrchestrator, task: Task, reason: str) -> None:

@@ -102,11 +102,11 @@ def generations(reader: Reader, workspace_id: UUID, crew: str) -> dict[str, int]
     return {str(member): int(generation) for member, generation in rows}
 
 
-def tasks_in_directory(reader: Reader, workspace_id: UUID, member: str, path: str) -> list[Task]:
-    """Tasks of a member whose files are in this directory."""
+def tasks_in_directory(reader: Reader, workspace_id: UUID, path: str) -> list[Task]:
+    """Tasks whose files are in this directory."""
     rows = reader.fetch(
-        f"{TASKS.select} WHERE workspace_id = :space AND member = :member AND workdir_json IS NOT NULL ORDER BY id",
+        f"{TASKS.select} WHERE workspace_id = :space AND workdir_json LIKE :path ORDER BY id",
         space=workspace_id,
-        member=member,
+        path=f'%/{path.rpartition("/")[2]}"%',
     )
     return [task for task in TASKS.read(rows) if task.workdir is not None and task.workdir["path"] == path]

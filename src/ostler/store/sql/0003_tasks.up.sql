@@ -114,7 +114,6 @@ CREATE TABLE crew_members (
     generation          BIGINT NOT NULL,
     PRIMARY KEY (workspace_id, crew, member)
 );
-CREATE INDEX idx_tasks_member ON tasks (workspace_id, member) WHERE member IS NOT NULL;
 
 -- Keys are never given out twice, also when their task was purged.
 CREATE TABLE task_numbers (
