@@ -45,6 +45,7 @@ case $1 in
   crash) kill -9 $$ ;;
   hang) touch "$stage/$OSTLER_TASK.begun"; exec tail -f /dev/null ;;
   deaf) trap '' TERM INT; touch "$stage/$OSTLER_TASK.begun"; while :; do sleep 0.05; done ;;
+  gate-fail) touch "$stage/$OSTLER_TASK.begun"; while [ ! -e "$stage/$OSTLER_TASK.go" ]; do sleep 0.02; done; exit 3 ;;
   gate) touch "$stage/$OSTLER_TASK.begun"; while [ ! -e "$stage/$OSTLER_TASK.go" ]; do sleep 0.02; done ;;
 esac
 """

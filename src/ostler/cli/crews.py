@@ -98,7 +98,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         one["task"] or "-",
         since,
         _cost(one["cost_usd"]),
-        _short(error[0]) if error else "",
+        _short(error[0].removesuffix("; its last lines:")) if error else "",
     )
 
 
@@ -218,7 +218,7 @@ class _Follower:
 def _how(event: dict[str, Any], task: dict[str, Any]) -> tuple[str, str]:
     """The state as a word, and what there is to say of it."""
     reason = str(event.get("reason") or "").strip()
-    first = reason.splitlines()[0] if reason else ""
+    first = reason.splitlines()[0].removesuffix("; its last lines:") if reason else ""
     if event["new_state"] == "completed":
         return "completed", "checks passed" if task.get("receipts") else "no checks"
     if event["new_state"] != "queued":

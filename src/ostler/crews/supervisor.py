@@ -162,7 +162,7 @@ class Supervisor(Members):
             crew = self._crew(name)
             await self._ended(crew)
             crew.is_up, crew.reason, crew.errors = True, None, []
-            crew.members = {key: member for key, member in crew.members.items() if member.is_live}
+            self._forget_stopped(crew)
             await self._write(name, {"is_up": True, "count": None, "reason": None}, act="crew.up", by=by)
             self._fill(crew, await self._tasks.store.read(rows.generations, self._space, name))
         self._wake.set()
@@ -292,9 +292,14 @@ class Supervisor(Members):
             for member in crew.members.values():
                 member.scope.cancel(force=True)
             await self._ended(crew)
-        crew.members = {key: member for key, member in crew.members.items() if member.is_live}
+        self._forget_stopped(crew)
         if was_up:
             await self._tasks.store.run(rows.tell_stopped, self._space, crew.name)
+
+    def _forget_stopped(self, crew: Crew) -> None:
+        for member in [one for one in crew.members.values() if not one.is_live]:
+            del crew.members[member.agent_id]
+            self.agent_types.pop(member.agent_id, None)
 
     async def _ended(self, crew: Crew, seconds: float | None = None) -> bool:
         """Wait until no member of a crew that is not up is at work."""

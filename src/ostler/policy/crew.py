@@ -88,4 +88,4 @@ def replaced_with(strategy: CrewStrategy, erred: int, numbers: tuple[int, ...]) 
 
 
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "no reason was given"
+    return text.strip().splitlines()[0].removesuffix("; its last lines:") if text.strip() else "no reason was given"

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.manifest import AgentManifest
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.events import AgentTerminatedEvent
@@ -163,7 +164,7 @@ async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Tas
     options = AgentSpawnOptions(
         name=f"{task.key}-{task.attempt}",
         workdir=str(workdir.path),
-        env={**workdir.environment(), **rules.environment(task)},
+        env={**_own_environment(manifest), **workdir.environment(), **rules.environment(task)},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -192,6 +193,10 @@ async def _spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Tas
     if task.instance_id != instance.instance_id:
         task = await tasks.change(task, {"instance_id": instance.instance_id})
     return task, instance
+
+
+def _own_environment(manifest: AgentManifest) -> Mapping[str, str]:
+    return (manifest.defaults.env if manifest.defaults is not None else None) or {}
 
 
 def prompt_of(task: Task) -> str:

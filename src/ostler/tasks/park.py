@@ -28,7 +28,8 @@ async def park(tasks: Tasks, task: Task, error: str) -> Task:
         return task
     failures = task.failures + 1
     evidence = await tasks.store.read(_evidence, tasks.home, task)
-    last = error.strip().splitlines()[0] if error.strip() else "no reason was given"
+    said = error.strip().splitlines() or ["no reason was given"]
+    last = said[0].removesuffix("; its last lines:")
     tries = "once" if failures == 1 else f"{failures} times"
     reason = f"failed {tries}, at last: {last}; go on: ostler task requeue {task.key}"
     wait = Wait(
