@@ -209,7 +209,7 @@ async def test_stopping_ends_every_agent_and_gives_its_task_back(ground: Ground)
             await until(ground.begun(key))
         stopped = await supervisor.stop()
         assert [(one.is_up, one.members) for one in stopped] == [(False, ())]
-        assert not (supervisor.agents or supervisor.agent_contexts or supervisor.agent_types)
+        assert len({**supervisor.agents, **supervisor.agent_contexts, **supervisor.agent_types}) == 0
         assert await ground.living() == [], "no process is left"
         for key in (*keys, waiting):
             task = await ground.task(key)

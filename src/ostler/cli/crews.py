@@ -36,10 +36,11 @@ def up(names: tuple[str, ...], detach: bool) -> None:
     Ctrl+C stops them in order, a second one at once; exit code 130. Where a policy stops them it is 1.
     """
     daemon = Daemon()
+    queue = _queue(daemon)
     found = daemon.call("crew_up", names=list(names))
     crews = found["crews"]
     click.echo(", ".join(_title(one) for one in crews))
-    click.echo(f"{_queue(daemon)}   {'Stop them: ostler crew stop' if detach else 'Ctrl+C stops in order.'}")
+    click.echo(f"{queue}   {'Stop them: ostler crew stop' if detach else 'Ctrl+C stops in order.'}")
     _tell_troubles(crews)
     if not detach:
         raise click.exceptions.Exit(_Follower(daemon, [one["name"] for one in crews]).run(found["cursor"]))

@@ -29,7 +29,7 @@ from ostler.workdirs.records import Workdir, WorkdirKind
 
 _AT_ONCE = timedelta(0)
 #: How long an attempt gets after it was forced.
-_FORCE_SECONDS = 5.0
+_FORCE_SECONDS = 2.0
 
 
 class CrewShared:
