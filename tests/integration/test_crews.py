@@ -23,6 +23,7 @@ from ostler import (
     ValidationError,
 )
 from ostler.crews.factory import MemberFactory
+from ostler.tasks.attempt import DAEMON_STOPPED
 
 pytestmark = pytest.mark.anyio
 _T = TaskState
@@ -262,6 +263,44 @@ async def member_generation(supervisor: Supervisor, name: str, generation: int) 
     return member((await supervisor.list_crews())[0], name).generation == generation
 
 
+async def test_a_person_who_cancels_a_task_frees_its_member(ground: Ground) -> None:
+    hung, after = await ground.add("hang"), await ground.add("write")
+    async with ground.supervisor({"coder": coder(1)}):
+        await until(ground.begun(hung))
+        assert (await ground.tasks.cancel(hung)).state is _T.REJECTED
+        await ground.becomes(after, _T.COMPLETED)
+    assert ground.members_of(hung) == ["coder-1"]
+    assert await ground.living() == []
+
+
+async def test_a_task_that_somebody_edits_meanwhile_is_finished(ground: Ground) -> None:
+    key, needed = await ground.add("gate"), await ground.add("write", agent=None)
+    async with ground.supervisor({"coder": coder(1)}):
+        await until(ground.begun(key))
+        await ground.tasks.set_dependencies(key, [needed])
+        await ground.tasks.set_dependencies(key, [])
+        ground.let_go(key)
+        assert (await ground.becomes(key, _T.COMPLETED)).attempt == 1
+
+
+async def test_everything_drains_when_the_program_is_told_to_stop(ground: Ground) -> None:
+    key = await ground.add("hang")
+    supervisor = ground.supervisor({"coder": coder(1)})
+    await supervisor.open()
+    await supervisor.up()
+    await until(ground.begun(key))
+    supervisor.drain(DAEMON_STOPPED)
+    await ground.becomes(key, _T.QUEUED)
+    await supervisor.close()
+    assert await ground.living() == []
+    assert (await ground.task(key)).is_held is False
+    again = ground.supervisor({"coder": coder(1)})
+    await again.open()
+    await until(lambda: "coder-1" in again.agents)
+    await again.stop(force=True)
+    await again.close()
+
+
 # --- what the policies of the seed do ----------------------------------------------------------------
 
 
@@ -358,6 +397,7 @@ async def test_a_directory_that_became_a_link_is_not_followed(ground: Ground, tm
 async def test_generations_rise_over_restarts_and_agents_are_taken_up(tmp_path: Path) -> None:
     crews = {"coder": coder(1)}
     async with opened(tmp_path) as ground:
+        (ground.project / "ostler.toml").write_text('[orchestrator]\nworkdir = "desks"\n')
         first, second = await ground.add("write"), await ground.add("gate")
         supervisor = ground.supervisor(crews)
         await supervisor.open()

@@ -93,6 +93,7 @@ class Supervisor(Members):
             except OstlerError as error:
                 _log.warning("crew %s does not come up again: %s", name, error)
                 await self._write(name, {"is_up": False, "reason": str(error)}, act="crew.stop")
+                await self._tasks.store.run(rows.tell_stopped, self._space, name)
                 continue
             generations = await self._tasks.store.read(rows.generations, self._space, name)
             crew.is_up = True
@@ -103,12 +104,18 @@ class Supervisor(Members):
         for task in left:
             if task.crew is not None and not self._is_taken_up(task):
                 await cut_off(self._orchestrator, task, CREW_STOPPED)  # of a stop that was not finished
+                await self._tasks.store.run(rows.tell_stopped, self._space, task.crew)
         self._wake.set()
 
     def _is_taken_up(self, task: Task) -> bool:
         crew = self._crews.get(str(task.crew))
         member = None if crew is None else crew.members.get(str(task.member))
         return member is not None and member.work is not None and member.work.claim.task.task_id == task.task_id
+
+    def drain(self, reason: str) -> None:
+        """No new work, and every agent is asked to end; what is up stays up for the next program."""
+        self.draining = True
+        self._scope.cancel(reason)
 
     async def close(self) -> None:
         """No new work. Members whose agents have ended write that; others are left to the next program."""
@@ -176,7 +183,8 @@ class Supervisor(Members):
         for name in names:
             if name not in self._crews:
                 self.factory.settings(name)
-        chosen = [crew for name, crew in self._crews.items() if not names or name in names]
+        known = [crew for name, crew in self._crews.items() if not names or name in names]
+        chosen = [crew for crew in known if crew.is_up or crew.members]
         await asyncio.gather(*(self._stop(crew, force=force, by=by) for crew in chosen))
         return [crew.view(None) for crew in chosen]
 
@@ -208,8 +216,7 @@ class Supervisor(Members):
         found = {}
         for name, settings in self._declared().items():
             row = held.get(name)
-            down = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
-            found[name] = self._crews.get(name, down)
+            found[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
         found |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
         return [crew.view(self.trouble) for crew in found.values()]
 

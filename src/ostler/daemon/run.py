@@ -86,7 +86,8 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             context.stopping.set()
 
         async def end_agents() -> list[dict[str, Any]]:
-            queue.draining = supervisor.draining = True
+            queue.draining = True
+            supervisor.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
