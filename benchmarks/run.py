@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from crew_tables import crews
 from lifecycle_tables import calls, observers, spawns
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "spawns": spawns,
     "calls": calls,
     "observers": observers,
+    "crews": crews,
     "populations": populations,
 }
 

@@ -16,11 +16,15 @@ _NAMES = {
     "ostler.agents.context": "AgentContext",
     "ostler.agents.factory": "AgentFactory",
     "ostler.agents.files": "register_file register_files",
+    "ostler.agents.files.config": "get_config",
+    "ostler.agents.files.project": "ProjectSettings",
     "ostler.agents.manifest": "AgentKind AgentManifest",
     "ostler.agents.marks": "agent",
     "ostler.agents.messages": "WaitAnswer",
     "ostler.agents.registry": "AgentRegistry",
     "ostler.client.client": "Client",
+    "ostler.crews.scope": "Scope",
+    "ostler.crews.supervisor": "Supervisor",
     "ostler.errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
@@ -38,11 +42,12 @@ _NAMES = {
     "ostler.lifecycle.open": "open_manager",
     "ostler.lifecycle.settings": "LifecycleSettings",
     "ostler.model.context": "ContextData",
+    "ostler.model.crew": "CrewAction CrewPolicy CrewSettings CrewStrategy CrewView MemberState MemberView",
     "ostler.model.events": (
         "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
         "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "
-        "AgentWaitEndedEvent AgentWaitOpenedEvent Event EventsMissed TaskEvent TaskStateChangedEvent "
-        "TaskWaitEndedEvent TaskWaitOpenedEvent"
+        "AgentWaitEndedEvent AgentWaitOpenedEvent CrewChangedEvent CrewEvent Event EventsMissed TaskEvent "
+        "TaskStateChangedEvent TaskWaitEndedEvent TaskWaitOpenedEvent"
     ),
     "ostler.model.faults": "Fault ValidationResult",
     "ostler.model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",

@@ -25,6 +25,12 @@ from ostler.agents.files import (
 from ostler.agents.files import (
     register_files as register_files,
 )
+from ostler.agents.files.config import (
+    get_config as get_config,
+)
+from ostler.agents.files.project import (
+    ProjectSettings as ProjectSettings,
+)
 from ostler.agents.manifest import (
     AgentKind as AgentKind,
 )
@@ -42,6 +48,12 @@ from ostler.agents.registry import (
 )
 from ostler.client.client import (
     Client as Client,
+)
+from ostler.crews.scope import (
+    Scope as Scope,
+)
+from ostler.crews.supervisor import (
+    Supervisor as Supervisor,
 )
 from ostler.errors import (
     AgentBusyError as AgentBusyError,
@@ -187,6 +199,27 @@ from ostler.lifecycle.settings import (
 from ostler.model.context import (
     ContextData as ContextData,
 )
+from ostler.model.crew import (
+    CrewAction as CrewAction,
+)
+from ostler.model.crew import (
+    CrewPolicy as CrewPolicy,
+)
+from ostler.model.crew import (
+    CrewSettings as CrewSettings,
+)
+from ostler.model.crew import (
+    CrewStrategy as CrewStrategy,
+)
+from ostler.model.crew import (
+    CrewView as CrewView,
+)
+from ostler.model.crew import (
+    MemberState as MemberState,
+)
+from ostler.model.crew import (
+    MemberView as MemberView,
+)
 from ostler.model.events import (
     AgentErrorEvent as AgentErrorEvent,
 )
@@ -222,6 +255,12 @@ from ostler.model.events import (
 )
 from ostler.model.events import (
     AgentWaitOpenedEvent as AgentWaitOpenedEvent,
+)
+from ostler.model.events import (
+    CrewChangedEvent as CrewChangedEvent,
+)
+from ostler.model.events import (
+    CrewEvent as CrewEvent,
 )
 from ostler.model.events import (
     Event as Event,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ostler.agents.base import Agent, AgentMaker, PythonMaker
 from ostler.agents.command import CommandMaker
 from ostler.agents.manifest import PYTHON_DRIVER, AgentKind, AgentManifest
@@ -20,18 +23,24 @@ def maker_of(manifest: AgentManifest) -> AgentMaker:
 
 
 class AgentFactory:
-    """Needs nothing but the registry: what an agent wants to know it is told when it is initialised."""
+    """Needs nothing but the registry: what an agent wants to know it is told when it is initialised.
 
-    __slots__ = ("_registry",)
+    With `get_config` the settings of the project must be good before an agent is made.
+    """
 
-    def __init__(self, registry: AgentRegistry) -> None:
+    __slots__ = ("_get_config", "_registry")
+
+    def __init__(self, registry: AgentRegistry, get_config: Callable[[], Any] | None = None) -> None:
         self._registry = registry
+        self._get_config = get_config
 
     def new_agent(self, agent_id: str, agent_type: str) -> Agent:
         """A fresh object, which remembers nothing of an earlier one with the same id."""
         faults = tuple(name_faults("agent_id", agent_id))
         if faults:
             raise ValidationError(faults)
+        if self._get_config is not None:
+            self._get_config()
         manifest = self._registry.find(agent_type)
         try:
             made = self._registry.maker(manifest.id)()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from ostler.agents.files import Discovery
+from ostler.crews.supervisor import Supervisor
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.loops import Loops
 from ostler.model.people import Principal
@@ -25,6 +26,7 @@ class Context:
     manager: AgentLifecycleManager
     orchestrator: TaskOrchestrator
     loops: Loops
+    supervisor: Supervisor
     home: Path
     started_at: datetime
     #: Where it listens, for people.

@@ -50,6 +50,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "retire": ("tasks", "Put the workdir of a task into the vault."),
             "unretire": ("tasks", "Bring it back from the vault."),
         },
+        "Crews": {
+            "crew": ("crews", "Keep agents at work on the queue: up, ps, scale, stop, reload."),
+        },
         "Populations": {
             "sim": ("sim", "Play, resume, fork and look at runs of turn-based populations."),
         },

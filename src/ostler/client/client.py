@@ -19,6 +19,7 @@ from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError
 from ostler.home import SOCKET_FILE, chosen_home
 from ostler.lifecycle.logs import LogLine
+from ostler.model.crew import CrewView
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.ledger import Wait
@@ -147,6 +148,27 @@ class Client:
 
     async def send_back(self, key: str, comment: str) -> Task:
         return _task(await self.call("send_back", task=key, comment=comment))
+
+    # --- crews -----------------------------------------------------------------------------------
+
+    async def crews(self) -> list[CrewView]:
+        return [CrewView.from_dict(one) for one in await self.call("crews")]
+
+    async def crew_up(self, *names: str) -> list[CrewView]:
+        """Bring up these crews, or all that are declared."""
+        return [CrewView.from_dict(one) for one in (await self.call("crew_up", names=names))["crews"]]
+
+    async def crew_stop(self, *names: str, force: bool = False) -> list[CrewView]:
+        """Stop these crews, or all, in order; it returns when their agents have ended."""
+        return [CrewView.from_dict(one) for one in await self.call("crew_stop", names=names, force=force)]
+
+    async def crew_scale(self, name: str, count: int) -> CrewView:
+        return CrewView.from_dict(await self.call("crew_scale", crew=name, count=count))
+
+    async def crew_reload(self) -> list[CrewView]:
+        return [CrewView.from_dict(one) for one in await self.call("crew_reload")]
+
+    # --- streams ---------------------------------------------------------------------------------
 
     async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
         """The log from a number on, then live. After a lost connection it goes on from the last number."""

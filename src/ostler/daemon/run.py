@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import Discovery, load_settings, register_files
+from ostler.agents.files import Discovery, register_files
+from ostler.agents.files.config import ConfigFile
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
 from ostler.api.routes import ROUTES
 from ostler.api.routes.loops import PEER
+from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
@@ -74,7 +76,8 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
     project = project_of(home)
     if str(project) not in sys.path:
         sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
-    settings = load_settings(project)
+    config = ConfigFile(project)
+    settings = config()
     wanted = listen or settings.daemon.listen
     tcp = None if wanted is None else _tcp_socket(wanted)
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
@@ -87,15 +90,23 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
 
         async def end_agents() -> list[dict[str, Any]]:
             queue.draining = True
+            supervisor.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
         loops = Loops(orchestrator, settings.loop)
-        queue = TaskQueue(orchestrator, rules=loops.rules, settle=loops.settle)
+        supervisor = Supervisor(orchestrator, get_config=config, refresh=lambda: _refresh(manager, project))
+        queue = TaskQueue(
+            orchestrator,
+            wanted=lambda task: task.agent is not None and not supervisor.owns(task),
+            rules=loops.rules,
+            settle=loops.settle,
+        )
         context = Context(
             manager=manager,
             orchestrator=orchestrator,
             loops=loops,
+            supervisor=supervisor,
             home=home,
             started_at=datetime.now(UTC),
             stop=stop,
@@ -108,8 +119,8 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
         app = create_app(context)
         servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
         context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
-        with _signals(stop):
-            await queue.open()
+        with _signals(stop, lambda: context.run(supervisor.reload())):
+            await supervisor.open(await queue.open())
             hooks.start()
             running = [asyncio.create_task(server.run()) for server in servers]
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
@@ -118,6 +129,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             )
             if not manager.keep_agents:
                 await end_agents()
+            await supervisor.close()
             await queue.close()
             await orchestrator.close()
             await hooks.close()
@@ -158,8 +170,8 @@ def _refresh(manager: AgentLifecycleManager, root: Path) -> Discovery:
 
 
 @contextlib.contextmanager
-def _signals(stop: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the agents in order; a second one ends at once."""
+def _signals(stop: Any, reload: Callable[[], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the agents in order; a second one ends at once. SIGHUP reads the settings again."""
     loop, seen = asyncio.get_running_loop(), 0
 
     def asked() -> None:
@@ -173,10 +185,11 @@ def _signals(stop: Any) -> Iterator[None]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

@@ -23,6 +23,7 @@ from ostler.model.events import (
     AgentTerminatedEvent,
     AgentWaitEndedEvent,
     AgentWaitOpenedEvent,
+    CrewEvent,
     Event,
     EventsMissed,
     TaskEvent,
@@ -38,7 +39,7 @@ from ostler.store.store import Store
 from ostler.store.transaction import Reader
 
 Wanted = Callable[[Event], bool]
-Seen = AgentEvent | TaskEvent | EventsMissed
+Seen = AgentEvent | TaskEvent | CrewEvent | EventsMissed
 #: Events handed out before those who read them get a turn; less than a usual buffer holds.
 _AT_ONCE = 50
 
@@ -246,7 +247,7 @@ class Observation(AsyncIterator[Seen]):
         while self._buffer is None:
             while self._page:
                 event = self._page.popleft()
-                if isinstance(event, AgentEvent | TaskEvent) and self._wanted(event):
+                if isinstance(event, AgentEvent | TaskEvent | CrewEvent) and self._wanted(event):
                     return event
             await self._read_on(self._space)
         if self._may_be_over and self._instance_id is not None:
@@ -254,7 +255,7 @@ class Observation(AsyncIterator[Seen]):
             self._may_be_over = False
         while True:
             found = await self._buffer.get()
-            if found is None or isinstance(found, AgentEvent | TaskEvent | EventsMissed):
+            if found is None or isinstance(found, AgentEvent | TaskEvent | CrewEvent | EventsMissed):
                 return found
 
     async def _read_on(self, space: UUID) -> None:
@@ -318,7 +319,7 @@ def wanted_by(options: ObservationOptions) -> Wanted:
                 return options.include_restarts
             case AgentProgressEvent() | AgentSignalEvent() | AgentWaitOpenedEvent() | AgentWaitEndedEvent():
                 return options.include_reports
-            case AgentEvent() | TaskEvent():
+            case AgentEvent() | TaskEvent() | CrewEvent():
                 return options.include_state_changes
             case _:
                 return False

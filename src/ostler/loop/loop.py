@@ -160,7 +160,7 @@ class _Drive:
     async def _step(self) -> LoopResult | None:
         self._wake.clear()
         await self._loops.settle()
-        due = await end_due_waits(self._store, self._manager.now())
+        due = await end_due_waits(self._orchestrator)
         task = self._task = await self._orchestrator.tasks.reload(self._task)
         if self._stopping.is_set():
             return await self._result(_R.SHUTDOWN, summary="it was told to stop; the task is queued")

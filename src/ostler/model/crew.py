@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault
+from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
+from ostler.model.task import Task
 from ostler.model.text import name_faults
 from ostler.model.types import Duration, Interval, Moment
+
+#: How the reason of a crew begins that stopped by itself and needs a person.
+MANUAL = "manual intervention required"
+#: A crew names the directories of its members, so nothing else may stand in it.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,50}")
 
 
 class CrewAction(StrEnum):
@@ -40,6 +47,11 @@ class CrewPolicy(Record):
     #: Before the first restart after an error; doubled with each that follows, up to five minutes.
     backoff: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=5))] = timedelta(seconds=1)
 
+    def rules(self) -> Iterator[Fault]:
+        if self.on_done is CrewAction.REQUEUE:
+            bound = "must be restart, stop or shutdown: a task that is done does not go back to the queue"
+            yield Fault(field=self.spelled("on_done"), bound=bound, value="requeue")
+
     @classmethod
     def coder(cls) -> CrewPolicy:
         return cls()
@@ -60,7 +72,21 @@ class CrewSettings(CrewPolicy):
     #: Which tasks it works on: `tag:NAME`, `agent:NAME`, or `*`; without it, those for its agent.
     tasks: str | None = None
 
+    def selects(self, task: Task) -> bool:
+        """Whether it works on this task. A loop drives its own tasks."""
+        if task.loop is not None:
+            return False
+        kind, _, name = (self.tasks or f"agent:{self.agent}").partition(":")
+        match kind:
+            case "tag":
+                return name.lower() in task.tags
+            case "agent":
+                return task.agent == name
+            case _:
+                return True
+
     def rules(self) -> Iterator[Fault]:
+        yield from CrewPolicy.rules(self)
         yield from name_faults("agent", self.agent)
         if self.tasks is not None and self.tasks != "*" and not self.tasks.startswith(("tag:", "agent:")):
             yield Fault(field="tasks", bound="must be `tag:NAME`, `agent:NAME` or `*`", value=self.tasks)
@@ -77,3 +103,49 @@ class CrewRecord(Record):
     #: Why it is not up, where it stopped by itself.
     reason: str | None = None
     updated_at: Moment
+
+
+class MemberState(StrEnum):
+    IDLE = "idle"  #: waits for a task
+    WORKING = "working"
+    BACKOFF = "backoff"  #: erred, and begins afresh soon
+    STOPPING = "stopping"  #: its agent was asked to end
+    STOPPED = "stopped"  #: by the policy; the next `up` begins it again
+
+
+@record
+class MemberView(Record):
+    """One member of a crew, as a list shows it."""
+
+    member: str
+    state: MemberState
+    generation: int = 0
+    #: The key of its task.
+    task: str | None = None
+    since: Moment
+    #: Of the tasks that it has worked on in this program.
+    cost_usd: float | None = None
+    error: str | None = None
+
+
+@record
+class CrewView(Record):
+    """One crew, as a list shows it."""
+
+    name: str
+    agent: str
+    count: int
+    is_up: bool
+    on_done: CrewAction
+    on_error: CrewAction
+    strategy: CrewStrategy
+    reason: str | None = None
+    #: What is wrong with the file of the project; the settings are the last good ones.
+    trouble: str | None = None
+    members: tuple[MemberView, ...] = ()
+
+
+def crew_name_faults(field: str, name: str) -> Iterator[Fault]:
+    if not _NAME.fullmatch(name):
+        bound = "must be 1 to 51 letters, digits, - and _, beginning with a letter or a digit"
+        yield Fault(field=field, bound=bound, value=shown(name))

@@ -185,6 +185,8 @@ class TaskStateChangedEvent(TaskEvent):
     agent: str | None = None
     #: Who works on it.
     instance_id: UUID | None = None
+    crew: str | None = None
+    member: str | None = None
 
 
 @record
@@ -223,6 +225,25 @@ class TaskIterationEvent(TaskEvent):
     retries: int = 0
 
 
+@record
+class CrewEvent(Event):
+    crew: str
+
+
+@record
+class CrewChangedEvent(CrewEvent):
+    """It was brought up, scaled, or stopped; by a person or by its policy."""
+
+    event_type: ClassVar[str] = "crew_changed"
+
+    is_up: bool
+    #: Its members are being asked to end; another event follows when they have.
+    is_stopping: bool = False
+    count: int | None = None
+    #: Why it is not up, where it stopped by itself.
+    reason: str | None = None
+
+
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
@@ -242,6 +263,7 @@ EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
             TaskWaitOpenedEvent,
             TaskWaitEndedEvent,
             TaskIterationEvent,
+            CrewChangedEvent,
         )
     }
 )

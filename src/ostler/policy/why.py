@@ -62,7 +62,7 @@ class _Answer:
 
 def explain(facts: WhyFacts) -> Why:
     answer = _STATES[facts.instance.state](facts)
-    evidence = [*answer.evidence]
+    evidence = [*answer.evidence, *_membership(facts.instance)]
     changes = [*answer.changes]
     verdict = answer.verdict
     if facts.instance.is_active:
@@ -259,6 +259,11 @@ def _flight(facts: WhyFacts) -> Iterator[str]:
 def _queue(facts: WhyFacts) -> Iterator[str]:
     if facts.queued:
         yield f"{_counted(facts.queued, 'request')} queued behind it"
+
+
+def _membership(instance: AgentInstance) -> Iterator[str]:
+    if instance.crew is not None:
+        yield f"{instance.agent_id} of crew {instance.crew}, generation {instance.generation}"
 
 
 def _waits(facts: WhyFacts) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -86,7 +86,9 @@ def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
     return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state IN ({names}) ORDER BY id"))
 
 
-def claimable_tasks(reader: Reader, workspace_id: UUID, limit: int = 100) -> list[Task]:
+def claimable_tasks(
+    reader: Reader, workspace_id: UUID, limit: int = 100, *, wanted: Callable[[Task], bool] = lambda _: True
+) -> list[Task]:
     """Queued, not held, with no open wait, and all that they depend on accepted; the most urgent first."""
     rows = reader.fetch(
         f"""{TASKS.select} WHERE workspace_id = :space AND state = 'queued' AND is_held = 0
@@ -98,7 +100,7 @@ def claimable_tasks(reader: Reader, workspace_id: UUID, limit: int = 100) -> lis
     for task in TASKS.read(rows):
         if len(found) >= limit:
             break
-        if not unmet(reader, task):
+        if wanted(task) and not unmet(reader, task):
             found.append(task)
     return found
 
@@ -213,8 +215,19 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
             waiting += [found for key in one.depends_on if (found := find_task(tx, task.workspace_id, key))]
 
 
-def claim_task(tx: Transaction, old: Task, *, by: Actor = SYSTEM) -> Task | None:
-    """Begin its next attempt; None where it cannot be begun now, or another one was faster."""
+def claim_task(
+    tx: Transaction,
+    old: Task,
+    *,
+    by: Actor = SYSTEM,
+    crew: str | None = None,
+    member: str | None = None,
+    agent: str | None = None,
+) -> Task | None:
+    """Begin its next attempt; None where it cannot be begun now, or another one was faster.
+
+    A crew gives it to a member, whose definition is the agent from then on.
+    """
     row = get_task(tx, old.task_id)
     if row is None or row.state is not TaskState.QUEUED or row.is_held:
         return None
@@ -225,6 +238,9 @@ def claim_task(tx: Transaction, old: Task, *, by: Actor = SYSTEM) -> Task | None
         "instance_id": None,
         "error": None,
         "started_at": row.started_at or tx.now,
+        "crew": crew,
+        "member": member,
+        "agent": agent or row.agent,
     }
     return change_task(tx, row, changes, to=TaskState.RUNNING, by=by)
 
@@ -303,6 +319,8 @@ def _emit(tx: Transaction, task: Task, before: TaskState | None, reason: str | N
         attempt=task.attempt,
         agent=task.agent,
         instance_id=task.instance_id,
+        crew=task.crew,
+        member=task.member,
     )
     tx.emit(event, by)
 
@@ -356,6 +374,13 @@ def end_task_wait(
         )
         tx.emit(event, by)
     return wait.evolve(ended_at=tx.now, outcome=outcome, answer=answer)
+
+
+def release_task(tx: Transaction, task: Task, *, by: Actor) -> Task:
+    """A queued task is kept back by nothing but what it depends on: neither held, nor parked, nor waiting."""
+    for wait in task_waits(tx, task.task_id):
+        end_task_wait(tx, wait, "released", by=by)
+    return change_task(tx, task, {"is_held": False, "failures": 0}, by=by, act="task.requeue")
 
 
 def end_task_waits(tx: Transaction, task: Task, outcome: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.commandspec import HomeKind
-from ostler.agents.manifest import AgentKind
+from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
@@ -46,8 +46,11 @@ _log = logging.getLogger("ostler.tasks")
 #: Says in the record that the program ended its agents because it was stopped itself.
 DAEMON_STOPPED = "the daemon is stopping"
 LOOP_STOPPED = "the loop was told to stop"
+#: Says likewise that a crew ended one of its members.
+CREW_STOPPED = "its crew is stopping"
+MEMBER_REPLACED = "its crew begins the member afresh"
 #: Reasons of a termination after which the task goes back to the queue, unspent and not held.
-GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED})
+GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -94,6 +97,13 @@ class AttemptRules:
     def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as above
         """Of the `SpawnRequest`, such as the crew."""
         return {}
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """Variables of its agent, beside those of the workdir."""
+        return {"OSTLER_TASK": task.key, "OSTLER_HOME": str(self.tasks.home)}
+
+    def model(self, task: Task) -> str | None:
+        return task.model
 
     async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as above
         """Until its agent has ended."""
@@ -203,7 +213,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     options = AgentSpawnOptions(
         name=_name(task),
         workdir=str(workdir.path),
-        env={**workdir.environment(), "OSTLER_TASK": task.key, "OSTLER_HOME": str(tasks.home), "PATH": _path()},
+        env={"PATH": _path(), **_own_environment(manifest), **workdir.environment(), **rules.environment(task)},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -215,8 +225,8 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
-    if task.model is not None:
-        job["model"] = task.model
+    if (model := rules.model(task)) is not None:
+        job["model"] = model
     command = command_of(manifest)
     if command is not None and command.home is HomeKind.PRIVATE:
         job["home"] = str(task.task_id)  # one for all attempts: sessions are kept there
@@ -244,6 +254,10 @@ def _path() -> str:
     path = os.environ.get("PATH", os.defpath)
     own = Path(sys.executable).parent
     return path if shutil.which("ostler", path=path) or not (own / "ostler").exists() else f"{path}:{own}"
+
+
+def _own_environment(manifest: AgentManifest) -> Mapping[str, str]:
+    return (manifest.defaults.env if manifest.defaults is not None else None) or {}
 
 
 def prompt_of(task: Task) -> str:
@@ -419,14 +433,6 @@ def new_wait(tasks: Tasks, task: Task, kind: WaitKind, reason: str, **more: Any)
         created_at=tasks.manager.now(),
         **more,
     )
-
-
-async def park(
-    tasks: Tasks, task: Task, changes: dict[str, Any], reason: str, detail: Mapping[str, Any] | None = None
-) -> Task:
-    """Back to the queue, where it waits for a person; `ostler answer KEY` lets it go on."""
-    wait = new_wait(tasks, task, WaitKind.HUMAN, reason, detail=detail)
-    return await queue_with_waits(tasks, task, changes, [wait], reason)
 
 
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:

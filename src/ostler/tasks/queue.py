@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 
 from ostler.errors import OstlerError, StoreError
 from ostler.model.events import Event, TaskEvent
@@ -15,14 +14,13 @@ from ostler.model.ledger import WaitKind
 from ostler.model.task import Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
-from ostler.store.store import Store
 from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.shared import BY
 
 _log = logging.getLogger("ostler.tasks")
 #: Looked at again without being told: clocks jump, and other programs may write to a shared store.
-_LOOK_SECONDS = 30.0
+LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
 #: Others have a time that a person is shown, and go on waiting.
@@ -53,9 +51,10 @@ class TaskQueue:
         self._loop: list[asyncio.Task[None]] = []
         self.draining = False
 
-    async def open(self) -> None:
-        """Take up what an earlier program left, then work the queue."""
-        for task in await self._orchestrator.recover_agents():
+    async def open(self) -> list[Task]:
+        """Take up what an earlier program left, then work the queue. Returns what it left to somebody else."""
+        recovered = await self._orchestrator.recover_agents()
+        for task in filter(self._wanted, recovered):
             self.work_on(task)
         make = asyncio.get_running_loop().create_task
         self._loop = [
@@ -63,6 +62,7 @@ class TaskQueue:
             make(self._listen(), name="ostler-queue-wake"),
             make(self._orchestrator.gc_loop(), name="ostler-queue-gc"),
         ]
+        return [task for task in recovered if not self._wanted(task)]
 
     async def close(self) -> None:
         """No new work. Attempts whose agents have ended write that; others are left to the next program."""
@@ -87,11 +87,11 @@ class TaskQueue:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            wait = _LOOK_SECONDS
+            wait = LOOK_SECONDS
             try:
                 if self._settle is not None:
                     await self._settle()
-                wait = min(wait, await end_due_waits(self._tasks.store, self._orchestrator.manager.now()))
+                wait = min(wait, await end_due_waits(self._orchestrator))
                 if not self.draining:
                     await self._begin_some()
             except OstlerError as error:
@@ -106,14 +106,13 @@ class TaskQueue:
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
-        for task in await self._tasks.store.read(rows.claimable_tasks, space):
+        for task in await self._tasks.store.read(rows.claimable_tasks, space, wanted=self._wanted):
             if free <= 0:
                 return
-            if self._wanted(task):
-                claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
-                if claimed is not None:
-                    free -= 1
-                    self.work_on(claimed)
+            claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
+            if claimed is not None:
+                free -= 1
+                self.work_on(claimed)
 
     def work_on(self, task: Task) -> None:
         """An attempt that is claimed: a new one, or one that an earlier program left."""
@@ -131,7 +130,7 @@ class TaskQueue:
                 done = await self._orchestrator.work(task, self._rules(task))
             except StoreError as error:
                 _log.warning("%s goes on when the store can write again: %s", task.key, error)
-                await self._tasks.clock.sleep(_LOOK_SECONDS)
+                await self._tasks.clock.sleep(LOOK_SECONDS)
                 task = await self._tasks.reload(task)
             except OstlerError as error:
                 _log.warning("%s: %s", task.key, error)
@@ -142,9 +141,9 @@ class TaskQueue:
                 return
 
 
-async def end_due_waits(store: Store, now: datetime) -> float:
-    """Ends the waits of tasks that are due; how long until the next one is."""
-    following = _LOOK_SECONDS
+async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
+    """End the waits of tasks that are due; how many seconds until the next one is, or until one should look again."""
+    store, now, following = orchestrator.tasks.store, orchestrator.manager.now(), LOOK_SECONDS
     for wait in await store.read(wait_rows.all_open_waits):
         if wait.task_id is None or wait.due_at is None or wait.kind not in END_BY_THEMSELVES:
             continue

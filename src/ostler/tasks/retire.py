@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from pathlib import Path
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
@@ -24,6 +25,8 @@ async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
     workdir = workdir_of(task)
     if workdir is None:
         return task
+    if task.crew is not None:  # the directory of a member, which the settings may have moved since
+        tasks.workdirs.allow(Path(workdir.path).parent)
     logs = None if task.instance_id is None else tasks.home / LOGS / str(task.instance_id)
     entry = await tasks.workdirs.retire(workdir, record=task.to_dict(), logs=logs)
     tasks.active.pop(task.key, None)

@@ -185,11 +185,11 @@ class TaskVerbs:
         return await self._change(task, {"error": said}, to=TaskState.REJECTED, reason=said, act="task.cancel")
 
     async def requeue(self, key: str) -> Task:
-        """Release a held task, or end the present attempt and let it be done again."""
+        """Release a task that is held or parked, or end the present attempt and let it be done again."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._stopped(key, "requeued")
         if task.state is TaskState.QUEUED:
-            return await self._change(task, {"is_held": False, "failures": 0}, act="task.requeue")
+            return await self.manager.store.run(rows.release_task, task, by=self.manager.actor)
         if task.state is not TaskState.RUNNING:
             raise InvalidOperationError(
                 f"{task.key} is {task.state}; send it back with comments instead (`ostler task send-back {task.key}`)"

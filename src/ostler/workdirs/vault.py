@@ -49,17 +49,17 @@ class Vault:
         key = check_key(workdir.key)
         if faults := tuple(json_faults("record", record, _MAX_MANIFEST_LINE // 2)):
             raise ValidationError(faults)
-        place = self.work / key
+        place = Path(workdir.path)
         self.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
         entry = None
-        number, aside = self._aside(key)
+        number, aside = self._aside(key, place.parent)
         if aside is not None:
             entry = self._finish(workdir, number, record, aside, logs)
             number += 1
         if os.path.lexists(place):
-            aside = self.work / f"{_ASIDE}{key}-{number}"
+            aside = place.parent / f"{_ASIDE}{key}-{number}"
             place.rename(aside)
-            sync_folder(self.work)
+            sync_folder(place.parent)
             self.seams.fault("retire.move.after")
             return self._finish(workdir, number, record, aside, logs)
         if self._live(key).exists():
@@ -76,14 +76,14 @@ class Vault:
             try:
                 entry = self._publish(workdir, number, record, aside, logs)
             except (OstlerError, OSError):
-                place = self.work / workdir.key
+                place = Path(workdir.path)
                 if not os.path.lexists(place):
                     aside.rename(place)
                 raise
         self.seams.fault("retire.publish.after")
         self._live(workdir.key).unlink(missing_ok=True)
         remove_tree(aside)
-        sync_folder(self.work)
+        sync_folder(aside.parent)
         self.seams.fault("retire.remove.after")
         return entry
 
@@ -92,15 +92,15 @@ class Vault:
         self.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._live(key).touch()
 
-    def is_half_retired(self, key: str) -> bool:
-        return self.vault.is_dir() and self._aside(key)[1] is not None
+    def is_half_retired(self, workdir: Workdir) -> bool:
+        return self.vault.is_dir() and self._aside(workdir.key, Path(workdir.path).parent)[1] is not None
 
     def _live(self, key: str) -> Path:
         return self.vault / f".live-{key}"
 
-    def _aside(self, key: str) -> tuple[int, Path | None]:
+    def _aside(self, key: str, beside: Path) -> tuple[int, Path | None]:
         """The number of the entry to make, and the workdir that an earlier call has moved aside for it."""
-        for found in self.work.glob(f"{_ASIDE}{key}-*") if self.work.is_dir() else ():
+        for found in beside.glob(f"{_ASIDE}{key}-*") if beside.is_dir() else ():
             if (number := _number(found.name.removeprefix(_ASIDE), key)) is not None:
                 return number, found
         taken = [number for found in self.vault.iterdir() if (number := _number(found.name, key)) is not None]
@@ -168,7 +168,7 @@ class Vault:
         self.announce(entry.key)
         part.rename(place)
         sync_folder(self.work)
-        return entry.workdir
+        return entry.workdir.evolve(path=str(place))
 
     def _require_space(self, items: list[Item]) -> None:
         needed, free = sum(item.size for item in items), shutil.disk_usage(self.work).free

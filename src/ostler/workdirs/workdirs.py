@@ -48,6 +48,8 @@ class Workdirs:
     def __init__(self, home: Path, seams: Seams | None = None) -> None:
         self.home = home.absolute()
         self._work = self.home / "tasks"
+        #: Directories whose entries may be workdirs under another name than their key, such as those of crews.
+        self._roots = {self.home / "work"}
         self._repos = self.home / "repos"
         self._seams = seams or Seams()
         self._vault = Vault(self._work, self.home / "vault", self._seams)
@@ -77,9 +79,21 @@ class Workdirs:
         kind: WorkdirKind | None = None,
         target: str | None = None,
         base: str | None = None,
+        place: Path | None = None,
     ) -> Workdir:
-        """Decide without writing anything: a worktree when `near` is in a repository, else a directory."""
-        return await self._run((), lambda: prepare.plan(self._work, check_key(key), near, kind, target, base))
+        """Decide without writing anything: a worktree when `near` is in a repository, else a directory.
+
+        `place` is where the directory shall be; what lies beside it is taken for workdirs from now on.
+        """
+        planned = await self._run((), lambda: prepare.plan(self._work, check_key(key), near, kind, target, base))
+        if place is None or planned.kind is not WorkdirKind.DIRECTORY:
+            return planned
+        self.allow(place.parent)
+        return planned.evolve(path=str(place.parent / check_key(place.name)))
+
+    def allow(self, root: Path) -> None:
+        """Directories right below it may be workdirs."""
+        self._roots.add(root)
 
     async def prepare(self, workdir: Workdir, *, fresh: bool = False) -> tuple[str, ...]:
         """Make it, or finish what a killed process began; what is there already stays. Notes for the user.
@@ -214,23 +228,24 @@ class Workdirs:
     # --- in a thread ---------------------------------------------------------------------------------
 
     def _prepare(self, mirror: Mirror, workdir: Workdir, place: Path, *, fresh: bool) -> tuple[str, ...]:
-        is_used = place.is_dir() and any(place.iterdir())
-        if fresh and (is_used or self._vault.is_half_retired(workdir.key)):
+        is_used = os.path.lexists(place) and (place.is_symlink() or not place.is_dir() or any(place.iterdir()))
+        if fresh and (is_used or self._vault.is_half_retired(workdir)):
             self._vault.retire(workdir, {"reason": "a fresh workdir was asked for"}, None)
         if os.path.lexists(place):
             return ()
-        self._work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self._work / f"{NEW}{workdir.key}"
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = place.parent / f"{NEW}{workdir.key}"
         remove_tree(part)
         notes: tuple[str, ...] = ()
         if workdir.kind is WorkdirKind.DIRECTORY:
-            part.mkdir(mode=0o755)
+            part.mkdir()
+            part.chmod(0o755)  # whatever the umask says
         else:
             notes = prepare.make_worktree(mirror, workdir, part, self.home, self._seams.fault)
         self._seams.fault("prepare.build.after")
         self._vault.announce(workdir.key)
         part.rename(place)
-        sync_folder(self._work)
+        sync_folder(place.parent)
         self._seams.fault("prepare.place.after")
         return notes
 
@@ -239,9 +254,9 @@ class Workdirs:
 
     def _place(self, workdir: Workdir) -> Path:
         """Where it is by its key. A record that says otherwise came from another home, or from nowhere."""
-        place = self._work / check_key(workdir.key)
-        if Path(workdir.path) != place:
-            raise fault("path", f"must be {place} in this home", workdir.path)
+        own, place = self._work / check_key(workdir.key), Path(workdir.path)
+        if place != own and (place.parent not in self._roots or check_key(place.name) != place.name):
+            raise fault("path", f"must be {own} in this home", workdir.path)
         return place
 
     def _mirror_of(self, workdir: Workdir) -> str:

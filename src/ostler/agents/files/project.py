@@ -12,7 +12,7 @@ from ostler.agents.files.load import LoadedDefinition, Page, define, locate, rea
 from ostler.agents.files.models import AgentFile, FileRecord, InlineAgent
 from ostler.agents.files.positions import read_toml
 from ostler.home import SETTINGS_FILE
-from ostler.model.crew import CrewSettings
+from ostler.model.crew import CrewSettings, crew_name_faults
 from ostler.model.faults import Fault, as_written, named
 from ostler.model.loop import LoopSettings
 from ostler.model.record import adapter, record
@@ -115,6 +115,8 @@ def read_project(
             tables[name] = {key: page.check(entry, keys, f"{name}.{named(key)}") for key, keys in values.items()}
         else:
             page.blame([Fault(field=name, bound="must be a mapping", value=as_written(values))])
+    for name in tables.get("crew", {}):
+        page.blame(crew_name_faults(f"crew.{named(name)}", name))
     definitions = []
     for name, keys in tables.get("agent", {}).items():
         told = keys or InlineAgent()

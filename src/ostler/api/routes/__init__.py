@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from ostler.api.gate import Route
-from ostler.api.routes import audit, daemon, definitions, events, instances, loops, requests, tasks, tokens, waits
+from ostler.api.routes import (
+    audit,
+    crews,
+    daemon,
+    definitions,
+    events,
+    instances,
+    loops,
+    requests,
+    tasks,
+    tokens,
+    waits,
+)
 
 ROUTES: tuple[Route, ...] = (
     *daemon.ROUTES,
@@ -13,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *waits.ROUTES,
     *tasks.ROUTES,
     *loops.ROUTES,
+    *crews.ROUTES,
     *events.ROUTES,
     *audit.ROUTES,
     *tokens.ROUTES,

@@ -1,3 +1,4 @@
+DROP TABLE crew_members;
 DROP TABLE crews;
 DROP TABLE ci_results;
 DROP TABLE pull_requests;

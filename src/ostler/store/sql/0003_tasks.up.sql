@@ -106,6 +106,15 @@ CREATE TABLE crews (
     PRIMARY KEY (workspace_id, name)
 );
 
+-- Members of crews: how often each was begun afresh.
+CREATE TABLE crew_members (
+    workspace_id        $ID NOT NULL,
+    crew                $TEXT NOT NULL,
+    member              $TEXT NOT NULL,
+    generation          BIGINT NOT NULL,
+    PRIMARY KEY (workspace_id, crew, member)
+);
+
 -- Keys are never given out twice, also when their task was purged.
 CREATE TABLE task_numbers (
     workspace_id    $ID PRIMARY KEY,

@@ -1,0 +1,74 @@
+"""Crews: listed, brought up, scaled, stopped in order, and their settings read again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, Request
+
+from ostler.api.context import ContextOf, ManagerOf, context_of, manager_of
+from ostler.api.gate import Route
+from ostler.crews.supervisor import Supervisor
+from ostler.errors import AuthorizationError
+from ostler.model.crew import CrewView
+from ostler.model.people import Permission
+
+Names = Annotated[tuple[str, ...], Body(embed=True)]
+
+
+def supervisor_of(request: Request) -> Supervisor:
+    """Crews work for the workspace of the daemon."""
+    context = context_of(request)
+    if manager_of(request).principal.workspace_id != context.manager.principal.workspace_id:
+        raise AuthorizationError("crews belong to the workspace of the home; ask its owner")
+    return context.supervisor
+
+
+SupervisorOf = Annotated[Supervisor, Depends(supervisor_of)]
+
+
+def _shown(crews: list[CrewView]) -> list[dict[str, Any]]:
+    return [crew.to_dict() for crew in crews]
+
+
+async def list_crews(crews: SupervisorOf) -> list[dict[str, Any]]:
+    return _shown(await crews.list_crews())
+
+
+async def up(crews: SupervisorOf, manager: ManagerOf, names: Names = ()) -> dict[str, Any]:
+    """The crews, and the number of the last event before they came up: a stream from there misses nothing."""
+    cursor = manager.store.newest
+    found = await crews.up(*names, by=manager.actor)
+    return {"crews": _shown(found), "cursor": cursor}
+
+
+async def stop(
+    context: ContextOf,
+    crews: SupervisorOf,
+    manager: ManagerOf,
+    names: Names = (),
+    force: Annotated[bool, Body(embed=True)] = False,
+) -> list[dict[str, Any]]:
+    """Answered when their agents have ended; it goes on when the caller leaves."""
+    stopping = context.run(crews.stop(*names, force=force, by=manager.actor))
+    return _shown(await stopping)
+
+
+async def reload(crews: SupervisorOf) -> list[dict[str, Any]]:
+    return _shown(await crews.reload())
+
+
+async def scale(
+    crew: str, crews: SupervisorOf, manager: ManagerOf, count: Annotated[int, Body(embed=True)]
+) -> dict[str, Any]:
+    return (await crews.scale(crew, count, by=manager.actor)).to_dict()
+
+
+_P = Permission
+ROUTES = (
+    Route(method="GET", path="/v1/crews", handler=list_crews, permission=_P.TASKS_READ),
+    Route(method="POST", path="/v1/crews/up", handler=up, permission=_P.TASKS_WRITE),
+    Route(method="POST", path="/v1/crews/stop", handler=stop, permission=_P.TASKS_WRITE),
+    Route(method="POST", path="/v1/crews/reload", handler=reload, permission=_P.TASKS_WRITE),
+    Route(method="POST", path="/v1/crews/{crew}/scale", handler=scale, permission=_P.TASKS_WRITE),
+)

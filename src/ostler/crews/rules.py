@@ -1,0 +1,190 @@
+"""Attempts by a member of a crew: its directory, what its instance is told, and how its end is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ostler.crews.factory import MemberPlan
+from ostler.crews.scope import Scope
+from ostler.errors import OstlerError, VersionConflictError
+from ostler.lifecycle.handle import AgentHandle
+from ostler.model.crew import CrewAction
+from ostler.model.instance import AgentInstance
+from ostler.model.ledger import WaitKind
+from ostler.model.query import GetInstancesFilter
+from ostler.model.spawn import TerminationOptions
+from ostler.model.task import Task, TaskState
+from ostler.store.crews import tasks_in_directory
+from ostler.tasks import attempt, retire
+from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.tasks.park import park
+from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
+from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
+
+_AT_ONCE = timedelta(0)
+#: How long an attempt gets after it was forced.
+_FORCE_SECONDS = 2.0
+
+
+class CrewShared:
+    """What the attempts of all members share."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        #: Held while a directory changes hands: a task that one member failed may be in the directory of another.
+        self.directories = asyncio.Lock()
+
+
+class CrewRules(attempt.AttemptRules):
+    """One generation of a member at one task."""
+
+    def __init__(
+        self, shared: CrewShared, plan: MemberPlan, generation: int, scope: Scope, began: Callable[[AgentHandle], None]
+    ) -> None:
+        """`began` is told the handle of the live instance."""
+        super().__init__(shared.tasks)
+        self._directories = shared.directories
+        self._plan = plan
+        self._generation = generation
+        self._scope = scope
+        self._began = began
+        self._is_submitted = False
+        #: Why the member erred; None where it did not.
+        self.error: str | None = None
+
+    # --- the workdir -----------------------------------------------------------------------------
+
+    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
+        """The worktree of the task; without a repository the member's own directory, new and empty."""
+        workdir = workdir_of(task)
+        if workdir is not None:
+            self.tasks.workdirs.allow(Path(workdir.path).parent)
+        if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
+            return await attempt.prepare(self.tasks, task)
+        async with self._directories:
+            return await self._prepare_directory(await self.tasks.reload(task))
+
+    async def _prepare_directory(self, task: Task) -> tuple[Task, Workdir]:
+        if task.workdir is not None:
+            task = await retire.retire(self.tasks, task)
+        place = self._plan.workdir
+        planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
+        if planned.kind is WorkdirKind.DIRECTORY:
+            await self._clear(place, task)
+        task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None})
+        await self.tasks.workdirs.prepare(planned, fresh=planned.kind is WorkdirKind.DIRECTORY)
+        return task, planned
+
+    async def _clear(self, place: Path, task: Task) -> None:
+        """What the last generation left goes to the vault, under the key of its task."""
+        for other in await self.tasks.store.read(tasks_in_directory, task.workspace_id, str(place)):
+            if other.task_id != task.task_id:
+                await self._retire(other, str(place))
+        if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
+            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self._plan.agent_id, path=str(place))
+            await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
+
+    async def _retire(self, other: Task, place: str) -> None:
+        while other.workdir is not None and other.workdir["path"] == place:
+            try:
+                other = await retire.retire(self.tasks, other)
+            except VersionConflictError:  # claimed or reviewed meanwhile
+                other = await self.tasks.reload(other)
+
+    # --- the agent -------------------------------------------------------------------------------
+
+    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as the base
+        if self._scope.is_cancelled:
+            raise attempt.AttemptWaitsError(WaitKind.BACKOFF, self._scope.reason, None)
+        return {"crew": self._plan.crew, "agent_id": self._plan.agent_id, "generation": self._generation}
+
+    def environment(self, task: Task) -> dict[str, str]:
+        member = {"OSTLER_CREW": self._plan.crew, "OSTLER_MEMBER": self._plan.agent_id}
+        return {**super().environment(task), **member}
+
+    def model(self, task: Task) -> str | None:
+        return task.model or self._plan.model
+
+    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as the base
+        """Until its agent has ended; where the scope is cancelled it is asked to, and then made to."""
+        handle = self.tasks.manager.handle(instance.instance_id)
+        self._began(handle)
+        ended = asyncio.ensure_future(handle.ended())
+        asking = []
+        try:
+            for event, grace in ((self._scope.cancelled, None), (self._scope.forced, _AT_ONCE)):
+                await _first_of(ended, event)
+                if ended.done():
+                    break
+                asking.append(asyncio.ensure_future(self._terminate(instance, grace)))
+            await ended
+            await asyncio.gather(*asking)
+        finally:
+            for one in (ended, *asking):
+                one.cancel()
+
+    async def _terminate(self, instance: AgentInstance, grace: timedelta | None) -> None:
+        options = TerminationOptions(reason=self._scope.reason)
+        if grace is not None:
+            options = options.evolve(graceful_timeout=grace)
+        with contextlib.suppress(OstlerError):  # it ended by itself meanwhile
+            await self.tasks.manager.terminate(instance.instance_id, options)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        self._is_submitted = True
+        return await super().snapshot(task, workdir)
+
+    async def failed(self, task: Task, error: str, cause: str = "error") -> Task:  # noqa: ARG002 - as the base
+        """A check that refuses the work is an error of the member only when the task has spent all its failures."""
+        if task.state is not TaskState.RUNNING:
+            return task
+        is_spent = task.failures + 1 >= task.max_failures
+        if is_spent or not self._is_submitted:
+            self.error = error
+        if is_spent or (self.error is not None and self._plan.settings.on_error is CrewAction.RESTART):
+            return await park(self.tasks, task, error)
+        return await attempt.fail_attempt(self.tasks, task, error)
+
+
+async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:
+    """One attempt, which ends soon after its scope is forced. None where it was cut off, else the task as it is."""
+    under_way = asyncio.ensure_future(orchestrator.work(task, rules))
+    try:
+        await _first_of(under_way, scope.forced)
+        if not under_way.done():
+            await asyncio.wait({under_way}, timeout=_FORCE_SECONDS)
+        if not under_way.done():
+            await cut_off(orchestrator, task, scope.reason)
+            await asyncio.wait({under_way})
+    finally:
+        under_way.cancel()
+    # A person who cancels or requeues a task cancels the work on it.
+    return None if under_way.cancelled() else under_way.result()
+
+
+async def cut_off(orchestrator: TaskOrchestrator, task: Task, reason: str) -> None:
+    """End an attempt wherever it is, its checks too; the task goes back to the queue and has spent nothing."""
+    manager, tasks = orchestrator.manager, orchestrator.tasks
+    await attempt.stop_agent(tasks, await tasks.reload(task), reason)
+    for one in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+        with contextlib.suppress(OstlerError):
+            await manager.terminate(one.instance_id, TerminationOptions.immediate())
+    task = await tasks.reload(task)
+    if task.state is TaskState.RUNNING:
+        await tasks.change(task, to=TaskState.QUEUED, by=BY, reason=reason)
