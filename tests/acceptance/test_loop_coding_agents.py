@@ -24,7 +24,7 @@ def test_a_loop_with_a_real_coding_agent(shell: Shell, tmp_path: Path, driver: s
     script = [
         run(_FILE),
         say("I am done."),
-        run("touch made; ostler signal complete -m 'made it' > said.txt 2>&1"),
+        run(f"touch made; {shell.program} signal complete -m 'made it'"),
         say("Now it is.").using(input_tokens=200, output_tokens=30),
     ]
     with ScriptedModel(script) as model:
@@ -33,7 +33,7 @@ def test_a_loop_with_a_real_coding_agent(shell: Shell, tmp_path: Path, driver: s
         (shell.home / "agents" / "coder.md").write_text(text)
         (shell.project / "ostler.toml").write_text('[loop]\nretry-interval = "0s"\n')
         said = shell.run("loop", "PROMPT.md", "--agent", "coder", "--check", "test -f made", "--max-iterations", "2")
-        assert said.code == 0, (said, shell.run("loop", "show", "T001"), shell.run("logs", "T001-1"))
+        assert said.code == 0, (said, shell.run("loop", "show", "T001"), shell.run("logs", "T001-2"))
         prompts = [request.prompt for request in model.requests]
     assert [one["ended_by"] for one in loops.iterations("T001")] == ["check", "breakpoint"]
     task = loops.task("T001")
@@ -42,3 +42,4 @@ def test_a_loop_with_a_real_coding_agent(shell: Shell, tmp_path: Path, driver: s
     assert task["tokens"] > 0
     assert "the check `test -f made` failed" in prompts[2], "the second start was told, with a fresh context"
     assert "I am done." not in str(prompts[2])
+    assert f"(ostler is {shell.program})" in prompts[0], "the login shell of an agent may have a PATH of its own"
