@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from lifecycle_tables import calls, observers, spawns
+from loop_tables import loops
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
 from store_tables import lists, transitions
@@ -25,6 +26,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "spawns": spawns,
     "calls": calls,
     "observers": observers,
+    "loops": loops,
     "populations": populations,
 }
 
