@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from crew_tables import crews
 from lifecycle_tables import calls, observers, spawns
+from loop_tables import loops
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
 from store_tables import lists, transitions
@@ -27,6 +28,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "calls": calls,
     "observers": observers,
     "crews": crews,
+    "loops": loops,
     "populations": populations,
 }
 

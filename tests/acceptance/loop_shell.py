@@ -97,10 +97,10 @@ class LoopShell:
 
     def nothing_lived_on(self, key: str) -> bool:
         pids = self.at(key, "pids").read_text().split()
-        return not self.at(key, "alive").exists() and not any(_lives(int(pid)) for pid in pids)
+        return not self.at(key, "alive").exists() and not any(lives(int(pid)) for pid in pids)
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -12,6 +12,7 @@ from ostler.model.text import clipped
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.store.transaction import Reader
+from ostler.tasks.attempt import own_program
 from ostler.tasks.shared import Tasks
 from ostler.workdirs.records import Snapshot, Workdir
 
@@ -126,8 +127,9 @@ def _quoted(head: str, text: str | None) -> list[str]:
 
 
 def _instructions(task: Task, loop: TaskLoop) -> str:
+    program = own_program()
     lines = [
-        "When you stop, say where you stand, by one of:",
+        f"When you stop, say where you stand, by one of{'' if program is None else f' (ostler is {program})'}:",
         '- ostler signal complete -m "what you did"',
         '- ostler signal blocked --on T002 -m "why" (a task, ci, or "human: your question")',
         '- ostler signal pr -m "what is to be reviewed"',

@@ -154,7 +154,9 @@ class IterationRules(AttemptRules):
             self._ended_by = None if found is None else "until"
         task = await self.tasks.reload(task)
         if found is None:
-            await self.tasks.change(task, attempt.used_by(task, answer))
+            await self.tasks.change(
+                task, {**attempt.used_by(task, answer), **_files_of(await self.snapshot(task, workdir))}
+            )
             raise AttemptFailedError(_without_signal(answer, self._file), "exit")
         self._breakpoint = found
         match found.type:
@@ -261,8 +263,7 @@ class IterationRules(AttemptRules):
             **used,
             "session": None,
             "comments": (*task.comments, *found.told)[-_MAX_COMMENTS:],
-            "changed_files": tuple(one.path for one in snapshot.files),
-            "snapshot": snapshot.to_dict(),
+            **_files_of(snapshot),
         }
         circle = await self._circle(task, found.waits)
         if circle is not None:
@@ -386,6 +387,10 @@ def _end_iteration(  # noqa: PLR0913, PLR0917 - as above
     for wait in waits:
         task_rows.open_task_wait(tx, changed, wait)
     return changed
+
+
+def _files_of(snapshot: Snapshot) -> dict[str, Any]:
+    return {"changed_files": tuple(one.path for one in snapshot.files), "snapshot": snapshot.to_dict()}
 
 
 def _submission(said: Breakpoint, answer: Any) -> dict[str, Any]:

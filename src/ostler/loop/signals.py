@@ -31,6 +31,8 @@ from ostler.workdirs.records import SIGNAL_FILE, Workdir
 
 _log = logging.getLogger("ostler.loop")
 _MAX_BYTES = 1024 * 1024
+#: A change is told when nothing more came for one step, at the latest after the second time.
+_STEP_MS, _DEBOUNCE_MS = 20, 200
 _T = BreakpointType
 #: Names of signals that are breakpoints.
 BREAKPOINTS: Mapping[str, BreakpointType] = {
@@ -193,7 +195,12 @@ class SignalFile:
 
         try:
             async for changes in awatch(
-                self.path.parent, recursive=False, rust_timeout=round(interval * 1000), yield_on_timeout=True
+                self.path.parent,
+                recursive=False,
+                step=_STEP_MS,
+                debounce=_DEBOUNCE_MS,
+                rust_timeout=round(interval * 1000),
+                yield_on_timeout=True,
             ):
                 if not changes or any(Path(path).name == self.path.name for _, path in changes):
                     yield

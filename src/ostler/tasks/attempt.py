@@ -249,11 +249,16 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     return await tasks.change(task, {"instance_id": instance.instance_id}), instance
 
 
+def own_program() -> str | None:
+    """The program `ostler`, with which an agent can say where it stands."""
+    beside = Path(sys.executable).with_name("ostler")
+    return str(beside) if beside.exists() else shutil.which("ostler")
+
+
 def _path() -> str:
-    """As ours, and with the program `ostler` on it, so that an agent can say where it stands."""
-    path = os.environ.get("PATH", os.defpath)
-    own = Path(sys.executable).parent
-    return path if shutil.which("ostler", path=path) or not (own / "ostler").exists() else f"{path}:{own}"
+    """As ours, and with the program `ostler` on it."""
+    path, program = os.environ.get("PATH", os.defpath), own_program()
+    return path if program is None or shutil.which("ostler", path=path) else f"{path}:{Path(program).parent}"
 
 
 def _own_environment(manifest: AgentManifest) -> Mapping[str, str]:
