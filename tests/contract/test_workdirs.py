@@ -303,7 +303,7 @@ async def test_workdirs_that_no_key_owns_are_found(workdirs: Workdirs, near: Pat
     await workdirs.prepare(other)
     assert await workdirs.orphans({"T1"}) == [Path(other.path)]
     assert await workdirs.orphans({"T1", "T2"}) == []
-    Path(other.path).rename(workdirs.home / "work" / ".retired-T2-1")
+    Path(other.path).rename(workdirs.home / "tasks" / ".retired-T2-1")
     assert await workdirs.orphans({"T1", "T2"}) == []
     assert len(await workdirs.orphans({"T1"})) == 1
 

@@ -515,7 +515,7 @@ async def test_a_hostile_archive_is_refused_before_the_first_write(
     monkeypatch.setattr("ostler.workdirs.vault._file_digest", lambda _: forged(entry.path))
     with pytest.raises(VaultError, match=f"({said}).*nothing was unpacked"):
         await ground.workdirs.restore(entry)
-    assert not list((ground.home / "work").iterdir())
+    assert not list((ground.home / "tasks").iterdir())
     assert not place.exists()
 
 

@@ -66,7 +66,7 @@ async def test_prepare_finishes(ground: Ground, point: str) -> None:
     _, place = await ground.prepared()
     assert not git(place, "status", "--porcelain")
     assert git(place, "branch", "--show-current").strip() == "ostler/T1"
-    assert [file.name for file in (ground.home / "work").iterdir()] == ["T1"]
+    assert [file.name for file in (ground.home / "tasks").iterdir()] == ["T1"]
 
 
 @pytest.mark.parametrize("point", REVIEW)
@@ -125,7 +125,7 @@ async def test_retire_finishes_and_loses_nothing(ground: Ground, point: str) -> 
     entry = await ground.workdirs.retire(workdir.evolve(base=ground.tip("start")), record={})
     assert not entry.missing
     assert len(await ground.workdirs.list_entries()) == 1
-    assert list((ground.home / "work").iterdir()) == []
+    assert list((ground.home / "tasks").iterdir()) == []
     await ground.workdirs.restore(entry)
     assert tree_of(place) == before
 
