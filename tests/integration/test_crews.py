@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ostler import (
     AgentNotFoundError,
     CrewAction,
     CrewPolicy,
+    CrewStrategy,
     MemberState,
     Supervisor,
     TaskState,
@@ -389,6 +391,41 @@ async def test_a_directory_that_became_a_link_is_not_followed(ground: Ground, tm
         await ground.becomes(key, _T.COMPLETED)
     assert not place.is_symlink()
     assert [one.name for one in precious.iterdir()] == ["letter.txt"]
+
+
+# --- all of it at once -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 12])
+async def test_whatever_is_asked_meanwhile_no_task_is_stranded_and_no_generation_is_begun_twice(
+    ground: Ground, seed: int
+) -> None:
+    chance = random.Random(seed)
+    keys = [await ground.add(chance.choice(["write", "fail-once", "fail", "crash"])) for _ in range(10)]
+    strategy = chance.choice(list(CrewStrategy))
+    async with ground.supervisor({"coder": coder(3, strategy=strategy, max_errors=1000)}) as supervisor:
+        for _ in range(6):
+            await asyncio.sleep(chance.random() * 0.3)
+            match chance.choice(["scale", "stop", "force", "cancel"]):
+                case "scale":
+                    await supervisor.scale("coder", chance.randint(0, 4))
+                case "cancel":
+                    for scope in list(supervisor.agent_contexts.values())[:1]:
+                        scope.cancel()
+                case how:
+                    await supervisor.stop(force=how == "force")
+                    await supervisor.up()
+        await supervisor.up()
+        for key in keys:
+            await until(lambda: _is_settled(ground, key), seconds=40)  # noqa: B023 - awaited in its turn
+        assert await ground.living() == []
+        assert set(supervisor.agent_types) == {"coder-1", "coder-2", "coder-3"}
+    begun = [(one.agent_id, one.generation) for one in await ground.instances()]
+    assert len(set(begun)) == len(begun)
+
+
+async def _is_settled(ground: Ground, key: str) -> bool:
+    return (await ground.task(key)).state is _T.COMPLETED or bool(await ground.tasks.waits(key))
 
 
 # --- a program that ends ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-_RIGHT = frozenset({"UP", "RESTARTS", "CPU", "MEM", "AGE", "EXIT", "NUMBER", "COST", "TOKENS"})
+_RIGHT = frozenset({"UP", "RESTARTS", "CPU", "MEM", "AGE", "EXIT", "NUMBER", "COST", "TOKENS", "GENERATION"})
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _COLOURS = {
     "processing": "green",
