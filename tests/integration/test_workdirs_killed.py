@@ -143,6 +143,17 @@ async def test_a_half_retired_workdir_is_saved_before_a_fresh_one_is_made(ground
     assert (place / "work").read_text() == "first\n"
 
 
+async def test_a_return_that_was_announced_and_cut_off_hides_no_entry(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    (place / "mine").write_text("work\n")
+    entry = await ground.workdirs.retire(workdir, record={})
+    (ground.home / "vault" / ".live-T1").touch()
+    (ground.home / "tasks" / ".new-T1").mkdir()
+    assert await ground.workdirs.retire(workdir, record={}) == entry
+    await ground.workdirs.restore(entry)
+    assert (place / "mine").read_text() == "work\n"
+
+
 @pytest.mark.parametrize("seed", range(ROUNDS))
 async def test_killed_at_any_moment_every_byte_is_somewhere(ground: Ground, seed: int) -> None:
     chance = random.Random(seed)

@@ -62,6 +62,8 @@ class Vault:
             sync_folder(place.parent)
             self.seams.fault("retire.move.after")
             return self._finish(workdir, number, record, aside, logs)
+        if os.path.lexists(self.work / f"{NEW}{key}"):  # it was announced, and cut off before it was in its place
+            self._live(key).unlink(missing_ok=True)
         if self._live(key).exists():
             entry = self._publish(workdir, number, record, None, logs)
             self._live(key).unlink()
