@@ -25,6 +25,32 @@ lifecycle:
 ---
 """
 
+NIGHT = """
+[crew.night]
+agent = "poet"
+count = 2
+tasks = "tag:night"
+
+[loop]
+retry-interval = "0s"
+
+[agent.poet]
+driver.command = ["sh", "-ec", '''
+case "$(cat {prompt_file})" in
+  *earlier*) echo better > fragile.txt;;
+  *fragile*) echo "the first try fails"; exit 1;;
+  *) echo roses > poem.txt;;
+esac''']
+
+[agent.singer]
+driver.command = ["sh", "-ec", '''
+case "$(cat {prompt_file})" in
+  *"CI failed"*) echo la la > song.txt; ostler signal pr -m "The song, with words";;
+  *accepted*) echo hum > song.txt; ostler signal pr -m "The song";;
+  *) ostler signal blocked --on T003 -m "there is no poem yet";;
+esac''']
+"""
+
 
 class Story:
     """Commands as a person would type them, with what they print."""
@@ -107,6 +133,7 @@ def tell(story: Story) -> None:
     story.type("logs -T clerk")
 
     tell_of_tasks(story, agents)
+    tell_of_the_night(story)
 
     story.say("Everything is in one durable record")
     story.type("stop nightly")
@@ -143,6 +170,37 @@ def tell_of_tasks(story: Story, agents: Path) -> None:
         story.type("retire T002")
         story.type("unretire T002")
         story.git("log --oneline --stat", quiet=False)
+
+
+def tell_of_the_night(story: Story) -> None:
+    """A crew works the queue, and a loop drives one task through fresh starts."""
+    (story.project / "ostler.toml").write_text(NIGHT)
+    story.git("add .")
+    story.git("commit -q -m 'Declare a crew'")
+    story.say("A crew of two works a queue through the night. One coder fails; its task is done by the other")
+    story.type("crew up -d")
+    story.type("task add 'Write poem.txt' --tag night --agent poet")
+    story.type("task add 'Write fragile.txt' --tag night --agent poet")
+    for key in ("T003", "T004"):
+        story.until(f"task show {key}", '"completed"')
+    story.type("crew ps")
+    story.type("task list")
+
+    story.say("A loop starts its agent afresh until the work is proven. It is blocked on T003, so it waits for that")
+    (story.project / "PROMPT.md").write_text("Sing the poem.\n")
+    story.type("loop PROMPT.md --agent singer --ci 'grep -q la song.txt' -d")
+    story.until("waits", "waits for T003")
+    story.type("waits")
+    story.type("accept T003")
+
+    story.say("It opens a pull request. CI refuses the first one, and a fresh agent is told why; then a person merges")
+    story.until("pr list", "passed")
+    story.type("loop show T005")
+    story.type("pr approve 1")
+    story.type("pr merge 1")
+    story.type("accept T004")
+    story.type("crew stop")
+    story.git("log --oneline", quiet=False)
 
 
 def main() -> None:
