@@ -139,7 +139,7 @@ def test_a_signal_from_outside_is_refused_and_audited(loops: LoopShell) -> None:
 
 
 def test_a_signal_about_another_task_is_refused(loops: LoopShell) -> None:
-    said = """printf '{"name": "complete", "payload": {"task_id": "T001"}}' > body; curl=$(command -v curl)
+    said = """printf '{"name": "complete", "payload": {"task_id": "T000"}}' > body; curl=$(command -v curl)
         [ -n "$curl" ] && curl -s --unix-socket $OSTLER_HOME/daemon.sock -d @body -H 'content-type: application/json' \
             http://localhost/v1/signals > $stage/said; ostler signal complete"""
     key = loops.begin(said)

@@ -37,6 +37,7 @@ _FIELDS: dict[str, Any] = {
     "tasks": "tag:text",
     "max_worker_threads": 3,
     "max_retries": 2,
+    "summary_limit": 800,
     "burst_limit": 7,
     "target": "http://localhost/health",
     "probe": "http",
