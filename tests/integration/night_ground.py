@@ -213,7 +213,9 @@ class Night:
             self._kill()
             self.machine.power_off()
         log = all_events(self.database.reader)
-        twice = Counter(one.key for one in log if isinstance(one, TaskStateChangedEvent) and one.new_state == "accepted")
+        twice = Counter(
+            one.key for one in log if isinstance(one, TaskStateChangedEvent) and one.new_state == "accepted"
+        )
         faults = [f"{key} was accepted {n} times" for key, n in twice.items() if n > 1]
         digest = hashlib.sha256("\n".join(map(repr, log)).encode()).hexdigest()
         faults += [*self.world.faults, *self.machine.faults]

@@ -1,4 +1,4 @@
-"""A night in a minute: twenty tasks, six agents that crash, hang, lie and conflict, a daemon that is killed ten times."""
+"""A night in a minute: twenty tasks, six agents that crash, hang, lie and conflict, a daemon that is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def test_every_task_ends_once_with_a_reason_and_the_same_seed_gives_the_same_nig
     assert report.kills == KILLS + 1, "with the one in the morning"
     assert len(report.ends) == TASKS
     for key, end in report.ends.items():
-        assert end.startswith("accepted") or (end.startswith(("rejected: ", "parked: ")) and end.partition(": ")[2]), key
+        assert end.startswith("accepted") or (end.startswith(("rejected: ", "parked: ")) and end.partition(": ")[2]), (
+            key
+        )
     assert sum(end.startswith("accepted") for end in report.ends.values()) > TASKS / 2
     assert {"works", "crashes", "lies"} <= set(report.did)
     assert night(seed, tmp_path / "one-more").digest == report.digest

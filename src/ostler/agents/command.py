@@ -32,7 +32,8 @@ _SHOWN_CHARACTERS = 2000
 #: What Linux allows for one argument, with its end mark.
 _MAX_ARGUMENT = 128 * KIB - 1
 _UNKNOWN = "ended, and its exit code is not known"
-_BASE_ENV: Mapping[str, str] = MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"})
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_BASE_ENV: Mapping[str, str] = MappingProxyType({"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.command import DEFAULT_PATH
 from ostler.agents.commandspec import HomeKind
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.drivers import command_of
@@ -213,7 +214,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     options = AgentSpawnOptions(
         name=_name(task),
         workdir=str(workdir.path),
-        env={"PATH": _path(), **_own_environment(manifest), **workdir.environment(), **rules.environment(task)},
+        env={**_own_environment(manifest), **workdir.environment(), **rules.environment(task)},
         priority=task.priority,
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
@@ -255,14 +256,22 @@ def own_program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("ostler")
 
 
-def _path() -> str:
-    """As ours, and with the program `ostler` on it."""
-    path, program = os.environ.get("PATH", os.defpath), own_program()
-    return path if program is None or shutil.which("ostler", path=path) else f"{path}:{Path(program).parent}"
+def _path(manifest: AgentManifest) -> str:
+    """As its definition has it."""
+    command = command_of(manifest)
+    if command is not None and "PATH" in (command.set_env or {}):
+        return (command.set_env or {})["PATH"]
+    passed_on = command is None or "PATH" in command.env
+    return os.environ.get("PATH", os.defpath) if passed_on else DEFAULT_PATH
 
 
 def _own_environment(manifest: AgentManifest) -> Mapping[str, str]:
-    return (manifest.defaults.env if manifest.defaults is not None else None) or {}
+    """That of its definition, which the spawn lays its own over; with the program `ostler` on its PATH."""
+    given = dict((manifest.defaults.env if manifest.defaults is not None else None) or {})
+    path, program = given.get("PATH") or _path(manifest), own_program()
+    if program is not None and shutil.which("ostler", path=path) is None:
+        given["PATH"] = f"{path}:{Path(program).parent}"
+    return given
 
 
 def prompt_of(task: Task) -> str:
