@@ -51,8 +51,10 @@ class Fleet:
         assert found is not None
         return found
 
-    async def comes_to(self, one: AgentInstance, state: AgentState, attempt: int = 1) -> AgentInstance:
-        end = time.monotonic() + PATIENCE
+    async def comes_to(
+        self, one: AgentInstance, state: AgentState, attempt: int = 1, *, seconds: float = PATIENCE
+    ) -> AgentInstance:
+        end = time.monotonic() + seconds
         while True:
             found = await self.record(one)
             if found.state is state and found.attempt >= attempt:

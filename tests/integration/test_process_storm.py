@@ -135,7 +135,8 @@ async def storm(home: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None
         starts = Starts(monkeypatch)
         for pid in [await fleet.pid(one) for one in ones]:
             os.kill(pid, signal.SIGKILL)
-        back = asyncio.ensure_future(asyncio.gather(*(fleet.comes_to(one, AgentState.READY, 2) for one in ones)))
+        returns = (fleet.comes_to(one, AgentState.READY, 2, seconds=20 + count / 3) for one in ones)
+        back = asyncio.ensure_future(asyncio.gather(*returns))
         took = await slowness(fleet, bystander, back)
         assert [one.attempt for one in await back] == [2] * len(ones)
         assert p95(took) < 0.5
