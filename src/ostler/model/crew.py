@@ -89,7 +89,7 @@ class CrewSettings(CrewPolicy):
         yield from CrewPolicy.rules(self)
         yield from name_faults("agent", self.agent)
         if self.tasks is not None and self.tasks != "*" and not self.tasks.startswith(("tag:", "agent:")):
-            yield Fault(field="tasks", bound="must be `tag:NAME`, `agent:NAME` or `*`", value=self.tasks)
+            yield Fault(field="tasks", bound="must be `tag:NAME`, `agent:NAME` or `*`", value=shown(self.tasks))
 
 
 @record
