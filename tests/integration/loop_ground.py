@@ -17,6 +17,7 @@ from workdirs_ground import git, make_repository
 
 import ostler
 from ostler import AgentLifecycleManager, CommandSpec, LifecycleSettings, Seams, Wait
+from ostler.errors import OstlerError
 from ostler.loop import AgentLifecycleLoop, LoopResult
 from ostler.loop.loops import Loops
 from ostler.model.ledger import AuditEntry
@@ -156,7 +157,7 @@ class LoopGround:
             yield running
         finally:
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, OstlerError):  # its manager may be closed by now
                 await running
 
     def advance(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from tasks_ground import T, TaskGround, opened, repository, until_async, working
 from workdirs_ground import git, tree_of
 
 from ostler import StoreFullError, Task, TaskState
+from ostler.tasks.attempt import AttemptRules
 from ostler.seams import FaultPlan, InjectedCrash
 from ostler.store import tasks as rows
 from ostler.testing.clock import ManualClock
@@ -179,11 +180,11 @@ async def test_a_store_that_cannot_write_for_a_while_leaves_no_task_behind(
     async with opened(repository, home, clock=clock) as ground:
         work, refused = ground.tasks.work, asyncio.Event()
 
-        async def work_later(task: Task) -> Task:
+        async def work_later(task: Task, rules: AttemptRules | None = None) -> Task:
             if not refused.is_set():
                 refused.set()
                 raise StoreFullError("the disk is full")
-            return await work(task)
+            return await work(task, rules)
 
         monkeypatch.setattr(ground.tasks, "work", work_later)
         task = await ground.add("true")

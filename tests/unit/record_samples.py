@@ -33,7 +33,6 @@ _SAMPLES: dict[Any, Any] = {
 #: Values that more than a type decides.
 _FIELDS: dict[str, Any] = {
     "depends_on": ("another",),
-    "workdir": "/somewhere",
     "tasks": "tag:text",
     "max_worker_threads": 3,
     "max_retries": 2,

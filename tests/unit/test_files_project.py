@@ -135,7 +135,7 @@ memory = "1M"
     ]
 
 
-@pytest.mark.parametrize("name", ["KEYS", "crews", "__pydantic_config__"])
+@pytest.mark.parametrize("name", ["KEYS", "phases", "__pydantic_config__"])
 def test_a_table_that_nothing_reads_is_a_fault(path: Path, name: str) -> None:
     assert faults(path, f"[{name}]\nx = 1\n") == [f"1: {name} is not known"]
 
@@ -170,7 +170,7 @@ def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_
 
 def test_the_schema_of_a_project_has_its_tables() -> None:
     schema = json_schema("project")
-    assert set(schema["properties"]) == {"daemon", "retention", "tasks", "agent"}
+    assert set(schema["properties"]) == {"daemon", "retention", "tasks", "loop", "orchestrator", "crew", "agent"}
     assert "on-wait" in schema["$defs"]["DaemonSettings"]["properties"]
     assert "instructions" in schema["$defs"]["InlineAgent"]["properties"]
 

@@ -46,6 +46,7 @@ class Tasks:
         self.active: dict[str, Workdir] = {}
         #: Attempts that are under way in this program, by key.
         self.running: dict[str, asyncio.Task[Any]] = {}
+        self.is_closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.hooks = Hooks(self)
 
@@ -69,6 +70,7 @@ class Tasks:
 
     async def close(self) -> None:
         """What is under way is left as it stands; the next program takes it up."""
+        self.is_closed = True
         for task in tuple(self._background):
             task.cancel()
         if self._background:

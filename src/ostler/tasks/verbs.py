@@ -158,6 +158,8 @@ class TaskVerbs:
             current = asyncio.current_task()
             if not under_way.cancelled() or (current is not None and current.cancelling()):
                 raise
+            if self.tasks.is_closed:
+                raise InvalidOperationError("this program is closing; the next one goes on with it") from None
             return await self.tasks.reload(claimed)  # another verb ended the attempt
         finally:
             if under_way.done() and self.tasks.running.get(claimed.key) is under_way:
