@@ -259,9 +259,10 @@ def own_program() -> str | None:
 def _path(manifest: AgentManifest) -> str:
     """As its definition has it."""
     command = command_of(manifest)
-    if command is not None and "PATH" in (command.set_env or {}):
-        return (command.set_env or {})["PATH"]
-    passed_on = command is None or "PATH" in command.env
+    given = {**((command and command.set_env) or {}), **(manifest.env or {})}
+    if (path := given.get("PATH")) is not None:
+        return path
+    passed_on = command is None or "PATH" in command.env or "PATH" in given
     return os.environ.get("PATH", os.defpath) if passed_on else DEFAULT_PATH
 
 
