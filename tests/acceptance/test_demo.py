@@ -115,6 +115,7 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == before, "the demo wrote outside its own home"
 
 
+@pytest.mark.torture  # a minute; test_tasks_real has each of them at work
 @pytest.mark.timeout(200)
 def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -> None:
     for name in ("claude", "codex"):

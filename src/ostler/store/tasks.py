@@ -348,6 +348,16 @@ def task_waits(reader: Reader, task_id: UUID) -> list[Wait]:
     return WAITS.read(reader.fetch(f"{WAITS.select} WHERE task_id = :id AND ended_at IS NULL ORDER BY id", id=task_id))
 
 
+def task_with_waits(reader: Reader, workspace_id: UUID, key: str) -> tuple[Task, list[Wait]]:
+    """Read again where the task was changed in between, for its moves open and end waits."""
+    task = require_task(reader, workspace_id, key)
+    while True:
+        waits, now = task_waits(reader, task.task_id), require_task(reader, workspace_id, key)
+        if now.version == task.version:
+            return now, waits
+        task = now
+
+
 def end_task_wait(
     tx: Transaction, wait: Wait, outcome: str, answer: Mapping[str, Any] | None = None, *, by: Actor = SYSTEM
 ) -> Wait:

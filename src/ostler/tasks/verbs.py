@@ -57,6 +57,11 @@ class TaskVerbs:
         task = await self.get(key)
         return await self.manager.store.read(rows.task_waits, task.task_id)
 
+    async def look(self, key: str) -> tuple[Task, list[Wait]]:
+        """A task and its open waits, both of one moment."""
+        await self.manager.require(_P.TASKS_READ)
+        return await self.manager.store.read(rows.task_with_waits, self._space, key)
+
     async def unmet(self, task: Task) -> list[str]:
         """The keys that it still waits for."""
         return await self.manager.store.read(rows.unmet, task)

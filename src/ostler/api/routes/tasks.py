@@ -81,9 +81,8 @@ async def list_tasks(
 
 
 async def get(key: str, tasks: TasksOf) -> dict[str, Any]:
-    task = await tasks.get(key)
-    waits = [wait.to_dict() for wait in await tasks.waits(key)]
-    return {**_shown(task), "next": await _next(tasks, task), "waits": waits}
+    task, waits = await tasks.look(key)
+    return {**_shown(task), "next": await _next(tasks, task), "waits": [wait.to_dict() for wait in waits]}
 
 
 def _shown(task: Task) -> dict[str, Any]:
