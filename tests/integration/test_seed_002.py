@@ -1337,7 +1337,9 @@ async def test_002_111_limits_rechecked(crew: Crew, caplog: pytest.LogCaptureFix
     assert LifecycleSettings().sweep_interval == timedelta(minutes=10)
     agents = [await crew.start() for _ in range(3)]
     await crew.set_tier(Tier.CORE)
-    await crew.tick(660, step=60)
+    async with asyncio.timeout(30):
+        while not logged(caplog, "over_limit"):
+            await crew.tick(660, step=60)
     assert {(one["current"], one["max"]) for one in logged(caplog, "over_limit")} == {(3, 2)}
     for agent in agents:
         assert await crew.state(agent) is S.READY, "it ends nothing"

@@ -78,7 +78,12 @@ def as_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def note(sentence: str) -> None:
-    click.echo(f"ostler: {plain(sentence)}", err=True)
+    """Also from a handler of a signal, which may come in the midst of other output."""
+    line = f"ostler: {plain(sentence)}"
+    try:
+        click.echo(line, err=True)
+    except RuntimeError:  # a stream is not entered twice
+        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
 # --- times and sizes ---------------------------------------------------------------------------------

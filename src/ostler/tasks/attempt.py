@@ -50,8 +50,10 @@ LOOP_STOPPED = "the loop was told to stop"
 #: Says likewise that a crew ended one of its members.
 CREW_STOPPED = "its crew is stopping"
 MEMBER_REPLACED = "its crew begins the member afresh"
+#: Says that a program was killed while it started the agent.
+CUT_OFF = "its start was cut off with its program"
 #: Reasons of a termination after which the task goes back to the queue, unspent and not held.
-GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED})
+GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED, CUT_OFF})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -305,10 +307,10 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
 
 
 async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
-    """In the words of whoever terminated it."""
+    """In the words of whoever terminated it. One that nobody terminated was ended with its start, by a recovery."""
     events = await tasks.store.read(last_events, 10, workspace_id=record.workspace_id, instance_id=record.instance_id)
     found = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
-    return found[-1] if found else None
+    return found[-1] if found else CUT_OFF
 
 
 def _require_done(answer: Any) -> None:
