@@ -16,7 +16,7 @@ $(READY): constraints.txt scripts/bootstrap
 demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
 	@PYTHONDONTWRITEBYTECODE=1 $(PY) examples/demo.py
 
-test: $(READY)  ## every test that fits in ten minutes on two cores
+test: $(READY)  ## every test but the long runs: about a quarter of an hour on two cores
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(ARGS) || { [ $$? -eq 1 ] && \
 	  echo "ostler: what failed is run again, alone; a fault fails twice, a busy machine does not" && \
 	  $(PY) -m pytest --last-failed --last-failed-no-failures none -m "not torture"; }
