@@ -84,6 +84,7 @@ def test_until_needs_no_signal_and_a_cap_ends_the_command(loops: LoopShell) -> N
     loops.until_state(key, "completed")
 
 
+@pytest.mark.torture  # not steady yet: it waits for a condition that a slow machine misses
 def test_ctrl_c_ends_the_agent_and_holds_the_task_back(loops: LoopShell) -> None:
     loops.steps("hang", "ostler signal complete")
     with loops.shell.start("loop", "PROMPT.md", "--agent", "fixer") as running:

@@ -421,6 +421,7 @@ async def test_its_end_is_tried_again_until_nothing_lives(crew: Crew, monkeypatc
     assert not event.was_graceful
 
 
+@pytest.mark.torture  # not steady yet: it waits for a condition that a slow machine misses
 @at(PROCESS)
 async def test_a_failed_agent_that_left_something_is_not_restarted_before_it_is_gone(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
