@@ -11,8 +11,8 @@ import ostler
 from bareparent import BareParent
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.observe import Fanout
+from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.events import AgentProgressEvent
-from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.store import events
 from table import Table, middle, percentile
 

@@ -10,13 +10,14 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
+from ostler.clock import SystemClock
+from ostler.ids import Uuid7Source
+from ostler.model.access import HOME_WORKSPACE_ID, OWNER, SYSTEM
 from ostler.model.instance import AgentInstance
-from ostler.model.people import HOME_WORKSPACE_ID, OWNER, SYSTEM
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy
 from ostler.model.states import AgentState
 from ostler.model.types import from_micros
-from ostler.seams import SystemClock, Uuid7Source
 from ostler.store import instances, moves, queries
 from ostler.store.moves import Move
 from ostler.store.store import Store

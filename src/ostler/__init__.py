@@ -51,14 +51,14 @@ _NAMES = {
     ),
     "ostler.model.faults": "Fault ValidationResult",
     "ostler.model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
-    "ostler.model.ledger": (
-        "Attempt AttemptOutcome AuditEntry AuditHead AuditReport Lease Request RequestState Wait WaitKind"
-    ),
-    "ostler.model.people": ("HOME_WORKSPACE_ID Actor Definition Permission Principal Role Token Workspace"),
+    "ostler.model.attempt": "Attempt AttemptOutcome Lease Request RequestState",
+    "ostler.model.wait": "Wait WaitKind",
+    "ostler.model.audit": "AuditEntry AuditHead AuditReport",
+    "ostler.model.access": ("HOME_WORKSPACE_ID Actor Permission Principal Role Token Workspace"),
     "ostler.model.query": "GetInstancesFilter LifecycleStatistics ObservationOptions",
     "ostler.model.record": "Record",
     "ostler.model.spawn": (
-        "AgentSpawnOptions HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"
+        "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"
     ),
     "ostler.model.states": (
         "AgentPriority AgentState AgentStateTransitions Enforcement HealthState IsolationLevel ProbeType "
@@ -66,7 +66,9 @@ _NAMES = {
     ),
     "ostler.model.task": "Receipt Task TaskFilter TaskSettings TaskState TaskStatistics",
     "ostler.policy.retention": "RetentionPolicy",
-    "ostler.seams": "Clock IdSource Seams SystemClock Uuid7Source",
+    "ostler.clock": "Clock SystemClock",
+    "ostler.failpoints": "Seams",
+    "ostler.ids": "IdSource Uuid7Source",
     "ostler.home": "default_home",
     "ostler.store.store": "Store",
     "ostler.tasks.orchestrator": "AgentLifecycle TaskOrchestrator",

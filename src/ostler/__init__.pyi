@@ -49,6 +49,8 @@ from ostler.agents.registry import (
 from ostler.client.client import (
     Client as Client,
 )
+from ostler.clock import Clock as Clock
+from ostler.clock import SystemClock as SystemClock
 from ostler.crews.scope import (
     Scope as Scope,
 )
@@ -175,9 +177,12 @@ from ostler.errors import (
 from ostler.errors import (
     WorkspaceNotFoundError as WorkspaceNotFoundError,
 )
+from ostler.failpoints import Seams as Seams
 from ostler.home import (
     default_home as default_home,
 )
+from ostler.ids import IdSource as IdSource
+from ostler.ids import Uuid7Source as Uuid7Source
 from ostler.lifecycle.handle import (
     AgentHandle as AgentHandle,
 )
@@ -196,6 +201,21 @@ from ostler.lifecycle.open import (
 from ostler.lifecycle.settings import (
     LifecycleSettings as LifecycleSettings,
 )
+from ostler.model.access import HOME_WORKSPACE_ID as HOME_WORKSPACE_ID
+from ostler.model.access import Actor as Actor
+from ostler.model.access import Permission as Permission
+from ostler.model.access import Principal as Principal
+from ostler.model.access import Role as Role
+from ostler.model.access import Token as Token
+from ostler.model.access import Workspace as Workspace
+from ostler.model.attempt import Attempt as Attempt
+from ostler.model.attempt import AttemptOutcome as AttemptOutcome
+from ostler.model.attempt import Lease as Lease
+from ostler.model.attempt import Request as Request
+from ostler.model.attempt import RequestState as RequestState
+from ostler.model.audit import AuditEntry as AuditEntry
+from ostler.model.audit import AuditHead as AuditHead
+from ostler.model.audit import AuditReport as AuditReport
 from ostler.model.context import (
     ContextData as ContextData,
 )
@@ -301,60 +321,6 @@ from ostler.model.instance import (
 from ostler.model.instance import (
     Why as Why,
 )
-from ostler.model.ledger import (
-    Attempt as Attempt,
-)
-from ostler.model.ledger import (
-    AttemptOutcome as AttemptOutcome,
-)
-from ostler.model.ledger import (
-    AuditEntry as AuditEntry,
-)
-from ostler.model.ledger import (
-    AuditHead as AuditHead,
-)
-from ostler.model.ledger import (
-    AuditReport as AuditReport,
-)
-from ostler.model.ledger import (
-    Lease as Lease,
-)
-from ostler.model.ledger import (
-    Request as Request,
-)
-from ostler.model.ledger import (
-    RequestState as RequestState,
-)
-from ostler.model.ledger import (
-    Wait as Wait,
-)
-from ostler.model.ledger import (
-    WaitKind as WaitKind,
-)
-from ostler.model.people import (
-    HOME_WORKSPACE_ID as HOME_WORKSPACE_ID,
-)
-from ostler.model.people import (
-    Actor as Actor,
-)
-from ostler.model.people import (
-    Definition as Definition,
-)
-from ostler.model.people import (
-    Permission as Permission,
-)
-from ostler.model.people import (
-    Principal as Principal,
-)
-from ostler.model.people import (
-    Role as Role,
-)
-from ostler.model.people import (
-    Token as Token,
-)
-from ostler.model.people import (
-    Workspace as Workspace,
-)
 from ostler.model.query import (
     GetInstancesFilter as GetInstancesFilter,
 )
@@ -370,6 +336,7 @@ from ostler.model.record import (
 from ostler.model.spawn import (
     AgentSpawnOptions as AgentSpawnOptions,
 )
+from ostler.model.spawn import Definition as Definition
 from ostler.model.spawn import (
     HealthCheckConfig as HealthCheckConfig,
 )
@@ -433,23 +400,10 @@ from ostler.model.task import (
 from ostler.model.task import (
     TaskStatistics as TaskStatistics,
 )
+from ostler.model.wait import Wait as Wait
+from ostler.model.wait import WaitKind as WaitKind
 from ostler.policy.retention import (
     RetentionPolicy as RetentionPolicy,
-)
-from ostler.seams import (
-    Clock as Clock,
-)
-from ostler.seams import (
-    IdSource as IdSource,
-)
-from ostler.seams import (
-    Seams as Seams,
-)
-from ostler.seams import (
-    SystemClock as SystemClock,
-)
-from ostler.seams import (
-    Uuid7Source as Uuid7Source,
 )
 from ostler.store.store import (
     Store as Store,

@@ -22,12 +22,13 @@ from uuid import uuid5
 from store_ground import ENDED, new_record, new_wait
 
 import ostler.store.postgres  # noqa: F401 - else each of the forked programs would import it anew
+from ostler.failpoints import FaultPlan, FaultPoint, Seams, no_fault
+from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM
+from ostler.model.attempt import Request, RequestState
 from ostler.model.instance import AgentHealthStatus, AgentInstance
-from ostler.model.ledger import Request, RequestState, WaitKind
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
 from ostler.model.states import AgentState, HealthState
+from ostler.model.wait import WaitKind
 from ostler.policy.retention import RetentionPolicy
-from ostler.seams import FaultPlan, FaultPoint, Seams, no_fault
 from ostler.store import attempts, instances, moves, reports, retention, waits
 from ostler.store.connection import Connection
 from ostler.store.idempotency import IdempotencyKey

@@ -19,10 +19,10 @@ from process_clerk import Clerk, command, lines, note
 
 import ostler
 from ostler import AgentInitializationError, AgentLifecycleManager, LeaseHeldError, OstlerError, Seams, SystemClock
+from ostler.failpoints import FaultPlan
 from ostler.isolation.base import Site
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.settings import LifecycleSettings
-from ostler.seams import FaultPlan
 
 SETTINGS = LifecycleSettings(outlive=timedelta(minutes=5), lease_ttl=timedelta(seconds=1))
 LASTING = ("clerk-1", "clerk-2", "tool-1", "tool-2")

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from simulation_scenes import economy, steady
 
+from ostler.failpoints import FaultPlan, Seams
 from ostler.lifecycle.open import open_manager
-from ostler.seams import FaultPlan, Seams
 from ostler.simulation import begin_run, resume_run
 from ostler.store.store import Store
 

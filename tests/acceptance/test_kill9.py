@@ -17,10 +17,10 @@ from kill_points import KINDS, Ending, Victims, count_writes, killed_at, strace_
 from store_ground import HOME, Place
 from store_invariants import all_instances, invariant_faults
 
-from ostler.model.ledger import RequestState
+from ostler.clock import SystemClock
+from ostler.failpoints import POINTS
+from ostler.model.attempt import RequestState
 from ostler.model.states import AgentState
-from ostler.seams import SystemClock
-from ostler.seams.faults import POINTS
 from ostler.store import attempts, requests, waits
 from ostler.store.connection import migrations
 from ostler.store.sqlite import SqliteConnection

@@ -16,7 +16,7 @@ from power_cut import Disk, Step, recorded
 from store_ground import verified
 from store_invariants import invariant_faults
 
-from ostler.seams import SystemClock
+from ostler.clock import SystemClock
 from ostler.store.store import Store
 
 #: Printed when a test fails; the same seed makes the same images.

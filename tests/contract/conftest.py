@@ -10,7 +10,7 @@ from store_ground import Place
 from store_invariants import invariant_faults
 
 from ostler.errors import StoreError
-from ostler.seams import FaultPlan, Seams
+from ostler.failpoints import FaultPlan, Seams
 from ostler.store.store import Store
 from ostler.testing.clock import ManualClock
 

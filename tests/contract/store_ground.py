@@ -8,15 +8,19 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from ostler.clock import SystemClock
+from ostler.failpoints import Seams
+from ostler.ids import Uuid7Source
+from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM, Actor, Workspace
+from ostler.model.attempt import AttemptOutcome
+from ostler.model.audit import AuditEntry, AuditHead, AuditReport
 from ostler.model.events import AgentErrorEvent, Event
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import AttemptOutcome, AuditEntry, AuditHead, AuditReport, Wait, WaitKind
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor, Workspace
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, SuspendDepth, Tier
 from ostler.model.text import fold_tags
 from ostler.model.types import from_micros
-from ostler.seams import Seams, SystemClock, Uuid7Source
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import audit, events, instances, moves, workspaces
 from ostler.store.attempts import AttemptEnd
 from ostler.store.idempotency import IdempotencyKey

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from ostler.agents import Agent, AgentContext
+from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError
 from ostler.isolation import Isolation, StartPlan, Verb
 from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
 from ostler.testing.clock import ManualClock
 from ostler.testing.isolation_suite import IsolationContract, RecordingListener, Start
 from ostler.testing.isolation_suite.agents import PlainAgent
@@ -275,7 +275,7 @@ from ostler.agents import Agent, AgentKind, AgentManifest
 from ostler.isolation import StartPlan, Verb
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
+from ostler.clock import SystemClock
 
 gate = threading.Lock()
 gate.acquire()

@@ -29,10 +29,10 @@ from store_ground import (
 from store_invariants import all_instances
 
 from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreClosedError, StoreError, StoreFailedError
+from ostler.failpoints import FaultPlan, Seams
+from ostler.model.access import SYSTEM
 from ostler.model.instance import AgentInstance
-from ostler.model.people import SYSTEM
 from ostler.model.states import AgentState
-from ostler.seams import FaultPlan, Seams
 from ostler.store import instances, moves, writer
 from ostler.store.moves import Move
 from ostler.store.store import Store

@@ -28,11 +28,11 @@ from store_ground import (
 from store_invariants import all_instances, fold
 
 from ostler.errors import OstlerError, StoreError, ValidationError
+from ostler.failpoints import Seams
+from ostler.model.access import Actor
+from ostler.model.audit import AuditHead
 from ostler.model.events import Event
-from ostler.model.ledger import AuditHead
-from ostler.model.people import Actor
 from ostler.model.states import AgentState, Tier
-from ostler.seams import Seams
 from ostler.store import attempts, audit, events, reports, waits
 from ostler.store.events import EventPage
 from ostler.store.store import Store

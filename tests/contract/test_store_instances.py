@@ -41,6 +41,8 @@ from ostler.errors import (
     StaleWriterError,
     VersionConflictError,
 )
+from ostler.failpoints import FaultPlan
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import (
     AgentErrorEvent,
     AgentRestartingEvent,
@@ -49,7 +51,6 @@ from ostler.model.events import (
     AgentTerminatedEvent,
 )
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome, WaitKind
 from ostler.model.states import (
     AGENT_TRANSITIONS,
     FREEZE_TRANSITIONS,
@@ -58,7 +59,7 @@ from ostler.model.states import (
     HealthState,
     SuspendDepth,
 )
-from ostler.seams import FaultPlan
+from ostler.model.wait import WaitKind
 from ostler.store import attempts, instances, moves, queries, reports, waits
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Finish

@@ -32,10 +32,10 @@ from ostler.errors import (
     StaleWriterError,
     ValidationError,
 )
-from ostler.model.ledger import Lease
+from ostler.failpoints import Seams
+from ostler.model.attempt import Lease
 from ostler.model.states import AgentState, Tier
 from ostler.policy.retention import RetentionPolicy
-from ostler.seams import Seams
 from ostler.store import idempotency, instances, leases, retention
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.store import Store

@@ -10,8 +10,9 @@ import pytest
 from store_ground import ALICE, HOME, count, entries, new_workspace, reserved, seen
 
 from ostler.errors import ConflictError, OstlerError, WorkspaceNotFoundError
+from ostler.model.access import HOME_WORKSPACE_ID, Permission, Principal, Role, Token
 from ostler.model.instance import AgentInstance
-from ostler.model.people import HOME_WORKSPACE_ID, Definition, Permission, Principal, Role, Token
+from ostler.model.spawn import Definition
 from ostler.model.states import Tier
 from ostler.store import workspaces
 from ostler.store.store import Store

@@ -30,10 +30,10 @@ from store_ground import (
 from store_invariants import all_instances, statistics_faults
 
 from ostler.model.instance import AgentHealthStatus, AgentInstance
-from ostler.model.ledger import WaitKind
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, Tier
+from ostler.model.wait import WaitKind
 from ostler.store import queries, reports
 from ostler.store.queries import like_pattern, list_instances
 from ostler.store.store import Store

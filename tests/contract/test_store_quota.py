@@ -27,8 +27,8 @@ from store_ground import (
 
 from ostler.errors import LicenseError, WorkspaceNotFoundError
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import WaitKind
 from ostler.model.states import AgentState, Tier
+from ostler.model.wait import WaitKind
 from ostler.policy.quota import plan as plan_of
 from ostler.store import queries, waits, workspaces
 from ostler.store.store import Store

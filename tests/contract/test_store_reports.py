@@ -27,6 +27,8 @@ from store_ground import (
 )
 
 from ostler.errors import ConflictError, InvalidOperationError, NotFoundError, ValidationError
+from ostler.failpoints import FaultPlan
+from ostler.model.attempt import Request, RequestState
 from ostler.model.events import (
     AgentErrorEvent,
     AgentHealthChangedEvent,
@@ -37,9 +39,8 @@ from ostler.model.events import (
     AgentWaitOpenedEvent,
 )
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import Request, RequestState, Wait, WaitKind
 from ostler.model.states import AgentState, HealthState
-from ostler.seams import FaultPlan
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import instances, reports, requests, waits
 from ostler.store.attempts import get_attempt
 from ostler.store.moves import Move

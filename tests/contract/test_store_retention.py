@@ -30,8 +30,9 @@ from store_ground import (
 )
 
 from ostler.errors import CursorGoneError, InvalidOperationError, NotFoundError
-from ostler.model.ledger import AttemptOutcome, Request, WaitKind
+from ostler.model.attempt import AttemptOutcome, Request
 from ostler.model.states import AgentState, Tier
+from ostler.model.wait import WaitKind
 from ostler.policy.retention import RetentionPolicy
 from ostler.store import attempts, events, moves, queries, reports, retention, waits
 from ostler.store.attempts import AttemptEnd

@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec
+from ostler.clock import SystemClock
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 PYTHON = sys.executable

@@ -17,14 +17,14 @@ from workdirs_ground import git, make_repository
 
 import ostler
 from ostler import AgentLifecycleManager, CommandSpec, LifecycleSettings, Seams, Wait
+from ostler.clock import Clock, SystemClock
 from ostler.errors import OstlerError
 from ostler.loop import AgentLifecycleLoop, LoopResult
 from ostler.loop.loops import Loops
-from ostler.model.ledger import AuditEntry
+from ostler.model.access import HOME_WORKSPACE_ID
+from ostler.model.audit import AuditEntry
 from ostler.model.loop import Iteration
-from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.task import Task
-from ostler.seams import Clock, SystemClock
 from ostler.store import audit
 from ostler.store import tasks as task_rows
 from ostler.tasks.orchestrator import TaskOrchestrator

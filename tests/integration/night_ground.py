@@ -21,17 +21,17 @@ from folding import all_events
 from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import MergeConflictError, OstlerError
+from ostler.failpoints import Seams
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.model.crew import CrewSettings
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.ledger import WaitKind
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
 from ostler.model.task import Task, TaskFilter, TaskSettings, TaskState
-from ostler.seams import Seams
+from ostler.model.wait import WaitKind
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
 from ostler.tasks.shared import Tasks

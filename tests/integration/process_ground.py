@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ostler.clock import SystemClock
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener
 
 #: Starts and initialises an agent; without a plan the one that its file is about.

@@ -29,10 +29,10 @@ from ostler.agents import (
     WaitAnswer,
     WaitAsked,
 )
+from ostler.clock import SystemClock
 from ostler.isolation import Cell, Exit, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
 
 SPACE = UUID(int=0x5EA)
 AGENTS = ("one", "two", "tool")

@@ -10,10 +10,11 @@ from uuid import UUID
 from folding import all_events, all_instances
 
 from ostler.lifecycle.observe import wanted_by
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentSignalEvent, EventsMissed
-from ostler.model.ledger import AttemptOutcome, WaitKind
 from ostler.model.query import ObservationOptions
 from ostler.model.states import INACTIVE_STATES, AgentState, SuspendDepth
+from ostler.model.wait import WaitKind
 from ostler.store import attempts, waits
 from ostler.store.transaction import Reader
 from ostler.testing.simulated import Machine

@@ -24,16 +24,16 @@ from simulated_checks import Execution, exit_faults, machine_faults, observer_fa
 
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import ExecutionTimeoutError, OstlerError, StoreBusyError, StoreError, StoreFullError
+from ostler.failpoints import POINTS, InjectedCrash, Seams
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
-from ostler.model.ledger import RequestState, WaitKind
-from ostler.model.people import HOME_WORKSPACE_ID, Permission, Principal, Role, Workspace
+from ostler.model.access import HOME_WORKSPACE_ID, Permission, Principal, Role, Workspace
+from ostler.model.attempt import RequestState
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, IsolationLevel, SuspendDepth, Tier
-from ostler.seams import Seams
-from ostler.seams.faults import POINTS, InjectedCrash
+from ostler.model.wait import WaitKind
 from ostler.store import requests, waits, workspaces
 from ostler.testing.simulated import (
     InlineStore,

@@ -23,13 +23,13 @@ from ostler.errors import (
     OutcomeUnknownError,
     StaleWriterError,
 )
+from ostler.failpoints import FaultPlan, Seams
+from ostler.model.access import SYSTEM
 from ostler.model.instance import AgentHealthStatus, AgentInstance
-from ostler.model.ledger import WaitKind
-from ostler.model.people import SYSTEM
 from ostler.model.states import ACTIVE_STATES, AgentState, AgentStateTransitions, HealthState, SuspendDepth, Tier
+from ostler.model.wait import WaitKind
 from ostler.policy.quota import plan
 from ostler.policy.retention import RetentionPolicy
-from ostler.seams import FaultPlan, Seams
 from ostler.store import attempts, instances, moves, reports, retention, waits
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.instances import Failure, Finish

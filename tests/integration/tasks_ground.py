@@ -29,7 +29,7 @@ from ostler import (
     TaskState,
     TaskStateChangedEvent,
 )
-from ostler.seams import FaultPoint, no_fault
+from ostler.failpoints import FaultPoint, no_fault
 from ostler.store.audit import last_entries
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue

@@ -21,7 +21,7 @@ from ostler.client.blocking import BlockingClient
 from ostler.daemon.run import serve
 from ostler.errors import ValidationError
 from ostler.home import SOCKET_FILE
-from ostler.model.people import Permission, Role
+from ostler.model.access import Permission, Role
 from ostler.policy.access import ROLE_PERMISSIONS
 
 pytestmark = pytest.mark.anyio

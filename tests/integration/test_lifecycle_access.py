@@ -38,7 +38,7 @@ from ostler import (
     WorkspaceNotFoundError,
 )
 from ostler.lifecycle.admit import SPAWN_FLAG
-from ostler.model.people import OWNER
+from ostler.model.access import OWNER
 from ostler.store.audit import verify
 
 pytestmark = pytest.mark.anyio

@@ -32,13 +32,13 @@ from ostler import (
     TerminationOptions,
     WaitKind,
 )
+from ostler.failpoints import FaultPlan
 from ostler.home import DATABASE_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.process import home as process_home
 from ostler.isolation.process import link
 from ostler.isolation.process.cell import ProcessCell
 from ostler.lifecycle import open as open_
-from ostler.seams import FaultPlan
 from ostler.store.attempts import open_attempts
 from ostler.store.waits import all_open_waits
 from ostler.testing.clock import ManualClock

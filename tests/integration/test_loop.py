@@ -8,9 +8,9 @@ import pytest
 from loop_ground import LoopGround, lives, until
 
 from ostler.loop import AgentLifecycleLoop, LoopResultType
-from ostler.model.ledger import WaitKind
 from ostler.model.loop import OnClose, PullRequestState
 from ostler.model.task import TaskState
+from ostler.model.wait import WaitKind
 from ostler.store.tasks import claim_task
 
 pytestmark = pytest.mark.anyio

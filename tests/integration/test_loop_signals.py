@@ -13,7 +13,7 @@ from loop_ground import LoopGround, entry, put, until
 from ostler import Agent, AgentContext
 from ostler.loop import Breakpoint, BreakpointType, LoopResultType
 from ostler.loop.signals import SignalFile
-from ostler.model.ledger import WaitKind
+from ostler.model.wait import WaitKind
 from ostler.store import loops as rows
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ from loop_ground import LoopGround, lives, until
 from ostler import AgentSignalEvent
 from ostler.loop import LoopResultType
 from ostler.loop.loops import Loops
-from ostler.model.ledger import WaitKind
 from ostler.model.loop import TaskLoop
 from ostler.model.task import Task, TaskSettings, TaskState
+from ostler.model.wait import WaitKind
 from ostler.store.events import last_events
 from ostler.store.tasks import claim_task
 from ostler.tasks.attempt import DAEMON_STOPPED, AttemptWaitsError

@@ -31,11 +31,11 @@ from command_ground import (
 )
 
 from ostler.agents import ExitMeaning, PromptBy
+from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model.ledger import AttemptOutcome
-from ostler.seams import SystemClock
+from ostler.model.attempt import AttemptOutcome
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]

@@ -29,10 +29,10 @@ from command_ground import (
 )
 from machine_ground import everyone
 
+from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]

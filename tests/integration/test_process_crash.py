@@ -17,12 +17,12 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import Agent, AgentKind, AgentManifest
+from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +38,7 @@ from ostler.agents import Agent, AgentKind, AgentManifest
 from ostler.isolation import Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
+from ostler.clock import SystemClock
 
 HOME, COUNT = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -27,7 +27,7 @@ from ostler.isolation.process import launch
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]

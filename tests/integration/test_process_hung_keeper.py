@@ -19,12 +19,12 @@ from machine_ground import everyone, lives
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.agents import CommandSpec
+from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError
 from ostler.isolation import Site, Verb
 from ostler.isolation.process import home
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]

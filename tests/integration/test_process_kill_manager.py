@@ -22,10 +22,10 @@ from command_ground import CALL, plan_for
 from machine_ground import assert_nothing_left, end_keeper, everyone, swept
 from seam_victim import AGENTS
 
+from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener
 
 VICTIM = Path(__file__).parent / "seam_victim.py"
@@ -64,7 +64,7 @@ from dataclasses import replace
 from uuid import UUID
 from ostler.isolation import Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.seams import SystemClock
+from ostler.clock import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener
 
 async def main():

@@ -19,15 +19,15 @@ from process_agents import Handy, make_handy
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest
+from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError, ValidationError
 from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.isolation.wire import MAX_MESSAGE
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement
-from ostler.seams import SystemClock
 from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]

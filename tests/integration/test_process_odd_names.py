@@ -22,7 +22,7 @@ from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec
 from ostler.isolation import Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
+from ostler.clock import SystemClock
 
 class Settler(Agent):
     def initialize(self, context):

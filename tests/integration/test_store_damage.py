@@ -13,8 +13,8 @@ from store_ground import HOME, current, do_nothing, failed, new_wait, ready, res
 from store_invariants import all_instances
 
 from ostler.errors import DamagedRowError
+from ostler.model.access import SYSTEM
 from ostler.model.instance import AgentInstance
-from ostler.model.people import SYSTEM
 from ostler.model.query import GetInstancesFilter
 from ostler.store import attempts, audit, events, instances, leases, queries, waits, workspaces
 from ostler.store.store import Store

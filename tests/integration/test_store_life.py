@@ -14,10 +14,10 @@ import pytest
 from store_ground import brought_to, do_nothing, entries, reserved, verified
 
 from ostler.errors import StoreClosedError, StoreError
-from ostler.model.ledger import AuditEntry
+from ostler.failpoints import FaultPoint, Seams
+from ostler.model.audit import AuditEntry
 from ostler.model.states import AgentState
 from ostler.policy.retention import RetentionPolicy
-from ostler.seams import FaultPoint, Seams
 from ostler.store import audit, retention
 from ostler.store.connection import Connection
 from ostler.store.store import MemoryDatabase, SqliteDatabase, Store

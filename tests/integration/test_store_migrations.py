@@ -15,8 +15,8 @@ import pytest
 from store_ground import Place, brought_to, current, ready, reserved
 from store_invariants import invariant_faults
 
+from ostler.failpoints import FaultPlan, InjectedCrash, Seams
 from ostler.model.states import AgentState
-from ostler.seams import FaultPlan, InjectedCrash, Seams
 from ostler.store.connection import migrations
 from ostler.store.postgres import PostgresConnection
 from ostler.store.sqlite import SqliteConnection

@@ -36,8 +36,8 @@ from ostler.errors import (
     StoreFailedError,
     StoreTooNewError,
 )
+from ostler.failpoints import Seams
 from ostler.model.states import AgentState
-from ostler.seams import Seams
 from ostler.store import events, moves
 from ostler.store.postgres import PostgresConnection, mapped_errors
 from ostler.store.store import Store, view

@@ -15,10 +15,10 @@ import pytest
 from store_ground import Place, entries, new_workspace, places_taken, reserved, verified
 from store_invariants import invariant_faults
 
+from ostler.clock import SystemClock
 from ostler.errors import LicenseError
 from ostler.model.instance import AgentInstance
 from ostler.model.states import Tier
-from ostler.seams import SystemClock
 from ostler.store.store import Store
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError, SimulationNotFoundError, StaleWriterError, VersionConflictError
-from ostler.model.people import HOME_WORKSPACE_ID
+from ostler.ids import Uuid7Source
+from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.simulation import (
     OnFailure,
     RunState,
@@ -20,7 +22,6 @@ from ostler.model.simulation import (
     SimulationTurn,
     SimulationWhole,
 )
-from ostler.seams import SystemClock, Uuid7Source
 from ostler.store import audit, simulations
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.store import Store

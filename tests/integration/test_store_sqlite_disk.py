@@ -17,9 +17,9 @@ from store_ground import count, current, do_nothing, finished, moved, newest, re
 from store_invariants import invariant_faults
 
 from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreFailedError, StoreFullError
+from ostler.failpoints import FaultPlan, FaultPoint, Seams
 from ostler.model.instance import AgentInstance
 from ostler.model.states import AgentState
-from ostler.seams import FaultPlan, FaultPoint, Seams
 from ostler.store.connection import Connection
 from ostler.store.sqlite import SqliteConnection, store_error
 from ostler.store.store import SqliteDatabase, Store

@@ -12,10 +12,10 @@ import pytest
 from store_ground import DAY, Place, audit_head, brought_to, entries, ready, verified
 from store_invariants import invariant_faults
 
-from ostler.model.ledger import AuditHead, AuditReport
+from ostler.failpoints import Seams
+from ostler.model.audit import AuditHead, AuditReport
 from ostler.model.states import AgentState
 from ostler.policy.retention import RetentionPolicy
-from ostler.seams import Seams
 from ostler.store import retention
 from ostler.testing.clock import ManualClock
 

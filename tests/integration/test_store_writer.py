@@ -13,8 +13,8 @@ from store_ground import count, do_nothing, ready, reserved
 from store_invariants import invariant_faults
 
 from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreError, StoreFailedError, StoreFullError
+from ostler.failpoints import FaultPoint, Seams
 from ostler.model.instance import AgentInstance
-from ostler.seams import FaultPoint, Seams
 from ostler.store.connection import Connection, Head
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.store import SqliteDatabase, Store

@@ -17,7 +17,7 @@ from tasks_ground import T, TaskGround, opened, repository, until_async, working
 from workdirs_ground import git, tree_of
 
 from ostler import StoreFullError, Task, TaskState
-from ostler.seams import FaultPlan, InjectedCrash
+from ostler.failpoints import FaultPlan, InjectedCrash
 from ostler.store import tasks as rows
 from ostler.tasks.attempt import AttemptRules
 from ostler.testing.clock import ManualClock

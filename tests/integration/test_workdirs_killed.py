@@ -13,7 +13,7 @@ import pytest
 import workdirs_victim
 from workdirs_ground import Ground, git, make_repository, tree_of
 
-from ostler.seams.faults import POINTS
+from ostler.failpoints import POINTS
 from ostler.workdirs import Accepted, Workdirs
 
 pytestmark = pytest.mark.anyio

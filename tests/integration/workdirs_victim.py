@@ -10,8 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ostler.seams import FaultPlan, Seams
-from ostler.seams.faults import no_fault
+from ostler.failpoints import FaultPlan, Seams, no_fault
 from ostler.workdirs import Workdirs
 
 

@@ -19,8 +19,8 @@ from ostler.model.events import (
     Event,
 )
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import WaitKind
 from ostler.model.states import ACTIVE_STATES, INACTIVE_STATES, AgentState, AgentStateTransitions, HealthState
+from ostler.model.wait import WaitKind
 from ostler.store import attempts, audit, events, workspaces
 from ostler.store.moves import INSTANCES
 from ostler.store.transaction import Reader

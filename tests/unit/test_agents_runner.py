@@ -11,8 +11,8 @@ import pytest
 from runner_ground import Plain, clock, doing, pool, raising, runner, turns, workers
 
 from ostler.agents import Agent, AgentContext
+from ostler.clock import Deadline
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
-from ostler.seams import Deadline
 from ostler.testing.clock import ManualClock
 
 __all__ = ["clock", "pool", "workers"]

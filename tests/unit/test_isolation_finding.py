@@ -124,7 +124,7 @@ async def test_all_are_closed_also_those_that_were_replaced(
 
 def test_a_level_is_loaded_when_it_is_first_used() -> None:
     code = (
-        "import sys, ostler.isolation as i; from ostler.seams import SystemClock\n"
+        "import sys, ostler.isolation as i; from ostler.clock import SystemClock\n"
         "from ostler.model.states import IsolationLevel\n"
         "levels = i.IsolationLevels(SystemClock()); levels.get(IsolationLevel.NONE)\n"
         "assert 'ostler.isolation.none' in sys.modules and 'ostler.isolation.thread' not in sys.modules"

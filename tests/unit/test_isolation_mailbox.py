@@ -9,7 +9,7 @@ from ostler.errors import AgentBusyError, AgentGoneError
 from ostler.isolation import Exit
 from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY, Backlog
 from ostler.isolation.mailbox import Mailbox
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 
 pytestmark = pytest.mark.anyio
 QUESTION = WaitAsked(kind="human")

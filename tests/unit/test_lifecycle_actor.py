@@ -28,10 +28,11 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle.messages import Exited, Probed, Withdraw
 from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving
+from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.events import AgentSignalEvent
-from ostler.model.ledger import AttemptOutcome, RequestState, WaitKind
 from ostler.model.spawn import RestartPolicy, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.wait import WaitKind
 from ostler.store import requests, waits
 from ostler.testing.simulated import InlineStore
 

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from ostler.lifecycle.observe import Buffer, Fanout, is_last
+from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.events import (
     AgentEvent,
     AgentSignalEvent,
@@ -20,7 +21,6 @@ from ostler.model.events import (
     Event,
     EventsMissed,
 )
-from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.states import AgentState
 
 pytestmark = pytest.mark.anyio

@@ -38,7 +38,7 @@ from ostler.lifecycle.phases import (
     Suspended,
 )
 from ostler.lifecycle.table import TABLE
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import RestartPolicy, TerminationOptions
 from ostler.model.states import SuspendDepth
 from ostler.policy.health import ProbeOutcome, ProbeResult

@@ -7,8 +7,7 @@ from uuid import UUID
 import pytest
 
 from ostler.model.context import MAX_BYTES, MAX_DEPTH, ContextData
-from ostler.model.people import Definition
-from ostler.model.spawn import SpawnRequest
+from ostler.model.spawn import Definition, SpawnRequest
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ID = UUID(int=7)

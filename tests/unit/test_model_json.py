@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from record_samples import ID, NOW, RECORDS, full
 
 from ostler.errors import ValidationError
+from ostler.model.audit import AuditEntry
 from ostler.model.events import EVENT_CLASSES, AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, AgentMetrics, TerminationResult
-from ostler.model.ledger import AuditEntry
 from ostler.model.record import Record, adapter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import AgentPriority, AgentState, IsolationLevel, RestartPolicyType

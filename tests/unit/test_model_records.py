@@ -8,13 +8,14 @@ from uuid import UUID
 
 import pytest
 
+from ostler.model.access import HOME_WORKSPACE_ID, Principal, Role, Workspace
 from ostler.model.events import AgentErrorEvent, EventsMissed
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics, TerminationResult
-from ostler.model.people import HOME_WORKSPACE_ID, Definition, Principal, Role, Workspace
 from ostler.model.query import GetInstancesFilter, ObservationOptions
 from ostler.model.record import Record
 from ostler.model.spawn import (
     AgentSpawnOptions,
+    Definition,
     HealthCheckConfig,
     ResourceLimits,
     RestartPolicy,

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from record_samples import RECORDS
 
 from ostler.errors import ValidationError
+from ostler.model.access import HOME_WORKSPACE_ID, Actor, Principal, Token, Workspace
 from ostler.model.faults import Fault, ValidationResult, duration_text, shown
 from ostler.model.instance import AgentMetrics
-from ostler.model.ledger import Wait, WaitKind
-from ostler.model.people import HOME_WORKSPACE_ID, Actor, Definition, Principal, Token, Workspace
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics
 from ostler.model.record import Record
 from ostler.model.spawn import (
     AgentSpawnOptions,
+    Definition,
     HealthCheckConfig,
     ResourceLimits,
     RestartPolicy,
@@ -27,6 +27,7 @@ from ostler.model.spawn import (
 )
 from ostler.model.states import AgentPriority, ProbeType, Tier
 from ostler.model.text import clean_text, clipped, fold_tags
+from ostler.model.wait import Wait, WaitKind
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 ID = UUID(int=7)

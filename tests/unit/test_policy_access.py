@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from ostler.errors import AuthorizationError
-from ostler.model.people import Permission, Principal, Role
+from ostler.model.access import Permission, Principal, Role
 from ostler.model.states import Tier
 from ostler.policy.access import CROSS_PERMISSIONS, ROLE_PERMISSIONS, decide_access, granted, require_access
 

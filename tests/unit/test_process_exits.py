@@ -21,7 +21,7 @@ from ostler.isolation.process.exits import ending_of, exit_of
 from ostler.isolation.process.hearing import calls_of, key_of, message_of, outcome_of, read_key, wait_of
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.wire import WireError
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 
 CRASH = Exit(outcome=AttemptOutcome.ERROR, detail="SystemExit: 3", exception_type="SystemExit")
 ID = UUID(int=7)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from ostler.seams import Clock
+from ostler.clock import Clock
 from ostler.testing.clock import ManualClock
 
 

@@ -14,18 +14,18 @@ from uuid import UUID
 
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import StoreError, StoreFullError
+from ostler.failpoints import FaultPoint, Seams, no_fault
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
+from ostler.model.access import HOME_WORKSPACE_ID
+from ostler.model.attempt import Attempt
 from ostler.model.events import AgentEvent, AgentStateChangedEvent, Event
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Attempt
-from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel
-from ostler.seams import FaultPoint, Seams, no_fault
 from ostler.store import attempts, audit, events, moves
 from ostler.testing.simulated import (
     InlineStore,

@@ -15,13 +15,13 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed, Voice, WaitAnswer, WaitAsked
+from ostler.clock import Clock
 from ostler.errors import ValidationError
 from ostler.model.context import ContextData, json_faults
 from ostler.model.faults import Fault, shown
 from ostler.model.spawn import ResourceLimits
 from ostler.model.text import MAX_NAME, clipped, name_faults
 from ostler.model.types import MAX_COUNT
-from ostler.seams import Clock
 
 MAX_MESSAGE = 2000
 MAX_HOOKS = 1000

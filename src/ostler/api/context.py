@@ -15,7 +15,7 @@ from ostler.agents.files import Discovery
 from ostler.crews.supervisor import Supervisor
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.loops import Loops
-from ostler.model.people import Principal
+from ostler.model.access import Principal
 from ostler.tasks.orchestrator import TaskOrchestrator
 
 

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.people import OWNER, Permission, Principal
+from ostler.model.access import OWNER, Permission, Principal
 from ostler.policy.access import decide_access
 from ostler.problems import TOO_LARGE, UNAUTHENTICATED
 from ostler.store import workspaces

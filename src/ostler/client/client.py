@@ -22,10 +22,10 @@ from ostler.lifecycle.logs import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.ledger import Wait
 from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task
+from ostler.model.wait import Wait
 from ostler.problems import error_of
 
 _PAUSE_SECONDS = 0.1

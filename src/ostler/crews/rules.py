@@ -16,10 +16,10 @@ from ostler.errors import OstlerError, VersionConflictError
 from ostler.lifecycle.handle import AgentHandle
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import WaitKind
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.task import Task, TaskState
+from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
 from ostler.tasks.orchestrator import TaskOrchestrator

@@ -20,10 +20,10 @@ from ostler.crews.members import Members
 from ostler.crews.rules import cut_off
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
+from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
 from ostler.model.faults import fault
-from ostler.model.people import Actor
 from ostler.model.task import Task, TaskState
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows

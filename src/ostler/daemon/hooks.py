@@ -10,7 +10,7 @@ import shlex
 
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.events import AgentWaitOpenedEvent, TaskStateChangedEvent, TaskWaitOpenedEvent
-from ostler.model.ledger import WaitKind
+from ostler.model.wait import WaitKind
 
 _log = logging.getLogger("ostler.daemon")
 _LIMIT_SECONDS = 30.0

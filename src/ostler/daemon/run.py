@@ -35,9 +35,9 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.loop.loops import Loops
+from ostler.model.access import OWNER
 from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
-from ostler.model.people import OWNER
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState

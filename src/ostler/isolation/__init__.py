@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ostler.lazily import opener
+from ostler.lazy_imports import opener
 
 if TYPE_CHECKING:
     from ostler.isolation.base import (

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
+from ostler.clock import Clock
 from ostler.errors import AgentInitializationError, InvalidOperationError
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel
-from ostler.seams import Clock
 
 #: How long an agent that did not end when it was asked has after a signal, before force.
 LAST_CALL = timedelta(seconds=0.5)

@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.failures import execution_error
+from ostler.clock import Clock
 from ostler.isolation.base import Exit, Verb
-from ostler.model.ledger import AttemptOutcome
-from ostler.seams import Clock
+from ostler.model.attempt import AttemptOutcome
 
 _STATM = Path("/proc/self/statm")
 

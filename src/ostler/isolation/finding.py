@@ -10,10 +10,10 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
+from ostler.clock import Clock
 from ostler.errors import InvalidOperationError, MissingExtraError
 from ostler.isolation.base import Isolation, Site
 from ostler.model.states import IsolationLevel
-from ostler.seams import Clock
 
 #: Where an installed package names the levels that it brings, by the value of `IsolationLevel`.
 GROUP = "ostler.isolation"

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 from ostler.agents import AgentContext, AgentRunner
+from ostler.clock import Clock, Timer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
@@ -25,7 +26,6 @@ from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.logs import LogFile
 from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
-from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from ostler.clock import Clock
 from ostler.errors import AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import MemoryGauge, Outcome, close_code
 from ostler.isolation.loopcell import LoopCell
 from ostler.model.states import Enforcement, IsolationLevel
-from ostler.seams import Clock
 
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(
     {

@@ -18,13 +18,13 @@ from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
 
+from ostler.clock import Clock, Deadline
 from ostler.model.faults import duration_text
 from ostler.model.spawn import HealthCheckConfig
 from ostler.model.states import ProbeType
 from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import clipped
 from ostler.policy.health import ProbeOutcome, ProbeResult
-from ostler.seams import Clock, Deadline
 from ostler.version import __version__
 
 #: Of the head of an HTTP answer; the body is not read.

@@ -12,9 +12,9 @@ from ostler.errors import AuthorizationError, LicenseError, ValidationError
 from ostler.isolation.base import Capabilities, Isolation
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.operations import LIMITS
+from ostler.model.access import Principal, Workspace
 from ostler.model.faults import Fault, shown
 from ostler.model.instance import AgentInstance
-from ostler.model.people import Principal, Workspace
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, SpawnRequest
 from ostler.model.states import AgentState, Enforcement, IsolationLevel
 from ostler.model.text import fold_tags

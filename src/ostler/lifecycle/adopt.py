@@ -12,9 +12,10 @@ from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
 from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
 from ostler.lifecycle.work import follow
+from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import AttemptOutcome, RequestState, Wait
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.wait import Wait
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})

@@ -27,8 +27,8 @@ from ostler.lifecycle.operations import fail_with
 from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspended
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
+from ostler.model.attempt import AttemptOutcome, Request, RequestState
 from ostler.model.faults import duration_text, fault
-from ostler.model.ledger import AttemptOutcome, Request, RequestState
 from ostler.model.states import SuspendDepth
 from ostler.store import reports as commands
 from ostler.store.instances import error_event

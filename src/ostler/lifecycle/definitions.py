@@ -10,9 +10,9 @@ from ostler.agents.base import AgentMaker, maker_of_callable
 from ostler.agents.factory import maker_of
 from ostler.agents.manifest import AgentKind, AgentManifest
 from ostler.agents.registry import AgentRegistry
+from ostler.clock import Clock
 from ostler.errors import AgentNotFoundError
-from ostler.model.people import Definition
-from ostler.seams import Clock
+from ostler.model.spawn import Definition
 from ostler.store import workspaces
 from ostler.store.store import Store
 

@@ -16,11 +16,12 @@ from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.verbs import Verbs
+from ostler.model.attempt import Request
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.ledger import Request, Wait
 from ostler.model.query import ObservationOptions
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import IsolationLevel, SuspendDepth
+from ostler.model.wait import Wait
 
 _DEFINITION_FILES = (".md", ".toml")
 

@@ -7,8 +7,8 @@ from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.operations import fail_with
 from ostler.lifecycle.phases import Adopting, Pausing, Suspended
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import AgentHealthStatus
-from ostler.model.ledger import AttemptOutcome
 from ostler.model.states import HealthState, RestartPolicyType, SuspendDepth
 from ostler.policy.health import ProbeOutcome, ProbeResult, next_health
 from ostler.policy.stall import StallFacts, StallVerdict, judge_stall

@@ -20,7 +20,10 @@ from uuid import UUID
 
 from ostler.agents.manifest import AgentManifest
 from ostler.agents.messages import WaitAnswer
+from ostler.clock import Clock
 from ostler.errors import AgentGoneError, InvalidOperationError, OstlerError, StaleWriterError, StoreError
+from ostler.failpoints import FaultPoint
+from ostler.ids import IdSource
 from ostler.isolation.base import Cell, Isolation
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.definitions import Definitions
@@ -42,12 +45,12 @@ from ostler.lifecycle.phases import Backoff, Detached, Ended, OpenWait
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
+from ostler.model.access import Workspace
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome, Wait
-from ostler.model.people import Workspace
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits
 from ostler.model.states import AgentState, moves_between
-from ostler.seams import Clock, FaultPoint, IdSource
+from ostler.model.wait import Wait
 from ostler.store.attempts import AttemptEnd
 from ostler.store.instances import Failure, error_event, fail_instance
 from ostler.store.moves import Move, move_instance

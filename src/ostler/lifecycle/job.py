@@ -17,7 +17,7 @@ from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import JobEnded, Process, Serves, Terminate
 from ostler.lifecycle.operations import fail_with
-from ostler.model.ledger import AttemptOutcome, RequestState
+from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.spawn import TerminationOptions
 from ostler.store.requests import get_request
 

@@ -36,11 +36,12 @@ from ostler.lifecycle.messages import (
 from ostler.lifecycle.operations import Departure, begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
 from ostler.lifecycle.unwritten import write_intent, write_rest
+from ostler.model.access import SYSTEM
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import TerminationResult
-from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
-from ostler.model.people import SYSTEM
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.restart import RestartDecision, RestartFacts, decide_restart
 from ostler.store import attempts, instances
 from ostler.store.attempts import AttemptEnd

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ostler.clock import Clock
 from ostler.errors import InvalidOperationError
+from ostler.failpoints import Seams
 from ostler.lifecycle.handle import AgentHandle, Start
 from ostler.lifecycle.logs import last_line, remove_logs, render_of
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.verbs import InstanceId, Verbs, require_kind
 from ostler.lifecycle.why import doing
+from ostler.model.access import Actor, Permission, Principal
+from ostler.model.attempt import Attempt
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Attempt
-from ostler.model.people import Actor, Permission, Principal
 from ostler.model.states import Tier
-from ostler.seams import Clock, Seams
 from ostler.store import attempts, retention
 from ostler.store import events as log
 from ostler.store.transaction import PAGE

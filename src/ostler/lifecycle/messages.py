@@ -14,13 +14,13 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
+from ostler.clock import Timer
 from ostler.errors import StaleWriterError
 from ostler.isolation.base import Exit
-from ostler.model.people import SYSTEM, Actor
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import SuspendDepth
 from ostler.policy.health import ProbeResult
-from ostler.seams import Timer
 
 #: The reason in the record of an agent that was ended because its manager was.
 MANAGER_CLOSED = "the manager was closed"

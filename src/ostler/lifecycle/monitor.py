@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from ostler.clock import Deadline
 from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
 from ostler.isolation.base import Cell, Exit, Verb
 from ostler.isolation.probes import probe
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.phases import Adopting, Pausing, Serving
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentMetricsUpdatedEvent
 from ostler.model.faults import duration_text
-from ostler.model.ledger import AttemptOutcome
 from ostler.model.states import HealthState, IsolationLevel, ProbeType
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.policy.quota import plan
-from ostler.seams import Deadline
 from ostler.store import queries, retention, workspaces
 
 #: An idle agent that shares its program is measured at least this often.

@@ -29,9 +29,9 @@ from ostler.model.events import (
     TaskEvent,
 )
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import WaitKind
 from ostler.model.query import ObservationOptions
 from ostler.model.states import INACTIVE_STATES, AgentState
+from ostler.model.wait import WaitKind
 from ostler.store import events as log
 from ostler.store import moves, waits
 from ostler.store.events import EventPage

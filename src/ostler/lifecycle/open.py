@@ -26,6 +26,7 @@ from ostler.errors import (
     StoreError,
     StoreFullError,
 )
+from ostler.failpoints import Seams
 from ostler.home import LOCK_FILE, SOCKET_FILE, default_home
 from ostler.isolation.finding import IsolationLevels
 from ostler.isolation.forks import keep_from_children
@@ -45,7 +46,6 @@ from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
 from ostler.lifecycle.verbs import require_kind
 from ostler.model.faults import fault
-from ostler.seams import Seams
 from ostler.store import leases, workspaces
 from ostler.store.store import Store, home_path, is_address
 from ostler.telemetry.log import LifecycleLog

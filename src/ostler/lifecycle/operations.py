@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ostler.clock import Deadline
 from ostler.errors import (
     AgentExecutionError,
     AgentGoneError,
@@ -27,11 +28,10 @@ from ostler.lifecycle.messages import Verb as Caller
 from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
 from ostler.lifecycle.reports import Listener
 from ostler.lifecycle.signs import Signs, Tally
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.faults import duration_text
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import Enforcement, IsolationLevel
-from ostler.seams import Deadline
 
 #: Where the private workdirs of instances are, inside a home.
 WORKDIRS = "work"

@@ -19,10 +19,11 @@ from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, Operatio
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
 from ostler.lifecycle.work import start_clock, stop_clock
+from ostler.model.access import SYSTEM
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.faults import duration_text
-from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
-from ostler.model.people import SYSTEM
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import instances
 
 _PARK_GRACE = timedelta(seconds=10)

@@ -10,13 +10,13 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ostler.agents.messages import WaitAnswer, WaitAsked
+from ostler.clock import Timer
 from ostler.isolation.base import Exit
 from ostler.lifecycle.messages import Call, Join, Operation, Phase, Reported, Suspend, Terminate, Verb
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Wait
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import SuspendDepth
-from ostler.seams import Timer
+from ostler.model.wait import Wait
 from ostler.store.moves import Move
 
 

@@ -18,10 +18,11 @@ from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
 from ostler.lifecycle.reports import Listener
+from ostler.model.attempt import Attempt, AttemptOutcome
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Attempt, AttemptOutcome, Wait, WaitKind
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import INACTIVE_STATES, AgentState
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import attempts, moves, queries, waits
 from ostler.store.attempts import AttemptEnd
 from ostler.store.transaction import Transaction

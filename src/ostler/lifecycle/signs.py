@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ostler.agents.messages import MetricReported, Progress, Signal
+from ostler.clock import Clock
 from ostler.errors import StoreError
 from ostler.isolation.base import Usage
 from ostler.model.instance import AgentHealthStatus, AgentMetrics
 from ostler.model.spawn import HealthCheckConfig
-from ostler.seams import Clock
 
 _MINUTE = 60.0
 #: So many numbers of its own may one agent report by name.

@@ -19,8 +19,8 @@ from ostler.lifecycle.messages import MANAGER_CLOSED, Close, Disowned, Join, Ope
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
 from ostler.lifecycle.unwritten import write_intent
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import AttemptOutcome
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
 from ostler.store import attempts, instances

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from ostler.clock import Clock, Timer
 from ostler.model.states import AgentPriority
-from ostler.seams import Clock, Timer
 
 #: After so many turns that went past the start that waits longest, it is that one's turn.
 PATIENCE = 64

@@ -13,8 +13,8 @@ from ostler.lifecycle.instance import Instance, deliver_answer, refuse_with
 from ostler.lifecycle.messages import Answer, Asked, Call, Unasked, WaitDue
 from ostler.lifecycle.phases import OpenWait, Suspended, wait_id_for
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
-from ostler.model.ledger import Wait, WaitKind
-from ostler.model.people import SYSTEM, Actor
+from ostler.model.access import SYSTEM, Actor
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import reports as commands
 from ostler.store import waits
 

@@ -7,8 +7,8 @@ from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.phases import Backoff, Leaving, Suspended
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance, Why
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.phrases import span
 from ostler.policy.restart import RestartFacts, decide_restart
 from ostler.policy.why import WhyFacts, explain

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.loop import Breakpoint
 from ostler.model.task import Task, TaskState
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as task_rows
 from ostler.store import waits as wait_rows
 from ostler.store.transaction import Reader

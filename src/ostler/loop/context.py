@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.loop import ContextSnapshot, Iteration, TaskLoop
 from ostler.model.task import Task
 from ostler.model.text import clipped
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.store.transaction import Reader

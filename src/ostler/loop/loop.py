@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler.agents.files import load_settings, register_files
+from ostler.clock import Deadline
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.home import project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -19,11 +20,10 @@ from ostler.loop.loops import Loops
 from ostler.loop.parts import BranchManager, CiProvider, LoopParts, Plan, TerminalManager, WorkspaceManager
 from ostler.loop.rules import HOPELESS
 from ostler.model.events import Event, TaskEvent
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.loop import LoopResult, LoopResultType
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import Task, TaskState
-from ostler.seams import Deadline
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import LOOP_STOPPED, AttemptRules

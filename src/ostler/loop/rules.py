@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ostler.clock import Deadline
 from ostler.errors import NotFoundError, ValidationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.loop.blockers import path_to, sort_blockers, wait_graph
@@ -18,11 +19,10 @@ from ostler.loop.parts import LocalCi, LoopParts, first_of
 from ostler.loop.signals import SignalFile, breakpoint_of, last_breakpoint
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.loop import Breakpoint, BreakpointType, Iteration, PullRequest, TaskLoop
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
-from ostler.seams import Deadline
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import loops as rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as task_rows

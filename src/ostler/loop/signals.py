@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ostler.errors import ValidationError
+from ostler.model.access import Actor
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.loop import Breakpoint, BreakpointType
-from ostler.model.people import Actor
 from ostler.model.task import Task
 from ostler.store import loops as rows
 from ostler.store.reports import add_signal

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from ostler.model.instance import AgentMetrics
-from ostler.model.ledger import WaitKind
 from ostler.model.record import Record, adapter, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState
 from ostler.model.task import TaskState
 from ostler.model.types import Moment
+from ostler.model.wait import WaitKind
 
 #: Columns of their own in the log, so they are left out of the body.
 _COLUMNS = {"sequence", "occurred_at", "correlation_id", "workspace_id"}

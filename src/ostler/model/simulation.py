@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
+from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import json_faults
 from ostler.model.faults import Fault
-from ostler.model.people import HOME_WORKSPACE_ID
 from ostler.model.record import Record, record
 from ostler.model.text import MAX_REASON, name_faults, plain_text_faults
 from ostler.model.types import MAX_COUNT, Duration, Interval, Moment

@@ -1,4 +1,4 @@
-"""What a caller asks for when an agent is to be spawned or terminated."""
+"""What a caller asks for when an agent is to be spawned or terminated, and the definition that a spawn names."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
+from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import ContextData, context_faults, json_faults
 from ostler.model.faults import Fault, named, shown
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
 from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import MAX_NAME, MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
-from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Parsed
+from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Moment, Parsed
 
 NIL = UUID(int=0)
 MAX_TARGET = 2000
+MAX_SOURCE = 4096
 MAX_JOB_BYTES = 1024 * 1024
 _SECOND = timedelta(seconds=1)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -234,3 +236,23 @@ class TerminationOptions(Record):
         if timedelta(0) < self.graceful_timeout < _SECOND:
             bound = "must be 1 s to 5 min, or 0 for at once"
             yield Fault(field="graceful_timeout", bound=bound, value=shown(self.graceful_timeout))
+
+
+@record
+class Definition(Record):
+    """What an agent is: a name, where it comes from, and its whole manifest."""
+
+    definition_id: UUID
+    workspace_id: UUID = HOME_WORKSPACE_ID
+    name: str
+    kind: str
+    manifest: Mapping[str, Any]
+    source: str | None = None
+    created_at: Moment
+    updated_at: Moment
+    version: Annotated[int, Interval(ge=1, le=MAX_COUNT)] = 1
+
+    def rules(self) -> Iterator[Fault]:
+        yield from name_faults("name", self.name)
+        yield from plain_text_faults("source", self.source, MAX_SOURCE)
+        yield from json_faults("manifest", self.manifest)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from ostler.errors import AuthorizationError
-from ostler.model.people import Permission, Principal, Role
+from ostler.model.access import Permission, Principal, Role
 from ostler.model.states import Tier
 
 _P = Permission

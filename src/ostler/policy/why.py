@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from ostler.model.faults import duration_text
 from ostler.model.instance import AgentInstance, Why
-from ostler.model.ledger import Wait, WaitKind
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, SuspendDepth
 from ostler.model.text import clipped
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.phrases import due, moment, since, span
 from ostler.policy.stall import Liveness, StallVerdict
 

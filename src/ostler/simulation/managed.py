@@ -16,8 +16,8 @@ from pydantic_core import from_json
 
 from ostler.errors import AgentExecutionError, OstlerError, StaleWriterError, StoreError
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.attempt import RequestState
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import RequestState
 from ostler.model.query import MAX_PAGE, GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from ostler.model.attempt import Attempt, AttemptOutcome
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Attempt, AttemptOutcome
 from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import PAGE, Reader, Transaction, page

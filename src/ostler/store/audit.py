@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from ostler.model.ledger import GENESIS, AuditEntry, AuditHead, AuditReport
+from ostler.model.audit import GENESIS, AuditEntry, AuditHead, AuditReport
 from ostler.store.rows import Rows
 from ostler.store.transaction import PAGE, Act, Reader, Transaction, page
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from ostler.errors import NotFoundError, StoreError, StoreFailedError, StoreTooNewError
-from ostler.model.ledger import GENESIS
-from ostler.model.people import HOME_WORKSPACE_ID
+from ostler.failpoints import FaultPoint
+from ostler.model.access import HOME_WORKSPACE_ID
+from ostler.model.audit import GENESIS
 from ostler.model.types import micros
-from ostler.seams import FaultPoint
 
 Values = Mapping[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.crew import CrewRecord
 from ostler.model.events import CrewChangedEvent
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.task import Task
 from ostler.model.text import MAX_REASON, clipped
 from ostler.store.rows import Rows

@@ -12,13 +12,14 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
+from ostler.model.access import SYSTEM, Actor
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentErrorEvent, AgentRestartingEvent, AgentSpawnedEvent, AgentTerminatedEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import AttemptOutcome, Wait, WaitKind
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import AgentState, Enforcement, SuspendDepth
 from ostler.model.text import MAX_REASON, clipped
 from ostler.model.types import MAX_COUNT
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.quota import plan, slot_error
 from ostler.store.attempts import AttemptEnd, add_attempt, end_attempt, get_attempt, start_attempt
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer

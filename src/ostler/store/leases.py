@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ostler.errors import LeaseHeldError, StaleWriterError
-from ostler.model.ledger import Lease
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM
+from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM
+from ostler.model.attempt import Lease
 from ostler.store.connection import headless
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction

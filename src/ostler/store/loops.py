@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, NotFoundError
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import AgentSignalEvent, TaskIterationEvent
-from ostler.model.ledger import Wait
 from ostler.model.loop import CiResult, Iteration, PullRequest, PullRequestState
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.task import Task
 from ostler.model.text import clipped
+from ostler.model.wait import Wait
 from ostler.store.events import read_event
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction

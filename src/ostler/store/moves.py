@@ -13,12 +13,12 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import DamagedRowError, InvalidOperationError, StaleWriterError, VersionConflictError
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import AgentStateChangedEvent
 from ostler.model.instance import AgentInstance, AgentMetrics
-from ostler.model.ledger import WaitKind
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.states import INACTIVE_STATES, AgentState, AgentStateTransitions, legal_path
 from ostler.model.text import clipped
+from ostler.model.wait import WaitKind
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import end_waits_of

@@ -21,7 +21,7 @@ from ostler.errors import (
     StoreFailedError,
     StoreFullError,
 )
-from ostler.seams import FaultPoint, no_fault
+from ostler.failpoints import FaultPoint, no_fault
 from ostler.store.connection import Connection, Head, Values, headless, migrations, require_known, run_migration
 
 R = TypeVar("R")

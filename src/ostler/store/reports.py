@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostler.errors import InvalidOperationError, ValidationError, VersionConflictError
+from ostler.model.attempt import Request
 from ostler.model.events import AgentErrorEvent, AgentHealthChangedEvent, AgentProgressEvent, AgentSignalEvent
 from ostler.model.instance import AgentHealthStatus, AgentInstance, AgentMetrics
-from ostler.model.ledger import Request, Wait
 from ostler.model.states import HealthState
+from ostler.model.wait import Wait
 from ostler.store.attempts import get_attempt
 from ostler.store.moves import (
     INSTANCES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from ostler.model.ledger import Request, RequestState
+from ostler.model.attempt import Request, RequestState
 from ostler.model.text import clipped
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction

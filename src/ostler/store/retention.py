@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError
+from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.model.instance import AgentInstance
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.model.types import micros
 from ostler.policy.retention import RetentionPolicy
 from ostler.store.attempts import get_attempt

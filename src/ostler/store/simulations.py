@@ -9,7 +9,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, SimulationNotFoundError, VersionConflictError
-from ostler.model.people import HOME_WORKSPACE_ID, SYSTEM, Actor
+from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.model.simulation import RunState, SimulationRun, SimulationTurn, SimulationWhole
 from ostler.model.text import MAX_REASON, clipped
 from ostler.store.rows import Rows

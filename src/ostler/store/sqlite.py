@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.errors import OutcomeUnknownError, StoreBusyError, StoreError, StoreFailedError, StoreFullError
-from ostler.seams import FaultPoint, no_fault
+from ostler.failpoints import FaultPoint, no_fault
 from ostler.store.connection import Connection, Head, Values, headless, migrations, require_known, run_migration
 
 #: "OSTL": tells our file from another program's.

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, StoreClosedError, StoreError
+from ostler.failpoints import FaultPoint, Seams
 from ostler.home import DATABASE_FILE
+from ostler.model.attempt import Lease
 from ostler.model.faults import fault
-from ostler.model.ledger import Lease
-from ostler.seams import FaultPoint, Seams
 from ostler.store import leases
 from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection

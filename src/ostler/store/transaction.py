@@ -16,12 +16,12 @@ from ostler.errors import (
     NotFoundError,
     ValidationError,
 )
+from ostler.ids import IdSource
+from ostler.model.access import SYSTEM, Actor
+from ostler.model.audit import chain_hash
 from ostler.model.events import Event
 from ostler.model.faults import fault
-from ostler.model.ledger import chain_hash
-from ostler.model.people import SYSTEM, Actor
 from ostler.model.text import clean_text, clipped
-from ostler.seams import IdSource
 from ostler.store.connection import Connection, Head
 
 #: Refusals that the audit keeps. A busy agent or a full disk is none.

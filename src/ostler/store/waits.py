@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, NotFoundError
+from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import AgentWaitEndedEvent, AgentWaitOpenedEvent
-from ostler.model.ledger import Wait, WaitKind
-from ostler.model.people import SYSTEM, Actor
+from ostler.model.wait import Wait, WaitKind
 from ostler.store.rows import Rows
 from ostler.store.transaction import PAGE, Reader, Transaction, page
 

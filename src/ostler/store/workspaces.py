@@ -6,7 +6,8 @@ from datetime import datetime
 from uuid import UUID
 
 from ostler.errors import ConflictError, WorkspaceNotFoundError
-from ostler.model.people import SYSTEM, Actor, Definition, Principal, Token, Workspace
+from ostler.model.access import SYSTEM, Actor, Principal, Token, Workspace
+from ostler.model.spawn import Definition
 from ostler.store.rows import Rows
 from ostler.store.transaction import Reader, Transaction
 

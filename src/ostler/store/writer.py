@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostler.clock import Clock
 from ostler.errors import (
     OutcomeUnknownError,
     StoreBusyError,
@@ -24,8 +25,9 @@ from ostler.errors import (
     StoreError,
     StoreFailedError,
 )
+from ostler.failpoints import FaultPoint
+from ostler.ids import IdSource
 from ostler.model.events import Event
-from ostler.seams import Clock, FaultPoint, IdSource
 from ostler.store.connection import Connection
 from ostler.store.leases import stale_writer
 from ostler.store.transaction import Reader, Transaction

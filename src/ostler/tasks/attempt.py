@@ -25,14 +25,15 @@ from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
 from ostler.lifecycle.messages import MANAGER_CLOSED
+from ostler.model.attempt import Attempt, AttemptOutcome, Request, RequestState
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import Attempt, AttemptOutcome, Request, RequestState, Wait, WaitKind
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
 from ostler.model.text import MAX_REASON, clipped
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store import tasks as rows

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
+from ostler.model.access import Permission
 from ostler.model.faults import fault
-from ostler.model.people import Permission
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.tasks import attempt, retire

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ostler.isolation.process.logs import LOGS
-from ostler.model.ledger import WaitKind
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
+from ostler.model.wait import WaitKind
 from ostler.store import attempts as attempt_rows
 from ostler.store.queries import list_instances
 from ostler.store.transaction import Reader

@@ -14,9 +14,9 @@ from pathlib import Path
 from ostler.agents.commandspec import KIB, CommandSpec, ExitMeaning, PromptBy
 from ostler.errors import AgentInitializationError
 from ostler.lifecycle.job import JOB_ID
+from ostler.model.access import Actor
+from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import AttemptOutcome, RequestState
-from ostler.model.people import Actor
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Receipt, Task

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from ostler.errors import OstlerError, StoreError
 from ostler.model.events import Event, TaskEvent
-from ostler.model.ledger import WaitKind
 from ostler.model.task import Task, TaskState
+from ostler.model.wait import WaitKind
 from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
 from ostler.tasks.attempt import AttemptRules

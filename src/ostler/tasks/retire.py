@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
 from ostler.isolation.process.logs import HOMES, LOGS
-from ostler.model.people import Actor
+from ostler.model.access import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store.transaction import Transaction

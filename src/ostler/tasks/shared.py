@@ -11,10 +11,10 @@ from typing import Any
 
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.observe import Observation
+from ostler.model.access import Actor
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.instance import AgentInstance
-from ostler.model.ledger import AttemptOutcome
-from ostler.model.people import Actor
 from ostler.model.query import GetInstancesFilter
 from ostler.model.states import AgentState
 from ostler.model.task import Task, TaskSettings

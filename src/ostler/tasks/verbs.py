@@ -11,13 +11,13 @@ from uuid import UUID
 
 from ostler.errors import AgentNotFoundError, InvalidOperationError, NotFoundError, TaskNotFoundError
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.faults import fault
-from ostler.model.ledger import Wait
 from ostler.model.loop import TaskLoop
-from ostler.model.people import Permission
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
+from ostler.model.wait import Wait
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.waits import get_wait

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from ostler.seams import Timer
+from ostler.clock import Timer
 
 _START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostler.errors import GitError
-from ostler.seams import FaultPoint
+from ostler.failpoints import FaultPoint
 from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
 from ostler.workdirs.git import Git, path_text
 from ostler.workdirs.mirror import Change, Mirror

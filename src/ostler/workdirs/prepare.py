@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ostler.errors import InvalidOperationError
+from ostler.failpoints import FaultPoint
 from ostler.model.faults import fault
-from ostler.seams import FaultPoint
 from ostler.workdirs.files import copy, opened, read_small, write_durably
 from ostler.workdirs.git import Git, object_id, path_text, require_version
 from ostler.workdirs.mirror import PLAIN, Mirror, quoted

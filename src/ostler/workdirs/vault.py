@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ostler.errors import InvalidOperationError, OstlerError, ValidationError, VaultError
+from ostler.failpoints import Seams
 from ostler.model.context import json_faults
-from ostler.seams import Seams
 from ostler.workdirs.archive import Item, Packed, check, pack, signs_of, unpack
 from ostler.workdirs.files import NOTHING_THERE, opened, remove_tree, sync_folder, write_durably
 from ostler.workdirs.records import VaultEntry, Workdir, check_key

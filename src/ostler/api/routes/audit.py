@@ -6,7 +6,7 @@ from typing import Any
 
 from ostler.api.context import ManagerOf
 from ostler.api.gate import Route
-from ostler.model.people import Permission
+from ostler.model.access import Permission
 from ostler.store import audit as chains
 
 

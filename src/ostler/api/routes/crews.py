@@ -10,8 +10,8 @@ from ostler.api.context import ContextOf, ManagerOf, context_of, manager_of
 from ostler.api.gate import Route
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
+from ostler.model.access import Permission
 from ostler.model.crew import CrewView
-from ostler.model.people import Permission
 
 Names = Annotated[tuple[str, ...], Body(embed=True)]
 

@@ -10,8 +10,8 @@ from fastapi.responses import PlainTextResponse
 
 from ostler.api.context import ContextOf, ManagerOf, TasksOf
 from ostler.api.gate import Route
-from ostler.model.ledger import WaitKind
-from ostler.model.people import Permission
+from ostler.model.access import Permission
+from ostler.model.wait import WaitKind
 from ostler.version import __version__
 
 

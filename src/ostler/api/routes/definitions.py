@@ -7,7 +7,7 @@ from typing import Any
 from ostler.agents.registry import COMMAND_PREFIX
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import Route
-from ostler.model.people import Permission
+from ostler.model.access import Permission
 
 
 async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:

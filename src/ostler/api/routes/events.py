@@ -14,8 +14,8 @@ from fastapi.responses import StreamingResponse
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import Route
 from ostler.lifecycle.logs import LogLine
+from ostler.model.access import Permission
 from ostler.model.events import Event, EventsMissed
-from ostler.model.people import Permission
 from ostler.model.query import ObservationOptions
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.

@@ -18,8 +18,8 @@ from ostler.api.gate import LARGE_BODY, Route
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
+from ostler.model.access import Permission
 from ostler.model.instance import AgentInstance
-from ostler.model.people import Permission
 from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions

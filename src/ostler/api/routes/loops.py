@@ -11,9 +11,9 @@ from ostler.api.gate import LARGE_BODY, Route
 from ostler.errors import InvalidOperationError
 from ostler.isolation.process.speaker import speaker_of
 from ostler.loop.signals import BREAKPOINTS, note_refusal
+from ostler.model.access import Permission
 from ostler.model.faults import fault
 from ostler.model.loop import Breakpoint
-from ostler.model.people import Permission
 from ostler.model.query import GetInstancesFilter
 from ostler.store.reports import add_signal
 from ostler.store.tasks import get_task

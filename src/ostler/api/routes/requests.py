@@ -12,8 +12,8 @@ from fastapi import Body
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
 from ostler.errors import NotFoundError
-from ostler.model.ledger import Request, RequestState
-from ostler.model.people import Permission
+from ostler.model.access import Permission
+from ostler.model.attempt import Request, RequestState
 
 
 async def ask(

@@ -10,7 +10,7 @@ from fastapi import Body, Header
 from ostler.api.context import ContextOf, LoopsOf, TasksOf
 from ostler.api.gate import LARGE_BODY, Route
 from ostler.errors import OstlerError
-from ostler.model.people import Permission
+from ostler.model.access import Permission
 from ostler.model.record import Record, record
 from ostler.model.task import Task, TaskFilter, TaskState
 from ostler.tasks.orchestrator import TaskOrchestrator

@@ -10,7 +10,7 @@ from fastapi import Body
 
 from ostler.api.context import ManagerOf, TasksOf
 from ostler.api.gate import Route
-from ostler.model.people import Permission
+from ostler.model.access import Permission
 from ostler.store.tasks import get_task
 from ostler.store.waits import get_wait
 

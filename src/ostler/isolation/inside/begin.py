@@ -12,9 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents import AgentContext, Voice
+from ostler.clock import SystemClock
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
-from ostler.seams import SystemClock
 
 #: How a duration is written in JSON: days, hours, minutes, seconds.
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation import wire
 from ostler.isolation.base import Verb
@@ -18,7 +19,6 @@ from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process.hearing import key_of
 from ostler.isolation.wire import WireError
 from ostler.model.faults import Fault, shown
-from ostler.seams import Clock
 
 Say = Callable[[Mapping[str, Any]], None]
 #: More are in flight at no agent.

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from ostler.agents.failures import MAX_MESSAGE
+from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError
 from ostler.isolation import wire
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
@@ -25,9 +26,8 @@ from ostler.isolation.process.ending import KeptCell, enforcement_of
 from ostler.isolation.process.exits import LOST, exit_of, with_record
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.wire import WireError
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.text import clipped
-from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
 #: How long after its last word a process may take to end.

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 from ostler.agents import AgentContext, CommandSpec
 from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
+from ostler.clock import Clock
 from ostler.drivers import driver_named
 from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
@@ -29,7 +30,6 @@ from ostler.isolation.process.link import Answer, KeeperError
 from ostler.isolation.process.logs import HOMES, journal_of, log_of, prune_runs, remove_log
 from ostler.isolation.process.runs import Run, in_memory, old_place
 from ostler.model.context import ContextData
-from ostler.seams import Clock
 
 #: As long as a keeper waits at most; the manager's own clock says when it is enough.
 _PATIENCE_SECONDS = 3600.0

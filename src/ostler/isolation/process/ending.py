@@ -12,13 +12,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.calls import wake
 from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.link import KeeperError
 from ostler.model.states import Enforcement
-from ostler.seams import Clock, Timer
 
 _log = logging.getLogger("ostler.isolation")
 #: The keeper's words for limits, and the fields of `ResourceLimits` that they hold. How many processes and threads a

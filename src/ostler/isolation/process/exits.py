@@ -11,7 +11,7 @@ from typing import Any
 
 from ostler.agents.command import Ending
 from ostler.isolation.base import Exit
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 
 LOST = Exit(
     outcome=AttemptOutcome.LOST,

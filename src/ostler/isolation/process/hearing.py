@@ -19,8 +19,8 @@ from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Exit, Verb
 from ostler.isolation.calls import CANCELLED, Outcome
 from ostler.isolation.wire import WireError
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.context import MAX_BYTES, MAX_DEPTH, json_faults
-from ostler.model.ledger import AttemptOutcome
 from ostler.model.text import clean_text, clipped, name_faults
 from ostler.model.types import MAX_COUNT
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ostler.clock import Clock
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Site
 from ostler.isolation.process import launch
@@ -23,7 +24,6 @@ from ostler.isolation.process.link import Answer, KeeperError, Link
 from ostler.isolation.process.remains import Remains
 from ostler.isolation.process.tenants import Tenant, tell
 from ostler.keeper.protocol import REFUSED, VERSION
-from ostler.seams import Clock
 
 _log = logging.getLogger("ostler.isolation")
 #: How long a keeper may take to end all that it has; it bounds every step of that by itself.

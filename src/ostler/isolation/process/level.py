@@ -16,6 +16,7 @@ from uuid import UUID
 
 from ostler.agents import AgentKind
 from ostler.agents.command import identity
+from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, OstlerError, ValidationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
@@ -31,9 +32,8 @@ from ostler.isolation.process.sources import source_of
 from ostler.isolation.process.templates import Templates
 from ostler.isolation.process.umask import own_umask
 from ostler.isolation.walls import harden, is_kept
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import IsolationLevel
-from ostler.seams import Clock
 
 C = TypeVar("C", bound=KeptCell)
 

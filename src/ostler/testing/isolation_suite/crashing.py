@@ -12,7 +12,7 @@ import pytest
 
 from ostler.errors import AgentGoneError
 from ostler.isolation import Verb
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.testing.isolation_suite.agents import PlainAgent
 from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, until
 

@@ -16,7 +16,7 @@ import pytest
 from ostler.agents import WaitAnswer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.testing.isolation_suite.ground import ATTEMPT, INSTANCE, IsolationGround, RecordingListener, do, until
 
 CALL = UUID("01890000-0000-7000-8000-0000000ca11d")

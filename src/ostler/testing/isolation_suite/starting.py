@@ -17,7 +17,7 @@ from ostler.agents import Agent, AgentKind
 from ostler.agents.base import FunctionMaker
 from ostler.errors import AgentExecutionError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import Enforcement, IsolationLevel
 from ostler.testing.isolation_suite.agents import LeavingAgent, UnmadeAgent, double, greet

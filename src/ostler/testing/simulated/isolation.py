@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from ostler.agents import Message
+from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
 from ostler.isolation.calls import wake
-from ostler.model.ledger import AttemptOutcome
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
-from ostler.seams import Clock
 from ostler.testing.simulated.machine import Machine, SimulatedAgent, Work
 
 _LIMITS = {"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED}

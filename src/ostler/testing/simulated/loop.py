@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from ostler.seams import Timer
+from ostler.clock import Timer
 
 T = TypeVar("T")
 

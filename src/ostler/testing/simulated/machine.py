@@ -18,12 +18,12 @@ from uuid import UUID
 
 from ostler.agents import AgentContext, AgentRunner, Message, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL
+from ostler.clock import Clock, Timer
 from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
 from ostler.isolation.base import Exit, StartPlan, Verb
 from ostler.isolation.calls import Outcome, exit_by
+from ostler.model.attempt import AttemptOutcome
 from ostler.model.context import ContextData
-from ostler.model.ledger import AttemptOutcome
-from ostler.seams import Clock, Timer
 
 _OUTCOMES = (AttemptOutcome.EXIT_CODE, AttemptOutcome.SIGNAL, AttemptOutcome.OOM, AttemptOutcome.UNKNOWN)
 _DEAD = "the agent has ended"

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from ostler.errors import StoreBusyError, StoreClosedError, StoreError
-from ostler.seams import FaultPoint, InjectedCrash, Seams
+from ostler.failpoints import FaultPoint, InjectedCrash, Seams
 from ostler.store.connection import Connection
 from ostler.store.sqlite import SqliteConnection
 from ostler.store.store import Readers, Store, epoch_to_write

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import difflib
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from ostler.clock import Clock, SystemClock
+from ostler.ids import IdSource, Uuid7Source
 
 FaultPoint = Callable[[str], None]
 Action = Literal["raise", "kill", "sleep", "oserror"]
@@ -100,3 +104,18 @@ class FaultPlan:
                 time.sleep(_SLEEP_SECONDS)
             case "oserror":
                 raise OSError(5, f"injected at {self.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seams:
+    """The outside world as a store and a manager see it; tests pass their own."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    #: None draws a seed from the system.
+    chance: random.Random | None = None
+    #: None makes rising ids from the clock and chance.
+    ids: IdSource | None = None
+    fault: FaultPoint = no_fault
+
+    def id_source(self) -> IdSource:
+        return self.ids or Uuid7Source(self.clock, self.chance)

@@ -1,22 +1,20 @@
-"""Workspaces, principals and tokens; and definitions, which belong to a workspace."""
+"""Who may do what: workspaces, principals, roles, permissions and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-from ostler.model.context import json_faults
 from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.states import Tier
-from ostler.model.text import name_faults, plain_text_faults
-from ostler.model.types import MAX_COUNT, Interval, Moment, from_micros
+from ostler.model.text import name_faults
+from ostler.model.types import Interval, Moment, from_micros
 
 #: The workspace of a home of one's own; every store has it from the start.
 HOME_WORKSPACE_ID = UUID("00000000-0000-7000-8000-000000000001")
-MAX_SOURCE = 4096
 
 
 class Permission(StrEnum):
@@ -115,23 +113,3 @@ class Workspace(Record):
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
-
-
-@record
-class Definition(Record):
-    """What an agent is: a name, where it comes from, and its whole manifest."""
-
-    definition_id: UUID
-    workspace_id: UUID = HOME_WORKSPACE_ID
-    name: str
-    kind: str
-    manifest: Mapping[str, Any]
-    source: str | None = None
-    created_at: Moment
-    updated_at: Moment
-    version: Annotated[int, Interval(ge=1, le=MAX_COUNT)] = 1
-
-    def rules(self) -> Iterator[Fault]:
-        yield from name_faults("name", self.name)
-        yield from plain_text_faults("source", self.source, MAX_SOURCE)
-        yield from json_faults("manifest", self.manifest)

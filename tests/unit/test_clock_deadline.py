@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ostler.seams import Deadline, SystemClock
+from ostler.clock import Deadline, SystemClock
 from ostler.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import threading
 from typing import Protocol
 from uuid import UUID
 
-from ostler.seams.clock import Clock
+from ostler.clock import Clock
 
 _COUNTER_BITS = 12
 _TAIL_BITS = 62

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ostler
-from ostler.seams import FaultPlan, InjectedCrash, Seams, SystemClock, Timer, Uuid7Source, no_fault, uuid7
-from ostler.seams.faults import POINTS
+from ostler.clock import SystemClock, Timer
+from ostler.failpoints import POINTS, FaultPlan, InjectedCrash, Seams, no_fault
+from ostler.ids import Uuid7Source, uuid7
 from ostler.store.store import Store
 from ostler.store.transaction import Transaction
 from ostler.testing.clock import ManualClock
@@ -191,7 +192,7 @@ def test_a_plan_can_fail_the_disk_or_be_slow() -> None:
 
 def test_a_plan_can_kill_the_process_for_real() -> None:
     code = (
-        "from ostler.seams import FaultPlan; FaultPlan.parse('store.ack.before:1:kill')('store.ack.before'); "
+        "from ostler.failpoints import FaultPlan; FaultPlan.parse('store.ack.before:1:kill')('store.ack.before'); "
         "print('alive')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
