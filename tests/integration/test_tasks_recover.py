@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from coding_ground import marked
+from isolation.ground import until
 from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
 from workdirs_ground import git, tree_of
 
@@ -21,7 +22,6 @@ from ostler.failpoints import FaultPlan, InjectedCrash
 from ostler.store import tasks as rows
 from ostler.tasks.attempt import AttemptRules
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["repository"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from isolation.ground import until
 from tasks_ground import ECHO, T, TaskGround, ground, opened, repository
 from workdirs_ground import git
 
 from ostler import AgentState, CommandSpec, PromptBy, Task, TaskSettings, register_file
 from ostler.tasks import proof
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
