@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, output_option, the_home
-from ostler.cli.output import as_json, local_time, note, parse_seconds, plain, short_path, show, table
+from ostler.cli.output import as_json, local_time, note, plain, short_path, show, table
+from ostler.durations import parse_seconds
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
 from ostler.problems import ExitCode
 from ostler.version import __version__
