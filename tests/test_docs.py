@@ -20,9 +20,9 @@ import pytest
 
 import ostler
 from ostler import problems
-from ostler.agents.files.models import LifecycleKeys
 from ostler.api.routes import ROUTES
 from ostler.cli.main import root
+from ostler.definitions.keys import LifecycleKeys
 from ostler.durations import write_duration
 from ostler.isolation import IsolationLevels
 from ostler.model.events import EVENT_CLASSES

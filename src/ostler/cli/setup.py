@@ -98,7 +98,7 @@ def show_agent(name: str) -> None:
 @agents.command()
 def validate() -> None:
     """Check the definition files and settings of this project; needs no daemon."""
-    from ostler.agents.files import validate_files  # noqa: PLC0415 - loads YAML and pydantic
+    from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
     root = project_of(the_home())
     found = validate_files(root)
