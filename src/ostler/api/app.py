@@ -14,8 +14,7 @@ from starlette.exceptions import HTTPException
 from ostler.api.context import Context
 from ostler.api.gate import Route
 from ostler.api.routes import ROUTES
-from ostler.errors import OstlerError
-from ostler.problems import TOO_LARGE, document
+from ostler.errors import TOO_LARGE, OstlerError, document
 from ostler.version import __version__
 
 _log = logging.getLogger("ostler.api")

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostler.errors import TOO_LARGE, UNAUTHENTICATED
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import OWNER, Permission, Principal
 from ostler.policy.access import decide_access
-from ostler.problems import TOO_LARGE, UNAUTHENTICATED
 from ostler.store import workspaces
 
 KIB = 1024

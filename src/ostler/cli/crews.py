@@ -12,7 +12,7 @@ import click
 from ostler.cli.common import Daemon, output_option
 from ostler.cli.output import as_json, moment, note, plain, rough_duration, seconds_since, table
 from ostler.client.blocking import DaemonError
-from ostler.problems import ExitCode
+from ostler.errors import ExitCode
 
 _HEAD = ("MEMBER", "GENERATION", "STATE", "TASK", "SINCE", "COST", "LAST ERROR")
 _EVENTS = "task_state_changed,crew_changed"

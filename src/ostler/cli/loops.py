@@ -13,7 +13,7 @@ from ostler.cli.common import Daemon, fail, output_option
 from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, show
 from ostler.cli.tasks import on_task
 from ostler.client.blocking import DaemonError
-from ostler.problems import ExitCode
+from ostler.errors import ExitCode
 
 _WORDS = {
     "exit": "ended without a signal",

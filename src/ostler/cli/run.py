@@ -14,7 +14,7 @@ import click
 from ostler.cli.common import Daemon, fail, on_agent
 from ostler.cli.output import as_json, local_time, note, parse_seconds, plain
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.problems import ExitCode, exit_code_of
+from ostler.errors import ExitCode, exit_code_of
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
