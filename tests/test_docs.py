@@ -21,7 +21,7 @@ import pytest
 import ostler
 from ostler import errors
 from ostler.agents.files.models import LifecycleKeys
-from ostler.api.routes import ROUTES
+from ostler.api.table import ROUTES
 from ostler.cli.main import root
 from ostler.isolation import IsolationLevels
 from ostler.model.events import EVENT_CLASSES
@@ -235,9 +235,7 @@ def test_commands_and_exit_codes() -> None:
 
 def test_routes_and_problem_codes() -> None:
     written = {(row[0], row[1], row[2]) for row in tables(GUIDES / "http-api.md")["method"]}
-    assert written == {
-        (one.method, one.path, "public" if one.public else one.permission or "any token") for one in ROUTES
-    }
+    assert written == {(route.method, route.path, route.permission) for route in ROUTES}
     codes = {row[0]: (row[1], row[2]) for row in tables(GUIDES / "http-api.md")["code"]}
     expected = {one.code: (str(one.status), str(int(one.cli_exit))) for one in errors.CLASS_OF_CODE.values()}
     for code, status in ((errors.UNAUTHENTICATED, 401), (errors.TOO_LARGE, 413)):
