@@ -23,7 +23,7 @@ from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.park import park
+from ostler.tasks.retry import fail_attempt
 from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
@@ -149,9 +149,8 @@ class CrewRules(attempt.AttemptRules):
         is_spent = task.failures + 1 >= task.max_failures
         if is_spent or not self._is_submitted:
             self.error = error
-        if is_spent or (self.error is not None and self._plan.settings.on_error is CrewAction.RESTART):
-            return await park(self.tasks, task, error)
-        return await attempt.fail_attempt(self.tasks, task, error)
+        is_last = self.error is not None and self._plan.settings.on_error is CrewAction.RESTART
+        return await fail_attempt(self.tasks, task, error, is_last=is_last)
 
 
 async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:

@@ -99,6 +99,7 @@ class TaskVerbs:
         hold: bool = False,
         timeout: str | float | timedelta | None = None,  # noqa: ASYNC109 - of an attempt, not of this call
         max_failures: int | None = None,
+        backoff: str | float | timedelta | None = None,
         near: str | os.PathLike[str] | None = None,
         loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
@@ -123,6 +124,7 @@ class TaskVerbs:
                 "is_held": hold,
                 "timeout": timeout,
                 "max_failures": max_failures or self.tasks.settings.max_failures,
+                "backoff": self.tasks.settings.backoff if backoff is None else backoff,
                 "near": None if near is None else os.path.abspath(near),  # noqa: PTH100, ASYNC240 - no file is touched
                 "created_by": self.manager.actor.name,
                 "created_at": now,
@@ -142,12 +144,12 @@ class TaskVerbs:
             raise fault("agent", f"must be one that can be spawned: {error}") from error
 
     async def run(self, key: str) -> Task:
-        """Claim it and work on it now, to its review or back to the queue."""
+        """Claim it and work on it now, also while it waits after a failure; to its review or back to the queue."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
         if task.agent is None:
             raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
-        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor)
+        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
@@ -197,10 +199,12 @@ class TaskVerbs:
         task = await self._stopped(key, "requeued")
         if task.state is TaskState.QUEUED:
             return await self.manager.store.run(rows.release_task, task, by=self.manager.actor)
-        if task.state is not TaskState.RUNNING:
+        if task.state is TaskState.COMPLETED:
             raise InvalidOperationError(
                 f"{task.key} is {task.state}; send it back with comments instead (`ostler task send-back {task.key}`)"
             )
+        if task.is_finished:
+            raise InvalidOperationError(f"{task.key} is {task.state}, which is final; add it as a new task")
         return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
 
     async def hold(self, key: str) -> Task:
