@@ -149,6 +149,19 @@ async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repos
         assert await ground.moves(task) == [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.REJECTED)]
 
 
+@pytest.mark.parametrize("state", [T.REJECTED, T.QUEUED])
+async def test_an_agent_whose_task_was_cancelled_or_requeued_by_a_killed_program_is_ended(
+    repository: Path, home: Path, state: TaskState
+) -> None:
+    async with left(repository, home) as ground:
+        task = await ground.get("T001")
+        await ground.manager.store.run(rows.change_task, task, to=state)
+    async with opened(repository, home) as ground:
+        assert await ground.manager.get_active_instances() == []
+        assert marked(task.instance_id) == {}
+        assert (await ground.get(task)).state is state
+
+
 async def test_one_that_was_claimed_and_no_more_is_worked_on(repository: Path, home: Path) -> None:
     async with opened(repository, home) as ground:
         await ground.manager.store.run(rows.claim_task, await ground.add("echo 1 > a.txt"))

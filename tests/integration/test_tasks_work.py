@@ -13,7 +13,16 @@ import pytest
 from tasks_ground import ECHO, T, TaskGround, ground, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
-from ostler import AgentState, CommandSpec, InvalidOperationError, PromptBy, Task, TaskSettings, register_file
+from ostler import (
+    AgentState,
+    CommandSpec,
+    InvalidOperationError,
+    PromptBy,
+    StoreFullError,
+    Task,
+    TaskSettings,
+    register_file,
+)
 from ostler.tasks import proof
 from ostler.tasks.retry import retry_delay
 from ostler.testing.clock import ManualClock
@@ -163,13 +172,17 @@ async def test_a_retry_waits_for_its_backoff_which_doubles(repository: Path, tmp
             await until_async(has_failed)
             (wait,) = await ground.tasks.waits(task.key)
             assert wait.due_at is not None
-            seconds = (wait.due_at - clock.wall()).total_seconds()
+            seconds = (wait.due_at - wait.created_at).total_seconds()
             assert delay * 0.75 <= seconds <= delay * 1.25, "jitter goes a quarter to either side"
-            assert (
-                wait.reason
-                == f"attempt {failures} failed ({failures} of 9): sh failed with exit code 3 and said nothing"
-            )
-            clock.advance(seconds + 1)
+            assert (wait.reason or "").startswith(f"attempt {failures} failed ({failures} of 9): sh failed with exit")
+            clock.advance(seconds - 1)
+            assert (await ground.get(task)).state is T.QUEUED
+
+            async def is_begun(attempt: int = failures + 1) -> bool:
+                clock.advance(1)
+                return (await ground.get(task)).attempt == attempt
+
+            await until_async(is_begun)
 
 
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 30), (2, 60), (5, 480), (6, 600), (999, 600)])
@@ -239,6 +252,26 @@ async def test_a_running_task_is_requeued_and_done_again(ground: TaskGround) -> 
     assert (await ground.tasks.run(task.key)).attempt == 2
     with pytest.raises(Exception, match="ostler task send-back T001"):
         await ground.tasks.requeue(task.key)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "hold"])
+async def test_a_verb_that_cannot_be_written_leaves_the_agent_at_work(
+    ground: TaskGround, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk its agent used to be ended first, and the task stayed running with no agent until a restart."""
+    task = await ground.add("echo begun > begun; while ! test -e go; do sleep 0.01; done")
+    running = await begun(ground, task)
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise StoreFullError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ground.manager.store, "run", refuse)
+        with pytest.raises(StoreFullError):
+            await getattr(ground.tasks, verb)(task.key)
+    assert await living(ground) == ["T001-1"]
+    (ground.place(task) / "go").touch()
+    assert (await running).state is T.COMPLETED
 
 
 async def test_a_task_whose_agent_a_person_stops_is_held_back(ground: TaskGround) -> None:

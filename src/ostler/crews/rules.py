@@ -63,8 +63,6 @@ class CrewRules(attempt.AttemptRules):
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         """The worktree of the task; without a repository the member's own directory, new and empty."""
         workdir = workdir_of(task)
-        if workdir is not None:
-            self.tasks.workdirs.allow(Path(workdir.path).parent)
         if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
             return await attempt.prepare(self.tasks, task)
         async with self._directories:

@@ -184,6 +184,8 @@ async def _work(rules: AttemptRules, task: Task) -> Task:
     found, _ = await find_instance(tasks, task, _name(task))
     if found is not None and task.instance_id != found.instance_id:  # a killed program did not note it
         task = await tasks.change(task, {"instance_id": found.instance_id})
+    if found is None:
+        await end_instances(tasks, task, "another attempt begins")
     task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
     task, instance = await rules.spawn(task, workdir)
@@ -201,6 +203,8 @@ def _name(task: Task) -> str:
 async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
+    if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
+        tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
         workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
@@ -422,7 +426,11 @@ async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
     if under_way is not None:
         under_way.cancel()
         await asyncio.wait([under_way])
-    wanted = GetInstancesFilter(task_id=task.task_id, limit=1000)
-    for one in await tasks.store.read(list_instances, wanted, task.workspace_id):
-        await tasks.manager.handle(one.instance_id).stop(reason=reason)
+    await end_instances(tasks, task, reason)
     await discard_proof(tasks, task)
+
+
+async def end_instances(tasks: Tasks, task: Task, reason: str) -> None:
+    active = GetInstancesFilter(task_id=task.task_id, limit=1000)
+    for instance in await tasks.store.read(list_instances, active, task.workspace_id):
+        await tasks.manager.handle(instance.instance_id).stop(reason=reason)
