@@ -64,7 +64,7 @@ class Ground:
         return Supervisor(self.tasks, crews, **more)
 
     async def add(self, text: str, agent: str | None = "fixer", **more: Any) -> str:
-        return (await self.tasks.submit(text, agent=agent, **more)).key
+        return (await self.tasks.submit(text, agent=agent, **{"backoff": 0, **more})).key
 
     async def task(self, key: str) -> Task:
         return await self.tasks.get(key)
