@@ -270,7 +270,7 @@ def test_one_that_cannot_die_does_not_keep_the_keeper(home: Home, manager: Manag
         manager.say("bye", leave=False)
         report, _ = manager.hear(stop)
         assert [one.split(" (")[0] for one in report["left"]] == [f"process {pid}"]
-        wait_until(lambda: not is_alive(keeper), 30)
+        wait_until(lambda: not is_alive(keeper))
     finally:
         (ice / "freezer.state").write_text("THAWED")
         wait_until(lambda: not is_alive(pid))
