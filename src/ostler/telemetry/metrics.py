@@ -60,7 +60,7 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
             _gauge("lifecycle.instances.active", "Instances that are active now"),
             _gauge("lifecycle.instances.by_state", "Instances in each state now", "state"),
             _duration("lifecycle.spawn.duration", "How long a spawn took until ready", _STARTS),
-            _counter("lifecycle.spawn.count", "Spawns asked for"),
+            _counter("lifecycle.spawn.count", "Spawns requested"),
             _counter("lifecycle.spawn.failures", "Spawns that failed"),
             _duration("lifecycle.terminate.duration", "How long a termination took", _STARTS),
             _counter("lifecycle.terminate.count", "Terminations"),
@@ -71,7 +71,7 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(
             _counter("lifecycle.process.count", "Requests taken up"),
             _counter("lifecycle.process.failures", "Requests that ended in an error"),
             _counter("lifecycle.process.timeouts", "Requests that ran into their time-out"),
-            _counter("lifecycle.observers.dropped", "Events that slow observers were told they missed"),
+            _counter("lifecycle.observers.dropped", "Events that slow observers missed"),
             _counter("lifecycle.health.changes", "Changes of health, by what it became", "state"),
         )
     }
