@@ -12,20 +12,16 @@ from ostler.version import __version__ as __version__
 
 #: Public names by the module that holds them.
 _NAMES = {
-    "agents.base": "Agent",
+    "agents.base": "Agent agent",
     "agents.commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
     "agents.context": "AgentContext",
-    "agents.factory": "AgentFactory",
-    "agents.files": "register_file register_files",
-    "agents.files.config": "get_config",
-    "agents.files.project": "ProjectSettings",
-    "agents.manifest": "AgentKind AgentManifest",
-    "agents.marks": "agent",
     "agents.messages": "WaitAnswer",
-    "agents.registry": "AgentRegistry",
+    "agents.registry": "AgentFactory AgentKind AgentManifest AgentRegistry",
     "client.client": "Client",
     "crews.scope": "Scope",
     "crews.supervisor": "Supervisor",
+    "definitions.discover": "register_file register_files",
+    "definitions.project": "ProjectSettings get_config",
     "errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "

@@ -1,19 +1,15 @@
 # Written by scripts/stub from the table in __init__.py; a test compares the two.
-from ostler.agents.base import Agent as Agent
+from ostler.agents.base import Agent as Agent, agent as agent
 from ostler.agents.commandspec import CommandSpec as CommandSpec, ExitMeaning as ExitMeaning, HomeKind as HomeKind, PromptBy as PromptBy
 from ostler.agents.context import AgentContext as AgentContext
-from ostler.agents.factory import AgentFactory as AgentFactory
-from ostler.agents.files import register_file as register_file, register_files as register_files
-from ostler.agents.files.config import get_config as get_config
-from ostler.agents.files.project import ProjectSettings as ProjectSettings
-from ostler.agents.manifest import AgentKind as AgentKind, AgentManifest as AgentManifest
-from ostler.agents.marks import agent as agent
 from ostler.agents.messages import WaitAnswer as WaitAnswer
-from ostler.agents.registry import AgentRegistry as AgentRegistry
+from ostler.agents.registry import AgentFactory as AgentFactory, AgentKind as AgentKind, AgentManifest as AgentManifest, AgentRegistry as AgentRegistry
 from ostler.client.client import Client as Client
 from ostler.clock import Clock as Clock, SystemClock as SystemClock
 from ostler.crews.scope import Scope as Scope
 from ostler.crews.supervisor import Supervisor as Supervisor
+from ostler.definitions.discover import register_file as register_file, register_files as register_files
+from ostler.definitions.project import ProjectSettings as ProjectSettings, get_config as get_config
 from ostler.errors import AgentBusyError as AgentBusyError, AgentExecutionError as AgentExecutionError, AgentGoneError as AgentGoneError, AgentInitializationError as AgentInitializationError, AgentNotFoundError as AgentNotFoundError, AuditBrokenError as AuditBrokenError, AuthorizationError as AuthorizationError, ConflictError as ConflictError, CursorGoneError as CursorGoneError, DamagedRowError as DamagedRowError, DeadlineError as DeadlineError, DefinitionError as DefinitionError, ExecutionTimeoutError as ExecutionTimeoutError, GitError as GitError, HistoryBrokenError as HistoryBrokenError, IdempotencyConflictError as IdempotencyConflictError, InitializationTimeoutError as InitializationTimeoutError, InvalidOperationError as InvalidOperationError, LeaseHeldError as LeaseHeldError, LicenseError as LicenseError, MergeConflictError as MergeConflictError, MissingExtraError as MissingExtraError, NotFoundError as NotFoundError, OstlerError as OstlerError, OutcomeUnknownError as OutcomeUnknownError, SimulationError as SimulationError, SimulationNotFoundError as SimulationNotFoundError, StaleWriterError as StaleWriterError, StoreBusyError as StoreBusyError, StoreClosedError as StoreClosedError, StoreError as StoreError, StoreFailedError as StoreFailedError, StoreFullError as StoreFullError, StoreTooNewError as StoreTooNewError, TaskNotFoundError as TaskNotFoundError, UsageLimitError as UsageLimitError, ValidationError as ValidationError, VaultError as VaultError, VersionConflictError as VersionConflictError, WorkspaceNotFoundError as WorkspaceNotFoundError
 from ostler.failpoints import Seams as Seams
 from ostler.home import default_home as default_home

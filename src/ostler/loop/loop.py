@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.files import load_settings, register_files
 from ostler.aio import first_of
 from ostler.clock import Deadline
+from ostler.definitions import load_settings, register_files
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.home import project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
