@@ -191,7 +191,7 @@ def _as_nobody(place: str) -> str:
             os.setgid(65534)
             os.setuid(65534)
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(10)
+                sock.settimeout(60)
                 sock.connect(place)
                 sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 said = b"answered" if sock.recv(100) else b"refused"

@@ -24,7 +24,7 @@ from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.park import park
+from ostler.tasks.retry import fail_attempt
 from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
@@ -64,8 +64,6 @@ class CrewRules(attempt.AttemptRules):
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         """The worktree of the task; without a repository the member's own directory, new and empty."""
         workdir = workdir_of(task)
-        if workdir is not None:
-            self.tasks.workdirs.allow(Path(workdir.path).parent)
         if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
             return await attempt.prepare(self.tasks, task)
         async with self._directories:
@@ -150,9 +148,8 @@ class CrewRules(attempt.AttemptRules):
         is_spent = task.failures + 1 >= task.max_failures
         if is_spent or not self._is_submitted:
             self.error = error
-        if is_spent or (self.error is not None and self._plan.settings.on_error is CrewAction.RESTART):
-            return await park(self.tasks, task, error)
-        return await attempt.fail_attempt(self.tasks, task, error)
+        is_last = self.error is not None and self._plan.settings.on_error is CrewAction.RESTART
+        return await fail_attempt(self.tasks, task, error, is_last=is_last)
 
 
 async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:

@@ -101,6 +101,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             rules=loops.rules,
             settle=loops.settle,
         )
+        supervisor.on_settings = queue.wake
         context = Context(
             manager=manager,
             orchestrator=orchestrator,

@@ -29,6 +29,7 @@ class TaskBody(Record):
     hold: bool = False
     timeout: str | float | None = None
     max_failures: int | None = None
+    backoff: str | float | None = None
     near: str | None = None
     #: Settings of a loop, which it is then driven by; see `LoopSettings`.
     loop: dict[str, Any] | None = None
