@@ -45,7 +45,7 @@ _NAMES = {
         "AgentWaitEndedEvent AgentWaitOpenedEvent CrewChangedEvent CrewEvent Event EventsMissed TaskEvent "
         "TaskStateChangedEvent TaskWaitEndedEvent TaskWaitOpenedEvent"
     ),
-    "ostler.model.faults": "Fault ValidationResult",
+    "ostler.model.validation": "Fault ValidationResult",
     "ostler.model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
     "ostler.model.attempt": "Attempt AttemptOutcome Lease Request RequestState",
     "ostler.model.wait": "Wait WaitKind",

@@ -300,12 +300,6 @@ from ostler.model.events import (
 from ostler.model.events import (
     TaskWaitOpenedEvent as TaskWaitOpenedEvent,
 )
-from ostler.model.faults import (
-    Fault as Fault,
-)
-from ostler.model.faults import (
-    ValidationResult as ValidationResult,
-)
 from ostler.model.instance import (
     AgentHealthStatus as AgentHealthStatus,
 )
@@ -399,6 +393,12 @@ from ostler.model.task import (
 )
 from ostler.model.task import (
     TaskStatistics as TaskStatistics,
+)
+from ostler.model.validation import (
+    Fault as Fault,
+)
+from ostler.model.validation import (
+    ValidationResult as ValidationResult,
 )
 from ostler.model.wait import Wait as Wait
 from ostler.model.wait import WaitKind as WaitKind

@@ -33,8 +33,8 @@ from ostler.errors import (
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
-from ostler.model.faults import shown
 from ostler.model.simulation import OnIdle, RunState, SimulationRun, SimulationSettings
+from ostler.model.validation import shown
 from ostler.problems import ExitCode, problem_of
 from ostler.simulation import (
     KeptRun,

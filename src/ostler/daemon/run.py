@@ -36,11 +36,11 @@ from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.loop.loops import Loops
 from ostler.model.access import OWNER
-from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
+from ostler.model.validation import fault
 from ostler.tasks.attempt import DAEMON_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue

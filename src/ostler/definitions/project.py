@@ -18,12 +18,12 @@ from ostler.definitions.parse import read_toml
 from ostler.errors import DefinitionError
 from ostler.home import SETTINGS_FILE, default_home, project_of
 from ostler.model.crew import CrewSettings, crew_name_faults
-from ostler.model.faults import Fault, as_written, named
 from ostler.model.loop import LoopSettings
 from ostler.model.record import adapter, record
-from ostler.model.targets import command_target, tcp_target
+from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import variable_faults
+from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
 _log = logging.getLogger("ostler.agents")

@@ -11,9 +11,9 @@ from ostler.loop.blockers import cycles, wait_graph
 from ostler.loop.parts import LoopParts
 from ostler.loop.rules import IterationRules
 from ostler.model.access import Permission
-from ostler.model.faults import fault
 from ostler.model.loop import CiResult, Iteration, LoopSettings, OnClose, PullRequest, PullRequestState, TaskLoop
 from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
+from ostler.model.validation import fault
 from ostler.model.wait import Wait
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows

@@ -13,10 +13,10 @@ from ostler.errors import AgentNotFoundError, InvalidOperationError, NotFoundErr
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.faults import fault
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
+from ostler.model.validation import fault
 from ostler.model.wait import Wait
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey

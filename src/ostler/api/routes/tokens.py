@@ -14,7 +14,7 @@ from ostler.api.context import ManagerOf
 from ostler.api.gate import Route
 from ostler.errors import NotFoundError
 from ostler.model.access import Actor, Permission, Principal, Role, Token
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 
