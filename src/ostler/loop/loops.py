@@ -31,7 +31,7 @@ class Loops:
         self, orchestrator: TaskOrchestrator, settings: LoopSettings | None = None, parts: LoopParts | None = None
     ) -> None:
         self.orchestrator = orchestrator
-        self.settings = settings or LoopSettings()
+        self.settings = LoopSettings.coerced(settings)
         self.parts = parts or LoopParts.of(orchestrator.tasks)
         self._store = orchestrator.manager.store
 

@@ -69,6 +69,11 @@ class Record:
         """The coerced copy, or `ValidationError` with every fault."""
         return _required(self.validate())
 
+    @classmethod
+    def coerced(cls, source: Any) -> Self:
+        """The checked copy of a record of this class or of a subclass; the defaults for None."""
+        return _required(_validated(cls, cls() if source is None else source))
+
     def to_json(self) -> str:
         return adapter(type(self)).dump_json(self).decode()
 

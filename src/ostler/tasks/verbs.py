@@ -48,7 +48,7 @@ class TaskVerbs:
         self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
