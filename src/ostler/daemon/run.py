@@ -28,7 +28,7 @@ from ostler.daemon.hooks import Hooks
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile
 from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.home import SOCKET_FILE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -72,9 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 async def serve(home: Path, *, listen: str | None = None) -> None:
     """Until a signal, or until it is told to stop by the API."""
-    project = project_of(home)
-    if str(project) not in sys.path:
-        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
+    project, modules = project_of(home), str(modules_of(home))
+    if modules not in sys.path:
+        sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
     config = ConfigFile(project)
     settings = config()
     wanted = listen or settings.daemon.listen
