@@ -23,8 +23,8 @@ from ostler.home import project_of
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED

@@ -28,18 +28,18 @@ from ostler.daemon.hooks import Hooks
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile
 from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.home import SOCKET_FILE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.loop.loops import Loops
 from ostler.model.access import OWNER
-from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
+from ostler.model.validation import fault
 from ostler.tasks.attempt import DAEMON_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
@@ -72,9 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 async def serve(home: Path, *, listen: str | None = None) -> None:
     """Serve until a signal comes, or the API stops it."""
-    project = project_of(home)
-    if str(project) not in sys.path:
-        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
+    project, modules = project_of(home), str(modules_of(home))
+    if modules not in sys.path:
+        sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
     config = ConfigFile(project)
     settings = config()
     address = listen or settings.daemon.listen
