@@ -56,6 +56,7 @@ CALLS: Mapping[str, Call] = MappingProxyType(
         "add_task": Call("POST", "/v1/tasks", body="new_task"),
         "tasks": Call("GET", "/v1/tasks"),
         "task": Call("GET", "/v1/tasks/{task}"),
+        "why_task": Call("GET", "/v1/tasks/{task}/why"),
         "cancel_task": Call("POST", "/v1/tasks/{task}/cancel"),
         "requeue_task": Call("POST", "/v1/tasks/{task}/requeue"),
         "hold_task": Call("POST", "/v1/tasks/{task}/hold"),

@@ -12,8 +12,7 @@ from ostler.api.gate import LARGE_BODY, Route
 from ostler.errors import OstlerError
 from ostler.model.access import Permission
 from ostler.model.record import Record, record
-from ostler.model.task import Task, TaskFilter, TaskState
-from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.model.task import Task, TaskFilter
 
 
 @record
@@ -49,7 +48,8 @@ async def add(
     values = {name: getattr(wanted, name) for name in wanted.to_dict()}
     if wanted.loop is not None:
         values["loop"] = loops.new_loop(**wanted.loop)
-    return _shown(await tasks.submit(**values, idempotency_key=idempotency_key))
+    task = await tasks.submit(**values, idempotency_key=idempotency_key)
+    return {**_shown(task), "warning": tasks.untaken(task)}
 
 
 async def list_tasks(
@@ -78,32 +78,20 @@ async def list_tasks(
     found = await tasks.list_tasks(
         TaskFilter.from_dict({name: value for name, value in given.items() if value is not None})
     )
-    return [{**_shown(task), "next": await _next(tasks, task)} for task in found]
+    return [{**_shown(task), "next": await tasks.next_step(task)} for task in found]
 
 
 async def get(key: str, tasks: TasksOf) -> dict[str, Any]:
     task, waits = await tasks.look(key)
-    return {**_shown(task), "next": await _next(tasks, task), "waits": [wait.to_dict() for wait in waits]}
+    return {**_shown(task), "next": await tasks.next_step(task), "waits": [wait.to_dict() for wait in waits]}
 
 
 def _shown(task: Task) -> dict[str, Any]:
     return {**task.to_dict(), "title": task.title}
 
 
-async def _next(tasks: TaskOrchestrator, task: Task) -> str:
-    """What it waits for, or what a person can do with it, in a few words."""
-    if task.state is TaskState.COMPLETED:
-        return f"needs review: ostler diff {task.key}"
-    if task.state is not TaskState.QUEUED:
-        return ""
-    if task.is_held:
-        return f"held; release it: ostler task requeue {task.key}"
-    if missing := await tasks.unmet(task):
-        return f"waits for {', '.join(missing)}"
-    waits = await tasks.waits(task.key)
-    if waits:
-        return waits[0].reason or str(waits[0].kind)
-    return "" if task.agent is not None else "names no agent"
+async def why(key: str, tasks: TasksOf) -> dict[str, Any]:
+    return (await tasks.why(key)).to_dict()
 
 
 async def cancel(key: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
@@ -170,6 +158,7 @@ ROUTES = (
     ),
     Route(method="GET", path="/v1/tasks", handler=list_tasks, permission=_P.TASKS_READ),
     Route(method="GET", path=_ONE, handler=get, permission=_P.TASKS_READ),
+    Route(method="GET", path=f"{_ONE}/why", handler=why, permission=_P.TASKS_READ),
     Route(method="POST", path=f"{_ONE}/cancel", handler=cancel, permission=_P.TASKS_WRITE),
     Route(method="POST", path=f"{_ONE}/requeue", handler=requeue, permission=_P.TASKS_WRITE),
     Route(method="POST", path=f"{_ONE}/hold", handler=hold, permission=_P.TASKS_WRITE),
