@@ -30,7 +30,7 @@ from ostler import (
     TaskState,
 )
 
-SECONDS = 8.0
+SECONDS = 60.0
 #: Does what the first word of its task says, and leaves traces on the stage.
 SCRIPT = """
 stage=$1

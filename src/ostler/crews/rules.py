@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ostler.aio import first_of
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
@@ -117,7 +118,7 @@ class CrewRules(attempt.AttemptRules):
         asking = []
         try:
             for event, grace in ((self._scope.cancelled, None), (self._scope.forced, _AT_ONCE)):
-                await _first_of(ended, event)
+                await first_of(ended, event.wait())
                 if ended.done():
                     break
                 asking.append(asyncio.ensure_future(self._terminate(instance, grace)))
@@ -151,19 +152,11 @@ class CrewRules(attempt.AttemptRules):
         return await fail_attempt(self.tasks, task, error, is_last=is_last)
 
 
-async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-
-
 async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:
     """One attempt, which ends soon after its scope is forced. None where it was cut off, else the task as it is."""
     under_way = asyncio.ensure_future(orchestrator.work(task, rules))
     try:
-        await _first_of(under_way, scope.forced)
+        await first_of(under_way, scope.forced.wait())
         if not under_way.done():
             await asyncio.wait({under_way}, timeout=_FORCE_SECONDS)
         if not under_way.done():

@@ -22,7 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
-from ostler.api.routes import ROUTES
 from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
@@ -213,7 +212,7 @@ class _PeerChecked(H11Protocol):
 
 class _Server:
     def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, *, is_local: bool) -> None:
-        gate = Gate(app, ROUTES, manager, is_local_socket=is_local)
+        gate = Gate(app, manager, is_local_socket=is_local)
         config = uvicorn.Config(
             gate,
             http=_PeerChecked if is_local else H11Protocol,

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ostler.aio import first_of
 from ostler.clock import Deadline
 from ostler.errors import NotFoundError, ValidationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.loop.blockers import path_to, sort_blockers, wait_graph
 from ostler.loop.context import ContextBuilder
-from ostler.loop.parts import LocalCi, LoopParts, first_of
+from ostler.loop.parts import LocalCi, LoopParts
 from ostler.loop.signals import SignalFile, breakpoint_of, last_breakpoint
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
@@ -120,7 +121,7 @@ class IterationRules(AttemptRules):
         ended = asyncio.ensure_future(self.parts.terminals.ended(instance))
         try:
             await first_of(
-                asyncio.shield(ended),
+                ended,
                 self._hear(instance),
                 self._read(file, instance, loop.breakpoint_check_interval.total_seconds()),
             )

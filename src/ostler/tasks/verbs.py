@@ -350,8 +350,8 @@ class TaskVerbs:
         await self.tasks.workdirs.bring_target(workdir)
         return (
             f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
-            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}: "
-            "merge it, resolve that, and commit."
+            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}. Run `git merge "
+            f"{workdir.target}`, edit these files until no <<<<<<< is left, then `git add -A` and `git commit`."
         )
 
     async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:
