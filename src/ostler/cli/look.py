@@ -140,6 +140,8 @@ def stats(form: str) -> None:
         *((f"tasks {state}", str(number)) for state, number in found["tasks"]["by_state"].items() if number),
     ]
     tasks = found["tasks"]
+    if tasks["parked"]:
+        rows.append(("tasks that wait for you", str(tasks["parked"])))
     if tasks["success_rate"] is not None:
         rows.append(("tasks accepted of reviewed", f"{100 * tasks['success_rate']:.0f} %"))
     if tasks["average_duration"] is not None:

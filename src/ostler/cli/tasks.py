@@ -60,6 +60,8 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     who = f"queued for {plain(found['agent'])}." if found["agent"] else "queued; it names no agent."
     held = " It is held back." if found["is_held"] else ""
     click.echo(f"{name} {who}{held}   Follow it: ostler logs -f {name}")
+    if found["warning"]:
+        note(found["warning"])
 
 
 @task.command("list")
