@@ -6,7 +6,7 @@ from functools import partial
 from uuid import UUID
 
 from ostler.isolation.base import Cell, Exit, Verb
-from ostler.lifecycle import calls, pause, waits
+from ostler.lifecycle import calls, job, pause, waits
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
@@ -19,13 +19,21 @@ from ostler.model.wait import Wait
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+_LOST = Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended")
 _CUT_OFF = "its manager ended while it was being {}"
 
 
 def first_phase(
-    record: AgentInstance, found: Cell | Exit | None, pause_wait: Wait | None, backoff: Wait | None
+    record: AgentInstance,
+    found: Cell | Exit | None,
+    pause_wait: Wait | None,
+    backoff: Wait | None,
+    job_end: Exit | None = None,
 ) -> Phase:
-    """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted."""
+    """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted.
+
+    `job_end` is how the job of this attempt ended, by its row.
+    """
     how = found if isinstance(found, Exit) else None
     match record.state:
         case AgentState.FAILED:
@@ -42,7 +50,9 @@ def first_phase(
             return Adopting()
         stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
         return Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail)
-    return Leaving(goal=Goal.FAIL, exit=how or Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended"))
+    if job_end is not None and job_end.outcome is AttemptOutcome.CLEAN:
+        return Leaving(goal=Goal.TERMINATE, exit=job_end, reason=job.DONE)
+    return Leaving(goal=Goal.FAIL, exit=job_end or how or _LOST)
 
 
 def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
@@ -53,15 +63,16 @@ def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | N
         return Suspended(depth=depth, wait=wait, adopted=True)
     if how is None:
         return Suspended(depth=SuspendDepth.PARK, wait=wait)
-    was_working = depth is SuspendDepth.FREEZE and (wait is None or _previous(wait) == AgentState.PROCESSING)
+    was_working = depth is SuspendDepth.FREEZE and (wait is None or previous_state(wait) == AgentState.PROCESSING)
     if how.outcome in {AttemptOutcome.LOST, AttemptOutcome.STOPPED} and not was_working:
         # It stood still, so nothing was cut off: it is parked now, and resuming starts it fresh.
         return Leaving(goal=Goal.PARK, exit=how)
     return Leaving(goal=Goal.FAIL, exit=how)
 
 
-def _previous(wait: Wait) -> str:
-    return str((wait.detail or {}).get("previous_state", ""))
+def previous_state(wait: Wait | None) -> str:
+    """The state that a suspension has interrupted."""
+    return "" if wait is None else str((wait.detail or {}).get("previous_state", ""))
 
 
 def depth_of(wait: Wait | None) -> SuspendDepth:

@@ -39,6 +39,8 @@ from ostler.store.requests import MAX_ANSWER_BYTES, RequestEnd, get_request
 _NAMED_VERSION = 5
 #: Ended calls of an earlier manager whose request id is not known yet; more are given up.
 _MAX_UNCLAIMED = 1000
+#: The error in the row of a request that ran longer than it may.
+_TIMED_OUT = "it ran longer than its time"
 
 
 def request_digest(request: Any) -> str:
@@ -128,9 +130,19 @@ async def _call_for(instance: Instance, message: Process) -> Call | None:
         if await _join_or_answer(instance, message):
             return None
         row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
+        if message is instance.job and row is not None and (failure := failed_here(instance, row)) is not None:
+            message.refuse(failure)
+            return None
         call.request_id, call.digest = message.request_id, message.digest
         call.tries = 1 if row is None else row.tries + 1
     return call
+
+
+def failed_here(instance: Instance, row: Request) -> AgentExecutionError | ExecutionTimeoutError | None:
+    """The failure of a request in the present attempt, by its row; None of one that did not fail in it."""
+    if row.state is not RequestState.FAILED or row.attempt != instance.attempt:
+        return None
+    return ExecutionTimeoutError(row.error) if row.error == _TIMED_OUT else AgentExecutionError(row.error)
 
 
 async def _join_or_answer(instance: Instance, message: Process) -> bool:
@@ -574,5 +586,5 @@ def _request_end(instance: Instance, call: Call) -> RequestEnd | None:
 
 def _error_text(call: Call) -> str:
     if call.ending is CallEnding.TIMEOUT:
-        return "it ran longer than its time"
+        return _TIMED_OUT
     return str(call.error) if isinstance(call.error, OstlerError) else repr(call.error)
