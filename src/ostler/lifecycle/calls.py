@@ -90,10 +90,21 @@ async def process(instance: Instance, message: Process) -> None:
 async def process_leaving(instance: Instance, message: Process) -> None:
     """A failing or restarting instance comes back, so the request waits; a leaving one does not."""
     phase = instance.phase
-    if isinstance(phase, Leaving) and phase.goal in {"fail", "restart"} and not phase.final:
+    if isinstance(phase, Leaving) and phase.unwritten is not None:
+        message.refuse(ended_unrecorded(instance, phase))
+    elif isinstance(phase, Leaving) and phase.goal in {"fail", "restart"} and not phase.final:
         await process(instance, message)
     else:
         await process_closed(instance, message)
+
+
+def ended_unrecorded(instance: Instance, phase: Leaving) -> AgentGoneError:
+    """For requests to an agent that has ended while nothing can be written; whether it comes back is not decided."""
+    detail = None if phase.exit is None else phase.exit.detail
+    ended = f"has ended: {detail}" if detail else "has ended"
+    return AgentGoneError(
+        f"{instance.label} {ended}. That could not be recorded yet ({phase.unwritten}); ask again when it is"
+    )
 
 
 async def process_backoff(instance: Instance, message: Process) -> None:
