@@ -30,6 +30,7 @@ from ostler import (
     TerminationOptions,
 )
 from ostler.testing.clock import ManualClock
+from ostler.workdirs import Workdirs
 
 pytestmark = pytest.mark.anyio
 
@@ -181,6 +182,23 @@ async def test_a_home_on_a_full_disk_is_opened_to_end_what_lives_there(crew: Cre
     disk.free()
     await crew.passes(crew.reaches(agent, S.TERMINATED), 60)
     await crew.start()
+
+
+async def test_a_workdir_is_not_retired_on_a_full_disk_and_stays_in_its_place(disk: Disk, tmp_path: Path) -> None:
+    near = tmp_path / "project"
+    near.mkdir()
+    async with Workdirs(disk.where / "home") as workdirs:
+        workdir = await workdirs.plan("T1", near=near)
+        await workdirs.prepare(workdir)
+        data = os.urandom(1_000_000)
+        (Path(workdir.path) / "data").write_bytes(data)
+        disk.fill()
+        with pytest.raises(StoreFullError, match="free some space"):
+            await workdirs.retire(workdir, record={})
+        assert (Path(workdir.path) / "data").read_bytes() == data
+        disk.free()
+        await workdirs.retire(workdir, record={})
+    assert not Path(workdir.path).exists()
 
 
 # --- a keeper that hangs ------------------------------------------------------------------------------
