@@ -249,22 +249,41 @@ async def test_a_request_without_a_caller_ends_and_its_answer_is_kept(crew: Crew
     assert await agent.ask(do("hang"), id="r-1") == "let go"
 
 
-async def test_a_request_that_is_taken_up_has_its_whole_time_again(crew: Crew) -> None:
-    agent = await crew.start(resource_limits=MINUTE)
+async def test_the_time_of_a_request_counts_from_its_begin_over_managers(crew: Crew) -> None:
+    agent = await crew.start(resource_limits={"execution_timeout": HOUR})
     await crew.busy(agent, id="r-1")
     await crew.reaches(agent, S.PROCESSING)
-    crew.advance(50)
-    await crew.reopen(keep=True)
+    for _ in range(2):
+        crew.advance(25 * 60)
+        await crew.reopen(keep=True)
     agent = crew.again(agent)
     joined = crew.begin(agent.ask(do("hang"), id="r-1"))
     await crew.calm()
-    crew.advance(50)
+    crew.advance(3 * 60)
     await crew.calm()
     assert not joined.done()
-    crew.advance(11)
-    with pytest.raises(ExecutionTimeoutError, match="1 min"):
+    crew.advance(7 * 60)
+    with pytest.raises(ExecutionTimeoutError, match="1 h"):
         await joined
     assert await agent.ask(do("echo", value=1)) == 1
+
+
+async def test_the_time_that_a_request_waited_or_was_frozen_does_not_count(crew: Crew) -> None:
+    agent = await crew.start(resource_limits=MINUTE)
+    call = crew.begin(agent.ask(do("ask"), id="r-1"))
+    wait = await crew.wait_of(agent)
+    crew.advance(3600)
+    await crew.reopen(keep=True)
+    agent = crew.again(agent)
+    await crew.calm()
+    joined = crew.begin(agent.ask(do("ask"), id="r-1"))
+    await crew.calm()
+    crew.advance(3600)
+    await crew.calm()
+    assert not joined.done()
+    await crew.manager.answer(wait.wait_id)
+    await joined
+    assert call.done()
 
 
 async def test_a_request_to_an_adopted_agent_that_blocks_waits_for_its_report(crew: Crew) -> None:

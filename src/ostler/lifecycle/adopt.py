@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -12,13 +13,16 @@ from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
 from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
 from ostler.lifecycle.work import follow
-from ostler.model.attempt import AttemptOutcome, RequestState
+from ostler.model.attempt import AttemptOutcome, Request, RequestState
 from ostler.model.instance import AgentInstance
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
+from ostler.store import waits as stored_waits
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+#: An adopted call has at least so long to deliver the answer that it may have.
+_LEAST_SECONDS = 2.0
 _LOST = Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended")
 _CUT_OFF = "its manager ended while it was being {}"
 
@@ -114,14 +118,15 @@ async def reported(instance: Instance, message: Reported) -> None:
         if verb is not Verb.PROCESS or call_id in instance.calls:
             continue
         row = named.get(call_id)
+        limit = instance.limits.execution_timeout
         call = Call(
             call_id=call_id,
             request_id=None if row is None else row.request_id,
             digest="" if row is None else row.input_digest,
             tries=1 if row is None else row.tries,
-            # It has its whole time again: how much of it is gone is not known.
-            limit=instance.limits.execution_timeout,
-            left=instance.limits.execution_timeout.total_seconds(),
+            limit=limit,
+            # Without a row it is not known when it began; then it has its whole time again.
+            left=limit.total_seconds() if row is None else await _seconds_left(instance, row, call_id),
             waits=waiting.get(call_id, set()),
             adopted=True,
         )
@@ -135,6 +140,25 @@ async def reported(instance: Instance, message: Reported) -> None:
     else:
         follow(instance)
     pause.pause_if_quiet(instance)
+
+
+async def _seconds_left(instance: Instance, row: Request, call_id: UUID) -> float:
+    """Of its execution time, which counts from its begin over every manager, without the time that it stood still."""
+    runtime = instance.runtime
+    now = runtime.clock.wall()
+    stood_still = timedelta()
+    counted_until = row.begun_at
+    found = await runtime.store.read(stored_waits.waits_since, instance.instance_id, row.begun_at)
+    for wait in sorted(found, key=lambda wait: wait.created_at):
+        detail = wait.detail or {}
+        frozen = wait.kind is WaitKind.RESUME and detail.get("depth") == SuspendDepth.FREEZE
+        if frozen or detail.get("call_id") == str(call_id):
+            end = min(wait.ended_at or now, now)
+            stood_still += max(end - max(wait.created_at, counted_until), timedelta())
+            counted_until = max(counted_until, end)
+    spent = max(now - row.begun_at - stood_still, timedelta())
+    # An answer that was given meanwhile is on its way, and is never called late.
+    return max((instance.limits.execution_timeout - spent).total_seconds(), _LEAST_SECONDS)
 
 
 def _waits_by_call(instance: Instance) -> dict[UUID, set[UUID]]:

@@ -320,7 +320,8 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
     request = None
     if call.request_id is not None:
         instance.requests[call.request_id] = call
-        request = _row(instance, call)
+        # A call that is rejoined has its row, with the time of its begin.
+        request = None if rejoin else _row(instance, call)
     move = state_move(instance)
     if request is not None or move is not None:
         instance.write_lazily(commands.begin_call, move, request)
