@@ -15,7 +15,8 @@ from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import Route
 from ostler.lifecycle.logs import LogLine
 from ostler.model.access import Permission
-from ostler.model.events import Event, EventsMissed
+from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
+from ostler.model.faults import fault
 from ostler.model.query import ObservationOptions
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
@@ -35,7 +36,7 @@ async def list_events(
     last_event_id: Annotated[int | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
-    wanted = None if types is None else frozenset(types.split(","))
+    wanted = None if types is None else _known_types(types)
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
         found = await manager.list_events(instance, after=cursor, limit=limit)
@@ -45,6 +46,13 @@ async def list_events(
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
     return StreamingResponse(_events(context, stream, wanted), media_type=_STREAM)
+
+
+def _known_types(types: str) -> frozenset[str]:
+    names = frozenset(types.split(","))
+    for name in sorted(names - EVENT_CLASSES.keys()):
+        raise fault("types", f"must be one of {', '.join(EVENT_CLASSES)}", name)
+    return names
 
 
 async def _events(context: ContextOf, stream: Any, wanted: frozenset[str] | None) -> AsyncIterator[str]:
