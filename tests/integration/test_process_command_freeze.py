@@ -182,7 +182,7 @@ async def test_two_who_freeze_and_thaw_at_once_leave_it_as_the_last_wants(begin:
     await began(place)
     await asyncio.gather(cell.freeze(), cell.thaw(), cell.freeze(), cell.thaw())
     (place / "go").touch()
-    assert (await asyncio.wait_for(call, 10))["output"].endswith("done\n")
+    assert (await asyncio.wait_for(call, 60))["output"].endswith("done\n")
     await cell.destroy()
 
 

@@ -286,7 +286,7 @@ async def test_a_thread_of_the_call_sees_that_it_was_cancelled() -> None:
     def work() -> None:
         seen.append(mine.cancelled)
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         seen.append(mine.cancelled)
 
     async def call() -> None:
@@ -300,7 +300,7 @@ async def test_a_thread_of_the_call_sees_that_it_was_cancelled() -> None:
             thread.join()
 
     task = asyncio.create_task(call())
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     task.cancel()
     await asyncio.wait({task})
     assert seen == [False, True]

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ostler.agents.files import Discovery
 from ostler.crews.supervisor import Supervisor
+from ostler.definitions import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.loops import Loops
 from ostler.model.access import Principal
@@ -74,6 +74,8 @@ def loops_of(request: Request) -> Loops:
     return context_of(request).loops.acting_as(tasks_of(request))
 
 
+#: The handlers of one resource, by the names of their routes.
+Handlers = dict[str, Callable[..., Any]]
 ContextOf = Annotated[Context, Depends(context_of)]
 ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
 TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]

@@ -26,7 +26,7 @@ from ostler.cli.common import (
 from ostler.cli.output import as_json, note, plain, seconds_since, sentence, show, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
-from ostler.problems import ExitCode, exit_code_of
+from ostler.errors import ExitCode, exit_code_of
 
 _HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM")
 _LOOK_SECONDS = 0.1

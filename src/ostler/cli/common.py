@@ -18,9 +18,9 @@ from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
+from ostler.errors import ExitCode
 from ostler.home import KEEPER, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
-from ostler.problems import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token

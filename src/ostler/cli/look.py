@@ -10,7 +10,7 @@ import click
 from ostler.cli.common import Daemon, fail, on_agent, output_option
 from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence, show, table
 from ostler.durations import rough_duration
-from ostler.problems import ExitCode
+from ostler.errors import ExitCode
 
 _NOT_SHOWN = frozenset(
     {"event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version", "instance_id", "attempt"}

@@ -13,7 +13,7 @@ from ostler.cli.common import Daemon, fail, on_task, output_option
 from ostler.cli.output import as_json, note, plain, seconds_since, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
-from ostler.problems import ExitCode
+from ostler.errors import ExitCode
 
 _WORDS = {
     "exit": "ended without a signal",

@@ -18,7 +18,7 @@ from ostler.cli.common import Daemon, fail, list_instances, on_agent
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import parse_seconds
-from ostler.problems import ExitCode, exit_code_of
+from ostler.errors import ExitCode, exit_code_of
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
+from ostler.errors import UNREACHABLE
 from ostler.home import SOCKET_FILE
-from ostler.problems import UNREACHABLE
 
 #: How long a stream tries to find its daemon again.
 RECONNECT_SECONDS = 60.0

@@ -16,7 +16,7 @@ import httpx2
 
 from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
-from ostler.errors import OstlerError, StoreError
+from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
 from ostler.lifecycle.logs import LogLine
 from ostler.model.crew import CrewView
@@ -26,7 +26,6 @@ from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task
 from ostler.model.wait import Wait
-from ostler.problems import error_of
 
 _PAUSE_SECONDS = 0.1
 _TASK_EXTRA = ("title", "next", "waits")

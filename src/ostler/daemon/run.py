@@ -19,15 +19,14 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import Discovery, register_files
-from ostler.agents.files.config import ConfigFile
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
-from ostler.api.routes import ROUTES
 from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
+from ostler.definitions import Discovery, register_files
+from ostler.definitions.project import ConfigFile
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
 from ostler.isolation.base import DEFAULT_NAMES
@@ -102,6 +101,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             rules=loops.rules,
             settle=loops.settle,
         )
+        supervisor.on_settings = queue.wake
         context = Context(
             manager=manager,
             orchestrator=orchestrator,
@@ -212,7 +212,7 @@ class _PeerChecked(H11Protocol):
 
 class _Server:
     def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, *, is_local: bool) -> None:
-        gate = Gate(app, ROUTES, manager, is_local_socket=is_local)
+        gate = Gate(app, manager, is_local_socket=is_local)
         config = uvicorn.Config(
             gate,
             http=_PeerChecked if is_local else H11Protocol,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from ostler.agents.registry import AgentRegistry
+from ostler.aio import wait_ignoring_cancel
 from ostler.durations import to_duration
 from ostler.errors import (
     AgentGoneError,
@@ -26,7 +27,7 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.logs import LogLine, LogWindow, read_log, render_of
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
@@ -128,7 +129,7 @@ class Verbs:
             try:
                 await asyncio.wait([reserving])
             except asyncio.CancelledError:
-                await wait_through(reserving)
+                await wait_ignoring_cancel(reserving)
                 self._give_back(admission, reserving)
                 raise
             finally:

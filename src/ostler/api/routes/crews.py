@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, Request
 
-from ostler.api.context import ContextOf, ManagerOf, context_of, manager_of
-from ostler.api.gate import Route
+from ostler.api.context import ContextOf, Handlers, ManagerOf, context_of, manager_of
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
-from ostler.model.access import Permission
 from ostler.model.crew import CrewView
 
 Names = Annotated[tuple[str, ...], Body(embed=True)]
@@ -64,11 +62,10 @@ async def scale(
     return (await crews.scale(crew, count, by=manager.actor)).to_dict()
 
 
-_P = Permission
-ROUTES = (
-    Route(method="GET", path="/v1/crews", handler=list_crews, permission=_P.TASKS_READ),
-    Route(method="POST", path="/v1/crews/up", handler=up, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/stop", handler=stop, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/reload", handler=reload, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/{crew}/scale", handler=scale, permission=_P.TASKS_WRITE),
-)
+HANDLERS: Handlers = {
+    "crews": list_crews,
+    "crew_up": up,
+    "crew_stop": stop,
+    "crew_reload": reload,
+    "crew_scale": scale,
+}

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 from fastapi import Header
 from fastapi.responses import StreamingResponse
 
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import Route
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.lifecycle.logs import LogLine
-from ostler.model.access import Permission
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
 from ostler.model.faults import fault
 from ostler.model.query import ObservationOptions
@@ -98,7 +96,7 @@ async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> Asy
 
 
 async def logs(
-    instance_id: str,
+    instance: str,
     context: ContextOf,
     manager: ManagerOf,
     after: str | None = None,
@@ -112,10 +110,10 @@ async def logs(
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
     cursor = last_event_id or after
     last = tail if cursor is None else None  # who goes on from a line gets all that follow it
-    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
+    lines = manager.log(instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
     if not follow:
         return [line.to_dict() async for line in lines]
-    await manager.require_instance(instance_id)  # refused before the stream has begun
+    await manager.require_instance(instance)  # refused before the stream has begun
     return StreamingResponse(_log_lines(context, lines), media_type=_STREAM)
 
 
@@ -130,7 +128,7 @@ def _log_line(line: LogLine) -> str:
     return f"id: {line.cursor}\nevent: line\ndata: {line.to_json()}\n\n"
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/events", handler=list_events, permission=Permission.AGENTS_READ),
-    Route(method="GET", path="/v1/instances/{instance_id}/logs", handler=logs, permission=Permission.AGENTS_READ),
-)
+HANDLERS: Handlers = {
+    "events": list_events,
+    "logs": logs,
+}

@@ -11,14 +11,11 @@ from typing import Annotated, Any
 from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import COMMAND_PREFIX
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import LARGE_BODY, Route
+from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import Permission
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, record
@@ -126,65 +123,57 @@ async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dic
     return {**instance.to_dict(), **await manager.details(instance)}
 
 
-async def get_instance(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    found = await manager.require_instance(instance_id)
+async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    found = await manager.require_instance(instance)
     attempts = await manager.get_attempts(found.instance_id)
     return {**await _shown(manager, found), "attempts": [one.to_dict() for one in attempts]}
 
 
-async def why(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return (await manager.why(instance_id)).to_dict()
+async def why(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return (await manager.why(instance)).to_dict()
 
 
 async def suspend(
-    instance_id: str,
+    instance: str,
     manager: ManagerOf,
     depth: Annotated[str | None, Body()] = None,
     resume_after: Annotated[str | float | None, Body()] = None,
     timeout: Annotated[str | float | None, Body()] = None,  # noqa: ASYNC109 - the time for its work to end
     reason: Annotated[str | None, Body()] = None,
 ) -> dict[str, Any]:
-    found = await manager.suspend(instance_id, depth, resume_after=resume_after, timeout=timeout, reason=reason)
+    found = await manager.suspend(instance, depth, resume_after=resume_after, timeout=timeout, reason=reason)
     return found.to_dict()
 
 
-async def resume(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return (await manager.resume(instance_id)).to_dict()
+async def resume(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return (await manager.resume(instance)).to_dict()
 
 
 async def restart(
-    instance_id: str, manager: ManagerOf, reason: Annotated[str | None, Body(embed=True)] = None
+    instance: str, manager: ManagerOf, reason: Annotated[str | None, Body(embed=True)] = None
 ) -> dict[str, Any]:
-    return (await manager.restart(instance_id, reason=reason)).to_dict()
+    return (await manager.restart(instance, reason=reason)).to_dict()
 
 
 async def terminate(
-    instance_id: str, manager: ManagerOf, body: Annotated[dict[str, Any] | None, Body()] = None
+    instance: str, manager: ManagerOf, body: Annotated[dict[str, Any] | None, Body()] = None
 ) -> dict[str, Any]:
     options = TerminationOptions.from_dict(body or {})
-    return (await manager.terminate(instance_id, options)).to_dict()
+    return (await manager.terminate(instance, options)).to_dict()
 
 
-async def remove(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return await manager.remove(instance_id)
+async def remove(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return await manager.remove(instance)
 
 
-_ONE = "/v1/instances/{instance_id}"
-ROUTES = (
-    Route(
-        method="POST",
-        path="/v1/instances",
-        handler=spawn,
-        permission=Permission.AGENTS_SPAWN,
-        body_limit=LARGE_BODY,
-        status=201,
-    ),
-    Route(method="GET", path="/v1/instances", handler=get_instances, permission=Permission.AGENTS_READ),
-    Route(method="GET", path=_ONE, handler=get_instance, permission=Permission.AGENTS_READ),
-    Route(method="DELETE", path=_ONE, handler=remove, permission=Permission.AGENTS_TERMINATE),
-    Route(method="GET", path=f"{_ONE}/why", handler=why, permission=Permission.AGENTS_READ),
-    Route(method="POST", path=f"{_ONE}/suspend", handler=suspend, permission=Permission.AGENTS_SUSPEND),
-    Route(method="POST", path=f"{_ONE}/resume", handler=resume, permission=Permission.AGENTS_SUSPEND),
-    Route(method="POST", path=f"{_ONE}/restart", handler=restart, permission=Permission.AGENTS_SPAWN),
-    Route(method="POST", path=f"{_ONE}/terminate", handler=terminate, permission=Permission.AGENTS_TERMINATE),
-)
+HANDLERS: Handlers = {
+    "spawn": spawn,
+    "instances": get_instances,
+    "instance": get_instance,
+    "remove": remove,
+    "why": why,
+    "suspend": suspend,
+    "resume": resume,
+    "restart": restart,
+    "terminate": terminate,
+}

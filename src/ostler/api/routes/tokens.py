@@ -10,10 +10,9 @@ from uuid import UUID, uuid4
 
 from fastapi import Body
 
-from ostler.api.context import ManagerOf
-from ostler.api.gate import Route
+from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
-from ostler.model.access import Actor, Permission, Principal, Role, Token
+from ostler.model.access import Actor, Principal, Role, Token
 from ostler.model.faults import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
@@ -78,8 +77,8 @@ async def revoke(token_id: str, manager: ManagerOf) -> dict[str, Any]:
     return {"revoked": [one.name for one in wanted]}
 
 
-ROUTES = (
-    Route(method="POST", path="/v1/tokens", handler=create, permission=Permission.WORKSPACE_ADMIN, status=201),
-    Route(method="GET", path="/v1/tokens", handler=list_tokens, permission=Permission.WORKSPACE_ADMIN),
-    Route(method="DELETE", path="/v1/tokens/{token_id}", handler=revoke, permission=Permission.WORKSPACE_ADMIN),
-)
+HANDLERS: Handlers = {
+    "create_token": create,
+    "tokens": list_tokens,
+    "revoke_token": revoke,
+}

@@ -8,9 +8,7 @@ from uuid import UUID
 
 from fastapi import Body
 
-from ostler.api.context import ManagerOf, TasksOf
-from ostler.api.gate import Route
-from ostler.model.access import Permission
+from ostler.api.context import Handlers, ManagerOf, TasksOf
 from ostler.store.tasks import get_task
 from ostler.store.waits import get_wait
 
@@ -25,21 +23,21 @@ async def list_waits(manager: ManagerOf, instance: str | None = None) -> list[di
     return shown
 
 
-async def answer(
-    wait_id: str,
+async def answer_wait(
+    wait: str,
     manager: ManagerOf,
     tasks: TasksOf,
     outcome: Annotated[str, Body()] = "done",
     answer: Annotated[dict[str, Any] | None, Body()] = None,
 ) -> dict[str, Any]:
     with contextlib.suppress(ValueError):  # a part of an id is looked for by the manager
-        found = await manager.store.read(get_wait, UUID(wait_id))
+        found = await manager.store.read(get_wait, UUID(wait))
         if found is not None and found.instance_id is None:
             return (await tasks.answer(found.wait_id, outcome, answer)).to_dict()
-    return (await manager.answer(wait_id, outcome, answer)).to_dict()
+    return (await manager.answer(wait, outcome, answer)).to_dict()
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/waits", handler=list_waits, permission=Permission.AGENTS_READ),
-    Route(method="POST", path="/v1/waits/{wait_id}/answer", handler=answer, permission=Permission.AGENTS_PROCESS),
-)
+HANDLERS: Handlers = {
+    "waits": list_waits,
+    "answer": answer_wait,
+}

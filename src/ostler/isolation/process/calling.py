@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation import wire
@@ -192,9 +193,7 @@ class Calls:
                 timer = self._clock.call_later(self._give_up.total_seconds(), lose)
             try:
                 with self.heard_out():
-                    while not stopped.done():
-                        with contextlib.suppress(asyncio.CancelledError):
-                            await asyncio.wait((stopped,))
+                    await wait_ignoring_cancel(stopped)
             finally:
                 timer.cancel()
             call.given_up = call.call_id in self._running
