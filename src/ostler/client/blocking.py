@@ -265,8 +265,8 @@ def _peer_of(sock: socket.socket) -> int | None:
 
 def _refusal(body: bytes, status: int) -> DaemonError:
     try:
-        told = json.loads(body)
+        document = json.loads(body)
     except ValueError:
-        told = {}
-    detail = str(told.get("detail") or f"the daemon answered with HTTP {status}")
-    return DaemonError(str(told.get("code", "failed")), detail, tuple(told.get("faults") or ()))
+        document = {}
+    detail = str(document.get("detail") or f"the daemon answered with HTTP {status}")
+    return DaemonError(str(document.get("code", "failed")), detail, tuple(document.get("faults") or ()))
