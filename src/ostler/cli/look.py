@@ -152,6 +152,8 @@ def stats(form: str) -> None:
         ("average uptime", rough_duration(totals["average_uptime"])),
         *((f"tasks {state}", str(number)) for state, number in tasks["by_state"].items() if number),
     ]
+    if tasks["parked"]:
+        rows.append(("tasks that wait for you", str(tasks["parked"])))
     if tasks["success_rate"] is not None:
         rows.append(("tasks accepted of reviewed", f"{100 * tasks['success_rate']:.0f} %"))
     if tasks["average_duration"] is not None:

@@ -49,6 +49,8 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     who = f"queued for {plain(added['agent'])}." if added["agent"] else "queued; it names no agent."
     held = " It is held back." if added["is_held"] else ""
     click.echo(f"{name} {who}{held}   Follow it: ostler logs -f {name}")
+    if added["warning"]:
+        note(added["warning"])
 
 
 @task.command("list")

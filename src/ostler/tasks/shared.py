@@ -8,6 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ MAX_LOST = 3
 BY = Actor(name="tasks")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taker:
+    """What takes queued tasks up, the queue or a crew, as `why` tells of it."""
+
+    name: str
+    is_up: bool = True
+    #: How many tasks it works on at the same time.
+    places: int
+    #: The keys of those that it works on.
+    at_work: tuple[str, ...] = ()
+    #: Why it cannot begin anything at present.
+    trouble: str | None = None
+    #: What brings it up or gives it places.
+    cure: str
+
+
 class Tasks:
     """The tasks of one home, below the verbs of `TaskOrchestrator`."""
 
@@ -51,6 +68,8 @@ class Tasks:
         self.active: dict[str, Workdir] = {}
         #: Attempts that are under way in this program, by key.
         self.running: dict[str, asyncio.Task[Any]] = {}
+        #: Each says whether it takes a task up: the queue and the crews of this program, while they work.
+        self.takers: list[Callable[[Task], Taker | None]] = []
         self.is_closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.hooks = Hooks(self)
@@ -65,6 +84,9 @@ class Tasks:
     async def reload(self, task: Task) -> Task:
         found = await self.store.read(rows.get_task, task.task_id)
         return task if found is None else found
+
+    def takers_of(self, task: Task) -> tuple[Taker, ...]:
+        return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Held until it has ended: the loop itself holds tasks only weakly."""
