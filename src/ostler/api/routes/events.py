@@ -13,7 +13,8 @@ from fastapi.responses import StreamingResponse
 
 from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.lifecycle.logs import LogLine
-from ostler.model.events import Event, EventsMissed
+from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
+from ostler.model.faults import fault
 from ostler.model.query import ObservationOptions
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
@@ -33,7 +34,7 @@ async def list_events(
     last_event_id: Annotated[int | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
-    event_types = None if types is None else frozenset(types.split(","))
+    event_types = None if types is None else _known_types(types)
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
         events = await manager.list_events(instance, after=cursor, limit=limit)
@@ -43,6 +44,13 @@ async def list_events(
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
     return StreamingResponse(_events(context, stream, event_types), media_type=_STREAM)
+
+
+def _known_types(types: str) -> frozenset[str]:
+    names = frozenset(types.split(","))
+    for name in sorted(names - EVENT_CLASSES.keys()):
+        raise fault("types", f"must be one of {', '.join(EVENT_CLASSES)}", name)
+    return names
 
 
 async def _events(context: ContextOf, stream: Any, event_types: frozenset[str] | None) -> AsyncIterator[str]:
