@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from ostler.testing.isolation_suite.ground import until
+from isolation.ground import until
 from tasks_ground import SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
