@@ -131,6 +131,28 @@ async def test_a_conflict_that_its_agent_resolves_is_accepted(ground: TaskGround
     assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
 
 
+async def test_a_conflict_that_its_agent_resolves_without_committing_the_merge_is_accepted(ground: TaskGround) -> None:
+    """It used to be told the same again, for its files without the merge conflict as before."""
+    me = "-c user.name=x -c user.email=x@x"
+    task = await ground.done(
+        "if git merge-base --is-ancestor main HEAD; then sed -i 's/two/ZWEI/;s/one/ONE/' a.txt;"
+        f" else git {me} commit -qam mine; git {me} merge -q main || true; test -e resolve || exit 0;"
+        " printf 'eins\\nZWEI\\nthree\\n' > a.txt; fi"
+    )
+    ground.commit(a_txt="eins\ntwo\nthree\n")
+    await ground.tasks.send_back(task.key)
+    assert "<<<<<<<" in await ground.tasks.diff((await ground.tasks.run(task.key)).key)
+    with pytest.raises(MergeConflictError):
+        await ground.tasks.accept(task.key)
+    sent = await ground.tasks.send_back(task.key)
+    assert "edit these files until no <<<<<<< is left" in sent.comments[-1]
+    (ground.place(task) / "resolve").touch()
+    assert (await ground.tasks.run(task.key)).state is T.COMPLETED
+    assert (await ground.tasks.merge_state(task.key))["conflicts"] == []
+    await ground.tasks.accept(task.key)
+    assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
+
+
 async def test_changes_of_the_user_that_are_not_committed_are_never_overwritten(ground: TaskGround) -> None:
     task = await ground.done(EDIT)
     (ground.repository / "a.txt").write_text("mine, not committed\n")
