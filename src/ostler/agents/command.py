@@ -136,7 +136,7 @@ def answer_of(
 
 def environment(spec: CommandSpec, context: AgentContext, place: Place | None = None) -> dict[str, str]:
     """All that the program gets to see of our environment, and its identity. The spawn's own variables win."""
-    given = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
     ours = {
         **identity(context.instance_id, context.attempt, None if place is None else place.workdir),
         "OSTLER_MAX_WORKER_THREADS": str(context.limits.max_worker_threads),
@@ -147,7 +147,7 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
         **_BASE_ENV,
         "TERM": "xterm-256color" if spec.pty else "dumb",
         "HOME": "/",
-        **given,
+        **inherited,
         **(spec.set_env or {}),
         **context.env,
         **ours,
@@ -156,8 +156,8 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
 
 def identity(instance_id: UUID, attempt: int, workdir: Path | None) -> dict[str, str]:
     """The variables by which a program knows which agent it is."""
-    known = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
-    return known if workdir is None else {**known, "OSTLER_WORKDIR": str(workdir)}
+    variables = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
+    return variables if workdir is None else {**variables, "OSTLER_WORKDIR": str(workdir)}
 
 
 def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) -> Place:

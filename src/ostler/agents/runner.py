@@ -137,9 +137,9 @@ class AgentRunner:
                 CURRENT_CALL.reset(before)
 
     def _failed(self, verb: str, error: BaseException) -> AgentExecutionError:
-        told = execution_error(error, ours=__file__)
-        self._context.logger.failed(verb, told.stack_trace)
-        return told
+        failure = execution_error(error, ours=__file__)
+        self._context.logger.failed(verb, failure.stack_trace)
+        return failure
 
     async def _invoke(self, call: partial[Any], token: CallToken, *, patient: bool = True) -> Any:
         if self._workers is None or _runs_here(call.func):
