@@ -1,4 +1,4 @@
-"""An agent that is a program: what one run of it is given, and what its end says about the work.
+"""An agent that is a program: the input of one run, and the meaning of its end.
 
 Nothing is started here. Level process has a keeper run the program, once per request, and goes by these functions.
 """
@@ -23,7 +23,7 @@ from ostler.errors import AgentExecutionError, InvalidOperationError, Validation
 from ostler.model.text import clean_text, unkeepable_faults
 from ostler.model.validation import Fault, shown
 
-#: How long the program has to end when it is asked to, before it is forced; in seconds.
+#: Between SIGTERM and SIGKILL; in seconds.
 STOP_GRACE_S = 2.0
 
 _SHOWN_LINES = 20
@@ -218,7 +218,7 @@ def prompt_of(request: Any, instructions: str | None) -> str:
 
 
 def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeaning:
-    """What the exit says; a failure is raised, with the end of what the program said."""
+    """The meaning of the exit; a failure is raised, with the last lines of the output."""
     if ending.signal_name is not None:
         how = f"was killed by {ending.signal_name}"
     elif ending.code is None:

@@ -77,7 +77,7 @@ class AgentContext:
     attempt: int
     definition_id: UUID
     name: str
-    #: Read it with keys in any case. What is given as a plain mapping is taken over.
+    #: Keys are read in any case. A plain mapping becomes `ContextData`.
     data: ContextData = field(default_factory=ContextData, repr=False)
     limits: ResourceLimits = field(repr=False)
     #: Time as Ostler counts it; an agent that waits by it can be tested without waiting.

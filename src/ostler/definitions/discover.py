@@ -1,4 +1,4 @@
-"""Finds the definitions of a project and registers them. What a file names is imported when it is started."""
+"""Finds the definitions of a project and registers them. Modules that a file names are imported at the start."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FOLDERS = (
     (".claude/agents", (".md",)),
     (".codex/agents", (".toml",)),
 )
-#: A folder with more files than that is no folder of definitions.
+#: Files of one folder that are read.
 MAX_FILES = 1000
 
 #: It explains the folder to people; it is not an agent.
 _README = "readme.md"
-#: A file that changed so lately may change again without a later time in its stat.
+#: A file that changed within this time may change again without a later time in its stat.
 _UNSETTLED_NS = 2_000_000_000
 #: The definitions of a file, or its faults.
 _Outcome = tuple[tuple[LoadedDefinition, ...], tuple[FileFault, ...]]

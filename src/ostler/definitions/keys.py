@@ -242,7 +242,7 @@ class AgentFile(FileRecord):
 
 @record
 class InlineAgent(LifecycleKeys):
-    """`[agent.NAME]` of `ostler.toml`: the keys of `lifecycle`, and what the agent is told."""
+    """`[agent.NAME]` of `ostler.toml`: the keys of `lifecycle`, a description and the instructions."""
 
     description: str = ""
     instructions: str = ""

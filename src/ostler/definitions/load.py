@@ -1,4 +1,4 @@
-"""One agent from one file: Markdown with front matter, or the TOML of Codex. Nothing that it names is imported."""
+"""One agent from one file: Markdown with front matter, or the TOML of Codex. No module is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ostler.model.text import clean_text
 from ostler.model.validation import Fault, as_written, named
 
 MAX_BYTES = 256 * 1024
-#: A file of nothing but mistakes says so and stops there.
+#: Faults of one file that are shown.
 MAX_FAULTS = 100
 #: What runs an agent whose file of Codex names no driver.
 CODEX = "codex"
@@ -264,7 +264,7 @@ def _read_markdown(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
 
 
 def _blame_misspelt(page: Page, data: Mapping[str, Any]) -> None:
-    """Unknown keys are kept, but this one misspelt would silently switch off all that it says."""
+    """Unknown keys are kept, but a misspelt `lifecycle` would silently switch off everything below it."""
     for key in data:
         if key != _LIFECYCLE and difflib.get_close_matches(key.lower(), [_LIFECYCLE], n=1, cutoff=0.75):
             page.blame([Fault(field=named(key), bound=f"is not known; did you mean {_LIFECYCLE}?")])

@@ -30,7 +30,7 @@ from ostler.policy.retention import RetentionPolicy
 #: The last good settings, in the home.
 _LAST_GOOD = "settings.last-good.toml"
 _log = logging.getLogger("ostler.agents")
-#: What says that a file is another one than before: path, time, size, inode. None: there is no file.
+#: Differs when the file has changed: path, time, size, inode. None: there is no file.
 _Stamp = tuple[str, int, int, int] | None
 
 
