@@ -17,6 +17,8 @@ KEEPER = "keeper"
 AGENTS_FOLDER = "agents"
 #: Settings of a project, beside its home.
 SETTINGS_FILE = "ostler.toml"
+#: The last settings without a fault, in the home: in force while the file of the project is broken.
+LAST_SETTINGS = "ostler.toml.last-good"
 
 
 def default_home() -> Path:

@@ -96,6 +96,28 @@ def test_the_ordinary_way(sh: Shell) -> None:
     assert key in sh.ok("task", "list", "-a")
 
 
+def test_a_failed_task_says_why_and_its_output_can_be_read(sh: Shell) -> None:
+    key = add(sh, "echo tried; exit 3", "--backoff", "10m")
+    until(lambda: shown(sh, key)["failures"] == 1)
+    assert "tried" in sh.ok("logs", key), "its attempt has ended"
+    told = sh.ok("why", key, TZ="Asia/Tokyo")
+    assert told.startswith(f"{key}: ")
+    assert "exit code 3" in told
+    assert "+00:00" not in told
+    row = next(line for line in sh.ok("task", "list").splitlines() if line.startswith(key))
+    assert "failed" in row
+    assert sh.run("why", "-o", "json", key).json()["state"] == "queued"
+    sh.ok("task", "cancel", key)
+
+
+def test_add_says_when_nothing_will_take_the_task_up(sh: Shell) -> None:
+    said = sh.run("task", "add", "true")
+    key = said.out.split()[0]
+    assert "nothing takes it up" in said.err
+    assert "no agent" in sh.ok("why", key)
+    sh.ok("task", "cancel", key)
+
+
 def test_add_takes_all_that_a_task_has(sh: Shell) -> None:
     first = done(sh, "true")
     words = ("--after", first, "--priority", "high", "--tag", "night", "--hold", "--timeout", "45m", "--key", "mine")

@@ -174,15 +174,21 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("name", metavar="AGENT|TASK")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
-def why(agent: str, form: str) -> None:
-    """Say why an agent is as it is, and what would change it."""
-    reply = on_agent(Daemon(), "why", agent)
+def why(name: str, form: str) -> None:
+    """Say why an agent or a task is as it is, and what would change it."""
+    daemon = Daemon()
+    try:
+        reply = daemon.call("why_task", task=name)
+    except DaemonError as error:
+        if error.code != "not_found":
+            raise
+        reply = on_agent(daemon, "why", name)
     if form == "json":
         as_json(reply)
         return
-    click.echo(f"{plain(agent)}: {sentence(reply['verdict'])}.")
+    click.echo(f"{plain(reply.get('key') or name)}: {sentence(reply['verdict'])}.")
     for line in reply["evidence"]:
         click.echo(f"  {sentence(line)}")
     for line in reply["what_would_change_it"]:

@@ -133,7 +133,7 @@ class Daemon:
         adopted = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
         note(f"the daemon was not running; started it{adopted}")
         if status.get("settings_fault"):
-            note(f"{status['settings_fault']} ({status['settings_in_force']})")
+            note(status["settings_fault"])
 
 
 def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Exit:

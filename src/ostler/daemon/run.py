@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.definitions import Discovery, register_files
-from ostler.definitions.project import ConfigFile
+from ostler.definitions.project import ConfigFile, load_settings
 from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.home import LAST_SETTINGS, SOCKET_FILE, chosen_home, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ostler up", description="Run the daemon of a home.")
     parser.add_argument("--home", help="the home; see `ostler status`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
+    parser.add_argument("--strict", action="store_true", help="do not start where the settings or the port are wrong")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
@@ -64,21 +65,55 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("uvicorn", "watchfiles"):  # they log every request and every change of a file
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
+        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
         sys.exit(2 if isinstance(error, ValidationError) else 1)
 
 
-async def serve(home: Path, *, listen: str | None = None) -> None:
-    """Serve until a signal comes, or the API stops it."""
+def check_start(home: Path, listen: str | None, in_use: Collection[str] = ()) -> None:
+    """Raise what would keep a daemon from starting: a fault of the settings, an address that cannot be had.
+
+    `in_use` are the addresses of the daemon that makes room.
+    """
+    address = listen or load_settings(project_of(home)).daemon.listen
+    if address is not None and f"http://{address}" not in in_use:
+        _tcp_socket(address).close()
+
+
+class _Settings:
+    """The settings that are in force, and what is wrong with those that are not."""
+
+    def __init__(self, home: Path, listen: str | None) -> None:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy = home / LAST_SETTINGS
+        self.config = ConfigFile(project_of(home), copy=copy)
+        self.now = self.config()
+        #: The file was broken from the beginning, so nothing is known of what the user wants.
+        self.are_defaults = self.config.trouble is not None and not copy.exists()
+        self.tcp, self._port_fault = _try_tcp_socket(listen or self.now.daemon.listen)
+
+    def fault(self) -> str | None:
+        self.config()
+        if self.config.trouble is None:
+            return self._port_fault
+        in_force = "defaults are in force, and no task is begun" if self.are_defaults else "last good ones are in force"
+        return f"{self.config.trouble}; the {in_force}"
+
+
+async def serve(home: Path, *, listen: str | None = None, strict: bool = False) -> None:
+    """Serve until a signal comes, or the API stops it.
+
+    Unless `strict`, faults of the settings are told and do not keep it from starting: a user must be able to look at
+    agents and to end them.
+    """
     project = project_of(home)
     if str(project) not in sys.path:
         sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
-    config = ConfigFile(project)
-    settings = config()
-    address = listen or settings.daemon.listen
-    tcp = None if address is None else _tcp_socket(address)
+    if strict:
+        check_start(home, listen)
+    in_force = _Settings(home, listen)
+    config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
@@ -112,8 +147,10 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             stop=stop,
             end_agents=end_agents,
             refresh=lambda: _refresh(manager, project),
+            settings_fault=in_force.fault,
         )
         context.refresh()
+        queue.draining = in_force.are_defaults
         hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
         listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
@@ -258,6 +295,15 @@ def _unix_socket(home: Path) -> socket.socket:
 def _address_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:
+    """The socket, or why there is none."""
+    try:
+        return None if address is None else _tcp_socket(address), None
+    except ValidationError as error:
+        _log.warning("%s", error)
+        return None, f"{error}; it listens only on the socket of the home"
 
 
 def _tcp_socket(address: str) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -149,15 +150,17 @@ def json_schema(kind: Literal["agent", "project"] = "agent") -> dict[str, Any]:
 class ConfigFile:
     """`ostler.toml` of one project. Safe to use from several threads."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, copy: Path | None = None) -> None:
+        """`copy` keeps the last good file over restarts; with it a broken file never raises."""
         self.root = Path(root)
+        self._copy = copy
         self._lock = threading.Lock()
         self._sign: _Sign = None
         self._good: ProjectSettings | None = None
         self._trouble: DefinitionError | None = None
 
     def __call__(self) -> ProjectSettings:
-        """The settings now. Raises `DefinitionError` with file and line where the file was never good."""
+        """The settings now. Raises `DefinitionError` with file and line where there are no good ones and no copy."""
         with self._lock:
             sign = _sign_of(self.root)
             if sign != self._sign or (self._good is None and self._trouble is None):
@@ -182,10 +185,31 @@ class ConfigFile:
     def _read(self) -> None:
         try:
             self._good, self._trouble = load_settings(self.root), None
+            self._keep_copy()
         except DefinitionError as error:
             self._trouble = error
+            if self._good is None and self._copy is not None:
+                self._good = _read_copy(self._copy)
             if self._good is not None:
                 _log.warning("the last good settings stay in force: %s", error)
+
+    def _keep_copy(self) -> None:
+        if self._copy is None:
+            return
+        path, fresh = find_project(self.root), self._copy.with_suffix(".new")
+        with contextlib.suppress(OSError):  # without it the defaults are in force while the file is broken
+            if path is None:
+                self._copy.unlink(missing_ok=True)
+                return
+            fresh.write_bytes(path.read_bytes())
+            fresh.replace(self._copy)
+
+
+def _read_copy(path: Path) -> ProjectSettings:
+    if path.exists():
+        with contextlib.suppress(DefinitionError):  # of an older Ostler, which knew other settings
+            return read_project(path, path)[0]
+    return ProjectSettings()
 
 
 def _sign_of(root: Path) -> _Sign:
