@@ -23,7 +23,17 @@ from ostler.cli.common import (
     output_option,
     seconds_of,
 )
-from ostler.cli.output import as_json, note, plain, seconds_since, sentence, show, written_by_agent
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    first_line,
+    note,
+    plain,
+    seconds_since,
+    sentence,
+    show,
+    written_by_agent,
+)
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode, exit_code_of
@@ -94,7 +104,7 @@ def _tokens(agent: dict[str, Any]) -> str:
 
 def _cost(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
-    return "" if cost is None else "<$0.01" if 0 < cost < 0.01 else f"${cost:.2f}"
+    return "" if cost is None else cost_text(cost)
 
 
 def _row(agent: dict[str, Any]) -> tuple[str, ...]:
@@ -116,7 +126,7 @@ def _row(agent: dict[str, Any]) -> tuple[str, ...]:
 
 def _doing(agent: dict[str, Any]) -> str:
     error = agent["error_message"] if agent["state"] in ENDED else None
-    return sentence(agent.get("doing") or (error or "").split("\n", 1)[0].removesuffix("; its last lines:")[:80])
+    return sentence(agent.get("doing") or first_line(error)[:80])
 
 
 def _uptime(agent: dict[str, Any]) -> float:

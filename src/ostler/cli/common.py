@@ -55,12 +55,12 @@ class Daemon:
     Only with `makes_home` does it make a home that is not there: a command that looks leaves no trace.
     """
 
-    def __init__(self, *, makes_home: bool = False) -> None:
+    def __init__(self, *, makes_home: bool = False, starts: bool = True) -> None:
         self.home = the_home()
         self._makes_home = makes_home
         self._address = os.environ.get(ADDRESS_VARIABLE)
         self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
-        self._may_start = not _options().no_start and self._address is None
+        self._may_start = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
         try:
