@@ -17,8 +17,6 @@ KEEPER = "keeper"
 AGENTS_FOLDER = "agents"
 #: Settings of a project, beside its home.
 SETTINGS_FILE = "ostler.toml"
-#: The last settings without a fault, in the home: in force while the file of the project is broken.
-LAST_SETTINGS = "ostler.toml.last-good"
 
 
 def default_home() -> Path:
@@ -35,6 +33,11 @@ def default_home() -> Path:
 def chosen_home(named: str | os.PathLike[str] | None) -> Path:
     """The home that was named, else the default one."""
     return default_home() if named is None else Path(named).expanduser().absolute()
+
+
+def modules_of(home: Path) -> Path:
+    """Where the modules of `python:` agents are: beside a home inside a directory, also the user's own; else in it."""
+    return home.parent if home.name == HOME_NAME else home
 
 
 def project_of(home: Path) -> Path:

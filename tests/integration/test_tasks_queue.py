@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from isolation.ground import until
 from tasks_ground import SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
@@ -31,7 +32,6 @@ from ostler import (
 from ostler.model.task import TASK_TRANSITIONS
 from ostler.store import tasks as rows
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -400,6 +400,30 @@ async def test_a_reader_may_look_and_do_nothing_else(ground: TaskGround) -> None
 async def test_a_task_reads_as_json_and_back(ground: TaskGround) -> None:
     task = await ground.done("echo 1 > a.txt", checks=["true"], timeout="45m")
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
+
+
+async def test_a_queue_that_fails_by_a_fault_of_ours_is_shown_and_goes_on(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to be dead, and nothing said so: tasks stayed queued for ever."""
+    clock = ManualClock()
+    async with opened(repository, tmp_path / "home", clock=clock) as ground, working_queue(ground) as queue:
+        with monkeypatch.context() as patch:
+
+            async def break_down() -> None:
+                raise RuntimeError("a fault")
+
+            patch.setattr(queue, "_begin_some", break_down)
+            queue.wake()
+            await until(lambda: "the queue" in ground.tasks.tasks.failed_background)
+        assert "RuntimeError('a fault')" in ground.tasks.tasks.failed_background["the queue"]
+        task = await ground.add("true")
+
+        async def is_done() -> bool:
+            clock.advance(5)
+            return (await ground.get(task)).state is T.COMPLETED
+
+        await until_async(is_done)
 
 
 # --- why ---------------------------------------------------------------------------------------------

@@ -135,6 +135,8 @@ def status(form: str) -> None:
     click.echo("    ".join(filter(None, (_agents_line(reply["statistics"]), _tasks_line(reply["tasks"])))))
     if reply["waits"]:
         click.echo(f"{reply['waits']} wait for you: ostler waits")
+    for name, failure in reply["background"].items():
+        click.echo(f"{plain(name)} {sentence(failure)}")
     for instance, reason in reply["unrecovered"].items():
         click.echo(f"not recovered: {instance[:8]}: {sentence(reason)}")
 

@@ -23,8 +23,8 @@ from ostler.home import project_of
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED
@@ -156,9 +156,13 @@ class Supervisor(Members):
     async def _run(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._hand_out(), name="ostler-crews-hand-out")
-            group.create_task(self._listen(), name="ostler-crews-wake")
-            group.create_task(self._watch_settings(), name="ostler-crews-settings")
+            background = {
+                "the crews": self._hand_out,
+                "the events of the crews": self._listen,
+                "the settings of the crews": self._watch_settings,
+            }
+            for name, work in background.items():
+                group.create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
             ready.set()
             await asyncio.Event().wait()  # until it is cancelled, and all of the group with it
 

@@ -26,20 +26,20 @@ from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.definitions import Discovery, register_files
-from ostler.definitions.project import ConfigFile, load_settings
-from ostler.errors import OstlerError, ValidationError
-from ostler.home import LAST_SETTINGS, SOCKET_FILE, chosen_home, project_of
+from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
+from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.home import SOCKET_FILE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.loop.loops import Loops
 from ostler.model.access import OWNER
-from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
+from ostler.model.validation import fault
 from ostler.tasks.attempt import DAEMON_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
@@ -86,15 +86,19 @@ class _Settings:
 
     def __init__(self, home: Path, listen: str | None) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        copy = home / LAST_SETTINGS
-        self.config = ConfigFile(project_of(home), copy=copy)
-        self.now = self.config()
-        #: The file was broken from the beginning, so nothing is known of what the user wants.
-        self.are_defaults = self.config.trouble is not None and not copy.exists()
+        self.config = ConfigFile(project_of(home))
+        #: The file was never good, so nothing is known of what the user wants.
+        self.are_defaults = False
+        try:
+            self.now = self.config()
+        except DefinitionError as error:
+            _log.warning("%s", error)
+            self.now, self.are_defaults = ProjectSettings(), True
         self.tcp, self._port_fault = _try_tcp_socket(listen or self.now.daemon.listen)
 
     def fault(self) -> str | None:
-        self.config()
+        with contextlib.suppress(DefinitionError):
+            self.config()
         if self.config.trouble is None:
             return self._port_fault
         in_force = "defaults are in force, and no task is begun" if self.are_defaults else "last good ones are in force"
@@ -107,9 +111,9 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     Unless `strict`, faults of the settings are told and do not keep it from starting: a user must be able to look at
     agents and to end them.
     """
-    project = project_of(home)
-    if str(project) not in sys.path:
-        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
+    project, modules = project_of(home), str(modules_of(home))
+    if modules not in sys.path:
+        sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
     if strict:
         check_start(home, listen)
     in_force = _Settings(home, listen)

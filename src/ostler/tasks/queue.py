@@ -59,11 +59,10 @@ class TaskQueue:
         for task in filter(self._wanted, recovered):
             self.work_on(task)
         self._tasks.takers.append(self._taker)
-        make = asyncio.get_running_loop().create_task
+        background = {"the queue": self._run, "its events": self._listen, "retention": self._orchestrator.gc_loop}
         self._loop = [
-            make(self._run(), name="ostler-queue"),
-            make(self._listen(), name="ostler-queue-wake"),
-            make(self._orchestrator.gc_loop(), name="ostler-queue-gc"),
+            asyncio.get_running_loop().create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
+            for name, work in background.items()
         ]
         return [task for task in recovered if not self._wanted(task)]
 
@@ -159,6 +158,10 @@ class TaskQueue:
             except OstlerError as error:
                 _log.warning("%s: %s", task.key, error)
                 return
+            except Exception:  # noqa: BLE001 - a fault of ours leaves no task running that nothing works on
+                _log.exception("the work on %s failed; it is taken up again", task.key)
+                await self._tasks.clock.sleep(LOOK_SECONDS)
+                task = await self._tasks.reload(task)
             else:
                 if done.state is not TaskState.RUNNING:
                     _log.info("%s is %s", done.key, done.state)

@@ -14,8 +14,8 @@ from fastapi.responses import StreamingResponse
 from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.lifecycle.logs import LogLine
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
-from ostler.model.faults import fault
 from ostler.model.query import ObservationOptions
+from ostler.model.validation import fault
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
 HEARTBEAT_SECONDS = 15.0

@@ -10,9 +10,9 @@ from ostler.api.context import ContextOf, Handlers, LoopsOf
 from ostler.errors import InvalidOperationError
 from ostler.isolation.process.speaker import speaker_of
 from ostler.loop.signals import BREAKPOINTS, note_refusal
-from ostler.model.faults import fault
 from ostler.model.loop import Breakpoint
 from ostler.model.query import GetInstancesFilter
+from ostler.model.validation import fault
 from ostler.store.reports import add_signal
 from ostler.store.tasks import get_task
 from ostler.tasks.shared import BY

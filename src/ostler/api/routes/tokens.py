@@ -13,7 +13,7 @@ from fastapi import Body
 from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
 from ostler.model.access import Actor, Principal, Role, Token
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 
