@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from isolation.ground import until
 from tasks_ground import SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
@@ -31,7 +32,6 @@ from ostler import (
 from ostler.model.task import TASK_TRANSITIONS
 from ostler.store import tasks as rows
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 

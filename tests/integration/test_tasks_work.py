@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from isolation.ground import until
 from tasks_ground import ECHO, T, TaskGround, ground, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
@@ -26,7 +27,6 @@ from ostler import (
 from ostler.tasks import proof
 from ostler.tasks.retry import retry_delay
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 

@@ -24,8 +24,8 @@ from ostler.loop.loops import Loops
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED

@@ -38,7 +38,6 @@ from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Request, RequestState
-from ostler.model.faults import fault, shown
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
 from ostler.model.record import Record
@@ -46,6 +45,7 @@ from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.model.task import TaskState
 from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
+from ostler.model.validation import fault, shown
 from ostler.model.wait import Wait
 from ostler.policy.access import decide_access
 from ostler.store import audit, instances, moves, queries, requests, tasks, waits, workspaces

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.faults import Fault, shown
 from ostler.model.loop import TaskLoop
 from ostler.model.record import Record, record
 from ostler.model.states import AgentPriority
 from ostler.model.text import name_faults, tag_faults, unkeepable_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault, shown
 
 MAX_TASK = 100_000
 MAX_COMMENT = 20_000

@@ -10,10 +10,10 @@ from uuid import UUID
 from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
-from ostler.model.faults import fault
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
+from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration

@@ -21,10 +21,10 @@ from ostler.errors import (
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.faults import fault
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
+from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
@@ -49,7 +49,7 @@ class TaskVerbs:
         self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""

@@ -41,11 +41,11 @@ async def add(
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    wanted = TaskBody.from_dict(body)
+    new_task = TaskBody.from_dict(body)
     context.refresh()
-    values = {name: getattr(wanted, name) for name in wanted.to_dict()}
-    if wanted.loop is not None:
-        values["loop"] = loops.new_loop(**wanted.loop)
+    values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    if new_task.loop is not None:
+        values["loop"] = loops.new_loop(**new_task.loop)
     task = await tasks.submit(**values, idempotency_key=idempotency_key)
     return {**_shown(task), "warning": tasks.untaken(task)}
 
@@ -62,7 +62,7 @@ async def list_tasks(
     limit: int = 100,
     offset: int = 0,
 ) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "state": state,
         "agent": agent,
         "tag": tag,
@@ -73,10 +73,8 @@ async def list_tasks(
         "limit": limit,
         "offset": offset,
     }
-    found = await tasks.list_tasks(
-        TaskFilter.from_dict({name: value for name, value in given.items() if value is not None})
-    )
-    return [{**_shown(task), "next": await tasks.next_step(task)} for task in found]
+    query = TaskFilter.from_dict({name: value for name, value in criteria.items() if value is not None})
+    return [{**_shown(task), "next": await tasks.next_step(task)} for task in await tasks.list_tasks(query)]
 
 
 async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
