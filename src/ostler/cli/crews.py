@@ -53,7 +53,8 @@ def _title(one: dict[str, Any]) -> str:
 
 def _queue(daemon: Daemon) -> str:
     queued = daemon.call("tasks", state="queued", limit=1000)
-    waiting = sum(bool(one["next"]) for one in queued)
+    # Those that only wait for the crew that is about to come up are not counted.
+    waiting = sum(bool(one["next"]) and not one["next"].endswith("is not up") for one in queued)
     many = f"{len(queued)} task{'' if len(queued) == 1 else 's'} queued"
     return f"{many}, {waiting} of them wait." if waiting else f"{many}."
 
