@@ -133,7 +133,9 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
 
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
         loops = Loops(orchestrator, settings.loop)
-        supervisor = Supervisor(orchestrator, get_config=config, refresh=lambda: _refresh(manager, project))
+        supervisor = Supervisor(
+            orchestrator, get_config=config, refresh=lambda: _refresh(manager, project), loops=loops
+        )
         queue = TaskQueue(
             orchestrator,
             wanted=lambda task: task.agent is not None and not supervisor.owns(task),
