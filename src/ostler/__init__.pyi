@@ -79,6 +79,9 @@ from ostler.errors import (
     AuthorizationError as AuthorizationError,
 )
 from ostler.errors import (
+    CheckoutBlockedError as CheckoutBlockedError,
+)
+from ostler.errors import (
     ConflictError as ConflictError,
 )
 from ostler.errors import (

@@ -21,6 +21,7 @@
     │   ├── IdempotencyConflictError  the same key came with another body
     │   ├── LeaseHeldError          another owner holds the lease
     │   ├── MergeConflictError      the work does not merge; names the paths, nothing was changed
+    │   ├── CheckoutBlockedError    files in the user's checkout stand in the way; names the paths, nothing was changed
     │   └── StaleWriterError        an old epoch or attempt tried to write
     ├── DeadlineError               also a TimeoutError
     │   ├── InitializationTimeoutError
@@ -228,6 +229,14 @@ class LeaseHeldError(ConflictError):
 
 class MergeConflictError(ConflictError):
     """The work does not merge; nothing was changed, so send it back to its agent or resolve it by hand."""
+
+    def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        super().__init__(message)
+
+
+class CheckoutBlockedError(ConflictError):
+    """Files in your checkout stand in the way; nothing was changed, so commit or stash them and try again."""
 
     def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
         self.paths = tuple(paths)

@@ -40,6 +40,7 @@ PROBLEMS = (
     Problem(errors.LicenseError, "plan_limit", 403, ExitCode.NOT_ALLOWED),
     Problem(errors.InvalidOperationError, "wrong_state", 409, ExitCode.WRONG_STATE),
     Problem(errors.MergeConflictError, "merge_conflict", 409, ExitCode.CONFLICT),
+    Problem(errors.CheckoutBlockedError, "checkout_blocked", 409, ExitCode.CONFLICT),
     Problem(errors.ConflictError, "conflict", 409, ExitCode.CONFLICT),
     Problem(errors.GitError, "git_failed", 502, ExitCode.FAILED),
     Problem(errors.VaultError, "vault_refused", 409, ExitCode.FAILED),
@@ -79,7 +80,7 @@ def document(error: errors.OstlerError) -> dict[str, Any]:
     }
     if isinstance(error, errors.ValidationError):
         body["faults"] = [fault.message for fault in error.faults]
-    if isinstance(error, errors.MergeConflictError):
+    if isinstance(error, errors.MergeConflictError | errors.CheckoutBlockedError):
         body["paths"] = list(error.paths)
     if isinstance(error, errors.UsageLimitError):
         body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
@@ -114,8 +115,8 @@ def error_of(body: Mapping[str, Any]) -> errors.OstlerError:
         return errors.AuthorizationError(text) if body.get("code") == UNAUTHENTICATED else errors.OstlerError(text)
     if problem.error is errors.ValidationError:
         return errors.ValidationError([_Told(str(one)) for one in body.get("faults") or [text]])
-    if problem.error is errors.MergeConflictError:
-        return errors.MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
+    if problem.error in {errors.MergeConflictError, errors.CheckoutBlockedError}:
+        return problem.error(text, paths=[str(path) for path in body.get("paths") or ()])
     if problem.error is errors.UsageLimitError:
         when = body.get("retry_at")
         return errors.UsageLimitError(

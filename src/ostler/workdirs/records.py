@@ -120,6 +120,11 @@ class Accepted(Record):
     followed: bool = False
     #: None where all followed, or where the target is not checked out.
     why_not_followed: str | None = None
+    #: Changed files of the work, and those of them that the target still lacks.
+    files: int = 0
+    left: int = 0
+    #: What was accepted of the same work before; `undo` of the task takes that back too.
+    earlier: Mapping[str, Any] | None = None
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -92,7 +93,8 @@ def _shown(task: Task) -> dict[str, Any]:
 async def _next(tasks: TaskOrchestrator, task: Task) -> str:
     """What it waits for, or what a person can do with it, in a few words."""
     if task.state is TaskState.COMPLETED:
-        return f"needs review: ostler diff {task.key}"
+        merged = "" if task.accepted is None else f"{_merged(task.accepted)}; "
+        return f"{merged}needs review: ostler diff {task.key}"
     if task.state is not TaskState.QUEUED:
         return ""
     if task.is_held:
@@ -103,6 +105,10 @@ async def _next(tasks: TaskOrchestrator, task: Task) -> str:
     if waits:
         return waits[0].reason or str(waits[0].kind)
     return "" if task.agent is not None else "names no agent"
+
+
+def _merged(accepted: Mapping[str, Any]) -> str:
+    return f"{accepted['files'] - accepted['left']} of {accepted['files']} files accepted"
 
 
 async def cancel(key: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
@@ -136,8 +142,14 @@ async def diff(key: str, tasks: TasksOf, paths: str = "", stat: bool = False) ->
     return {"diff": text, "merge": state, "task": _shown(task), "claims_differ": mismatch}
 
 
-async def accept(key: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
-    return _shown(await tasks.accept(key, paths=paths or ()))
+async def accept(
+    key: str,
+    tasks: TasksOf,
+    paths: Annotated[list[str] | None, Body(embed=True)] = None,
+    message: Annotated[str | None, Body(embed=True)] = None,
+    branch_only: Annotated[bool, Body(embed=True)] = False,
+) -> dict[str, Any]:
+    return _shown(await tasks.accept(key, paths=paths or (), message=message, branch_only=branch_only))
 
 
 async def reject(key: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
@@ -145,7 +157,8 @@ async def reject(key: str, tasks: TasksOf, reason: Annotated[str, Body(embed=Tru
 
 
 async def undo(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.undo(key))
+    task, undone = await tasks.take_back(key)
+    return {**_shown(task), "undone": [part.to_dict() for part in undone]}
 
 
 async def retire(key: str, tasks: TasksOf) -> dict[str, Any]:
