@@ -20,14 +20,15 @@ import pytest
 
 import ostler
 from ostler import problems
-from ostler.agents.files.models import LifecycleKeys
 from ostler.api.routes import ROUTES
 from ostler.cli.main import root
+from ostler.definitions.keys import LifecycleKeys
+from ostler.durations import write_duration
 from ostler.isolation import IsolationLevels
 from ostler.model.events import EVENT_CLASSES
 from ostler.model.record import Record
 from ostler.model.states import AGENT_TRANSITIONS
-from ostler.model.types import Interval, write_duration
+from ostler.model.types import Interval
 from ostler.policy.access import ROLE_PERMISSIONS
 from ostler.policy.quota import PLANS
 from ostler.telemetry.metrics import METRICS, prometheus_name

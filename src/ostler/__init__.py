@@ -11,20 +11,16 @@ from ostler.version import __version__ as __version__
 
 #: Public names by the module that holds them.
 _NAMES = {
-    "ostler.agents.base": "Agent",
+    "ostler.agents.base": "Agent agent",
     "ostler.agents.commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
     "ostler.agents.context": "AgentContext",
-    "ostler.agents.factory": "AgentFactory",
-    "ostler.agents.files": "register_file register_files",
-    "ostler.agents.files.config": "get_config",
-    "ostler.agents.files.project": "ProjectSettings",
-    "ostler.agents.manifest": "AgentKind AgentManifest",
-    "ostler.agents.marks": "agent",
     "ostler.agents.messages": "WaitAnswer",
-    "ostler.agents.registry": "AgentRegistry",
+    "ostler.agents.registry": "AgentFactory AgentKind AgentManifest AgentRegistry",
     "ostler.client.client": "Client",
     "ostler.crews.scope": "Scope",
     "ostler.crews.supervisor": "Supervisor",
+    "ostler.definitions.discover": "register_file register_files",
+    "ostler.definitions.project": "ProjectSettings get_config",
     "ostler.errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
         "AuditBrokenError AuthorizationError CheckoutBlockedError ConflictError CursorGoneError DamagedRowError "

@@ -1,6 +1,9 @@
 from ostler.agents.base import (
     Agent as Agent,
 )
+from ostler.agents.base import (
+    agent as agent,
+)
 from ostler.agents.commandspec import (
     CommandSpec as CommandSpec,
 )
@@ -16,32 +19,17 @@ from ostler.agents.commandspec import (
 from ostler.agents.context import (
     AgentContext as AgentContext,
 )
-from ostler.agents.factory import (
-    AgentFactory as AgentFactory,
-)
-from ostler.agents.files import (
-    register_file as register_file,
-)
-from ostler.agents.files import (
-    register_files as register_files,
-)
-from ostler.agents.files.config import (
-    get_config as get_config,
-)
-from ostler.agents.files.project import (
-    ProjectSettings as ProjectSettings,
-)
-from ostler.agents.manifest import (
-    AgentKind as AgentKind,
-)
-from ostler.agents.manifest import (
-    AgentManifest as AgentManifest,
-)
-from ostler.agents.marks import (
-    agent as agent,
-)
 from ostler.agents.messages import (
     WaitAnswer as WaitAnswer,
+)
+from ostler.agents.registry import (
+    AgentFactory as AgentFactory,
+)
+from ostler.agents.registry import (
+    AgentKind as AgentKind,
+)
+from ostler.agents.registry import (
+    AgentManifest as AgentManifest,
 )
 from ostler.agents.registry import (
     AgentRegistry as AgentRegistry,
@@ -56,6 +44,18 @@ from ostler.crews.scope import (
 )
 from ostler.crews.supervisor import (
     Supervisor as Supervisor,
+)
+from ostler.definitions import (
+    register_file as register_file,
+)
+from ostler.definitions import (
+    register_files as register_files,
+)
+from ostler.definitions.project import (
+    ProjectSettings as ProjectSettings,
+)
+from ostler.definitions.project import (
+    get_config as get_config,
 )
 from ostler.errors import (
     AgentBusyError as AgentBusyError,

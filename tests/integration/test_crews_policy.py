@@ -28,7 +28,7 @@ from ostler import (
     TaskState,
     ValidationError,
 )
-from ostler.agents.files.config import ConfigFile
+from ostler.definitions.project import ConfigFile
 from ostler.drivers import spec_for
 from ostler.policy.crew import CrewDecision, Ends, MemberEnd, backoff_of, decide_end, replaced_with
 from ostler.tasks.queue import TaskQueue

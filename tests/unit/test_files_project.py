@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ostler.agents import AgentKind, CommandSpec
-from ostler.agents.files import (
+from ostler.definitions import (
     DaemonSettings,
     ProjectSettings,
     RetentionSettings,
@@ -118,7 +118,7 @@ memory = "1M"
 [agent." x"]
 """
     said = faults(path, text)
-    assert said.pop(8).startswith("14: agent.one.driver.command.1 must use only {attempt}")
+    assert said.pop(8).startswith("12: agent.one.driver.command.1 must use only {attempt}")
     assert said == [
         "1: deamon is not known; did you mean daemon?",
         "3: daemon.listen must be host:port, was here",
@@ -160,7 +160,7 @@ def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_
     assert lifecycle["additionalProperties"] is False
     assert set(lifecycle["properties"]) == {
         *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags"),
-        *("initialization-timeout", "fail-on-error", "checks", "home"),
+        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "home"),
     }
     assert set(schema["$defs"]["LimitKeys"]["properties"]) == {
         *("memory", "cpu", "time", "tasks", "threads", "tokens-per-minute"),
@@ -175,7 +175,7 @@ def test_the_schema_of_a_project_has_its_tables() -> None:
     assert "instructions" in schema["$defs"]["InlineAgent"]["properties"]
 
 
-@pytest.mark.parametrize("code", ["import ostler.agents.files", "import ostler; ostler.register_files"])
+@pytest.mark.parametrize("code", ["import ostler.definitions", "import ostler; ostler.register_files"])
 def test_naming_the_readers_loads_nothing_heavy(code: str) -> None:
     script = f"{code}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ostler.agents.files import Discovery
 from ostler.crews.supervisor import Supervisor
+from ostler.definitions import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.loops import Loops
 from ostler.model.access import Principal

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, note, parse_seconds, plain, rough_duration, seconds_since, show, size_text
+from ostler.cli.output import as_json, note, plain, seconds_since, show
 from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.durations import parse_seconds, rough_duration, size_text
 from ostler.problems import ExitCode
 
 _HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM", "DOING")

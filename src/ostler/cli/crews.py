@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, output_option
-from ostler.cli.output import as_json, moment, note, plain, rough_duration, seconds_since, table
+from ostler.cli.output import as_json, moment, note, plain, seconds_since, table
 from ostler.client.blocking import DaemonError
+from ostler.durations import rough_duration
 from ostler.problems import ExitCode
 
 _HEAD = ("MEMBER", "GENERATION", "STATE", "TASK", "SINCE", "COST", "LAST ERROR")

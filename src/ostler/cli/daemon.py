@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, the_home
-from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, short_path
+from ostler.cli.output import as_json, note, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone
+from ostler.durations import rough_duration
 from ostler.home import DAEMON_LOG
 from ostler.problems import ExitCode
 

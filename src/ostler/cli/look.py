@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, local_time, plain, rough_duration, seconds_since, show, table
+from ostler.cli.output import as_json, local_time, plain, seconds_since, show, table
+from ostler.durations import rough_duration
 from ostler.problems import ExitCode
 
 _NOT_SHOWN = frozenset(

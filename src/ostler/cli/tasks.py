@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, output_option
-from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, short_path, show
+from ostler.cli.output import as_json, note, plain, seconds_since, short_path, show
 from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.durations import rough_duration
 
 _HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
 

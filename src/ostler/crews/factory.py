@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostler.agents.factory import AgentFactory
-from ostler.agents.files.project import ProjectSettings
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentFactory, AgentRegistry
+from ostler.definitions.project import ProjectSettings
 from ostler.errors import NotFoundError, ValidationError
 from ostler.home import SETTINGS_FILE
 from ostler.model.crew import CrewSettings, crew_name_faults

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
-from ostler.agents.files.config import ConfigFile
 from ostler.crews.crew import Crew, Member, Work
 from ostler.crews.factory import GetConfig, MemberFactory, MemberPlan
 from ostler.crews.members import Members
 from ostler.crews.rules import cut_off
+from ostler.definitions.project import ConfigFile
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
 from ostler.model.access import Actor

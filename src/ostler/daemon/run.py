@@ -19,8 +19,6 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import Discovery, register_files
-from ostler.agents.files.config import ConfigFile
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
@@ -28,6 +26,8 @@ from ostler.api.routes import ROUTES
 from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
+from ostler.definitions import Discovery, register_files
+from ostler.definitions.project import ConfigFile
 from ostler.errors import OstlerError, ValidationError
 from ostler.home import SOCKET_FILE, chosen_home, project_of
 from ostler.isolation.base import DEFAULT_NAMES

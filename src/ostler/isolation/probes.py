@@ -19,7 +19,7 @@ from functools import cache
 from types import MappingProxyType
 
 from ostler.clock import Clock, Deadline
-from ostler.model.faults import duration_text
+from ostler.durations import duration_text
 from ostler.model.spawn import HealthCheckConfig
 from ostler.model.states import ProbeType
 from ostler.model.targets import command_target, http_target, tcp_target

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostler.agents.manifest import AgentManifest
+from ostler.agents.registry import AgentManifest
 from ostler.drivers import options_of
 from ostler.errors import AuthorizationError, LicenseError, ValidationError
 from ostler.isolation.base import Capabilities, Isolation

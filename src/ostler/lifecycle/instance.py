@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
 
-from ostler.agents.manifest import AgentManifest
 from ostler.agents.messages import WaitAnswer
+from ostler.agents.registry import AgentManifest
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, InvalidOperationError, OstlerError, StaleWriterError, StoreError
 from ostler.failpoints import FaultPoint

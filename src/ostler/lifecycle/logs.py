@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from uuid import UUID
 
-from ostler.agents.manifest import AgentManifest
+from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime

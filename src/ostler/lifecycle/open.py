@@ -14,9 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from ostler.agents.files import read_lifecycle
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
+from ostler.definitions import read_lifecycle
 from ostler.drivers import register_built_in
 from ostler.errors import (
     InvalidOperationError,

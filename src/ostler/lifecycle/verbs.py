@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from ostler.agents.registry import AgentRegistry
+from ostler.durations import to_duration
 from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
@@ -43,7 +44,6 @@ from ostler.model.record import Record
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
-from ostler.model.types import parse_duration
 from ostler.model.wait import Wait
 from ostler.policy.access import decide_access
 from ostler.store import audit, instances, moves, queries, requests, waits, workspaces
@@ -566,12 +566,15 @@ def _member(kind: type[E], field: str, value: Any) -> E:
 
 def _duration(field: str, value: timedelta | float | str | None) -> timedelta | None:
     """A positive duration, as people write it."""
-    parsed = parse_duration(value)
-    if isinstance(parsed, int | float) and not isinstance(parsed, bool):
-        parsed = timedelta(seconds=parsed)
-    if parsed is not None and (not isinstance(parsed, timedelta) or parsed <= timedelta(0)):
+    if value is None:
+        return None
+    try:
+        duration = to_duration(value)
+    except (ValueError, OverflowError):
+        duration = timedelta(0)
+    if duration <= timedelta(0):
         raise fault(field, "must be a duration above zero, such as 30s", value)
-    return parsed
+    return duration
 
 
 def _checked_request_id(name: str) -> str:

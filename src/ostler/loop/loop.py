@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.files import load_settings, register_files
 from ostler.clock import Deadline
+from ostler.definitions import load_settings, register_files
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.home import project_of
 from ostler.lifecycle.manager import AgentLifecycleManager

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
+from ostler.durations import duration_text
 from ostler.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -101,15 +102,6 @@ def named(key: object) -> str:
     """The key as a field name: unchanged where it is safe to print."""
     plain = isinstance(key, str) and key.isprintable() and 0 < len(key) <= _MAX_SHOWN
     return str(key) if plain else shown(key)
-
-
-def duration_text(value: timedelta) -> str:
-    """The duration as a person writes it: 90 s, 5 min, 1 h."""
-    seconds = value.total_seconds()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.12g} {unit}"
-    return f"{seconds:.12g} s"
 
 
 # --- pydantic's errors as faults ---------------------------------------------------------------------

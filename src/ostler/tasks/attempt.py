@@ -20,7 +20,7 @@ from uuid import UUID
 
 from ostler.agents.command import DEFAULT_PATH
 from ostler.agents.commandspec import HomeKind
-from ostler.agents.manifest import AgentKind, AgentManifest
+from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from ostler.model.faults import duration_text
+from ostler.durations import duration_text
 from ostler.model.record import Record
 from ostler.model.text import clipped
 

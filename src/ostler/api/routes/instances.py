@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import COMMAND_PREFIX
+from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
 from ostler.api.context import ContextOf, ManagerOf
 from ostler.api.gate import LARGE_BODY, Route
 from ostler.drivers import driver_of

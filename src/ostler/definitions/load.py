@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ostler.agents.base import AgentMaker
-from ostler.agents.factory import maker_of
-from ostler.agents.files.models import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
-from ostler.agents.files.positions import Positions, UnreadableError, dotted, read_toml, read_yaml
-from ostler.agents.manifest import MAX_DESCRIPTION, AgentKind, AgentManifest
-from ostler.agents.registry import definition_id
+from ostler.agents.registry import MAX_DESCRIPTION, AgentKind, AgentManifest, definition_id, maker_of
+from ostler.definitions.keys import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
+from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import DefinitionError, ValidationError
 from ostler.model.faults import Fault, as_written, named
 from ostler.model.record import Record
@@ -60,18 +58,19 @@ class Page:
     def __init__(self, path: str) -> None:
         self.path = path if path.isprintable() else ascii(path)
         self._faults: list[FileFault] = []
-        self._lines: dict[str, int] = {}
+        self._find_lines: Callable[[], Mapping[str, int]] = dict
+        self._lines: Mapping[str, int] | None = None
 
-    def read(self, reader: Callable[..., Positions], *arguments: Any) -> dict[str, Any]:
+    def read(self, reader: Callable[..., Document], *arguments: Any) -> dict[str, Any]:
         """The data that `reader` finds; what it cannot read is raised at once."""
         try:
-            found = reader(*arguments)
+            document = reader(*arguments)
         except UnreadableError as error:
             self.stop(error.line, error.sentence)
-        self._lines = {dotted(path): line for path, line in found.lines.items()}
-        for line, sentence in found.duplicates:
+        self._find_lines = document.find_lines
+        for line, sentence in document.duplicates:
             self._add(line, sentence)
-        return found.data
+        return document.data
 
     def check(self, cls: type[R], values: Any, prefix: str = "") -> R | None:
         """The record that stands under `prefix`; None where something is wrong with it."""
@@ -90,11 +89,13 @@ class Page:
     def blame(self, faults: Iterable[Fault], prefix: str = "") -> None:
         """Each fault with the line of its field, or of the nearest key around it."""
         for fault in faults:
-            placed = fault.under(prefix) if prefix else fault
+            if self._lines is None:
+                self._lines = self._find_lines()
+            placed, lines = fault.under(prefix) if prefix else fault, self._lines
             around = placed.field
-            while around and around not in self._lines:
+            while around and around not in lines:
                 around = around.rpartition(".")[0]
-            self._add(self._lines.get(around, 1 if self._lines else 0), placed.message)
+            self._add(lines.get(around, 1 if lines else 0), placed.message)
 
     def stop(self, line: int, sentence: str) -> NoReturn:
         """Nothing more can be read."""

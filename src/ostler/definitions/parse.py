@@ -1,14 +1,13 @@
-"""YAML and TOML as plain data, with the line of every key and item. Nothing is constructed, no alias is followed."""
+"""YAML and TOML as plain data, with the lines of their keys. Nothing is constructed, no alias is followed."""
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -24,9 +23,10 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass(kw_only=True, slots=True)
-class Positions:
-    data: dict[str, Any] = field(default_factory=dict)
-    lines: dict[KeyPath, int] = field(default_factory=dict)
+class Document:
+    data: dict[str, Any]
+    #: The line of a key by its path with dots; called where there is a fault to report.
+    find_lines: Callable[[], Mapping[str, int]]
     #: Line and sentence for each key that is written twice; the first one counts.
     duplicates: list[tuple[int, str]] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ _WORDS: Mapping[str, bool | None] = MappingProxyType(
 _PROSE = re.compile(r"^description:[ \t]+([^\s'\"|>\[{&*!%@`#].*)$", re.MULTILINE)
 
 
-def read_yaml(text: str, first_line: int = 1) -> Positions:
+def read_yaml(text: str, first_line: int = 1) -> Document:
     """YAML 1.2 with the core schema. `first_line` is the line of the file on which the text begins."""
     if len(text.encode()) > MAX_FRONT:
         raise UnreadableError(first_line, f"the front matter is larger than {MAX_FRONT // 1024} KiB")
@@ -73,8 +73,7 @@ def read_yaml(text: str, first_line: int = 1) -> Positions:
         raise UnreadableError(first_line, _TOO_DEEP) from None
     if not isinstance(data, dict):
         raise UnreadableError(first_line, "the front matter must be keys with values, such as name: fixer")
-    walk.found.data = data
-    return walk.found
+    return Document(data=data, find_lines=lambda: walk.lines, duplicates=walk.duplicates)
 
 
 def _quoted(prose: re.Match[str]) -> str:
@@ -96,7 +95,7 @@ def _composed(text: str, first_line: int) -> Any:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = min(mark.line if mark else 0, text.count("\n"))
-        raise UnreadableError(line + first_line, _said(error.problem or "", error.context or "")) from error
+        raise UnreadableError(line + first_line, _yaml_problem(error.problem or "", error.context or "")) from error
     except YAMLError as error:
         position = getattr(error, "position", 0)
         line = text.count("\n", 0, position) if isinstance(position, int) else 0
@@ -104,7 +103,7 @@ def _composed(text: str, first_line: int) -> Any:
         raise UnreadableError(line + first_line, sentence) from error
 
 
-def _said(problem: str, context: str) -> str:
+def _yaml_problem(problem: str, context: str) -> str:
     if "'\\t'" in problem:
         return "a tab stands where YAML wants spaces; indent with spaces"
     if problem == "mapping values are not allowed here":
@@ -116,16 +115,17 @@ class _YamlWalk:
     """Makes plain data of nodes."""
 
     def __init__(self, text: str, first_line: int) -> None:
-        self.found = Positions()
+        self.lines: dict[str, int] = {}
+        self.duplicates: list[tuple[int, str]] = []
         self._text = text
         self._first = first_line
-        self._met: set[int] = set()
+        self._visited: set[int] = set()
 
     def value(self, node: Any, path: KeyPath, line: int) -> Any:
         """`line` is that of the key, or of the item."""
-        if id(node) in self._met:
+        if id(node) in self._visited:
             raise UnreadableError(line, "an alias is not read; write the value out")
-        self._met.add(id(node))
+        self._visited.add(id(node))
         if len(path) > MAX_DEPTH:
             raise UnreadableError(line, _TOO_DEEP)
         tag = _TAG.match(self._text, node.start_mark.index)
@@ -140,22 +140,22 @@ class _YamlWalk:
         return node.value if as_text else _scalar(node.value, line)
 
     def _item(self, node: Any, path: KeyPath) -> Any:
-        line = self.found.lines[path] = node.start_mark.line + self._first
+        line = self.lines[dotted(path)] = node.start_mark.line + self._first
         return self.value(node, path, line)
 
     def _mapping(self, node: Any, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key, child in node.value:
             line = key.start_mark.line + self._first
-            if key.id != "scalar" or id(key) in self._met:
+            if key.id != "scalar" or id(key) in self._visited:
                 raise UnreadableError(line, "a key must be plain text")
-            self._met.add(id(key))
+            self._visited.add(id(key))
             here = (*path, key.value)
+            name = dotted(here)
             if key.value in data:
-                sentence = f"{dotted(here)} stands already on line {self.found.lines[here]}"
-                self.found.duplicates.append((line, sentence))
+                self.duplicates.append((line, f"{name} stands already on line {self.lines[name]}"))
                 continue
-            self.found.lines[here] = line
+            self.lines[name] = line
             data[key.value] = self.value(child, here, line)
         return data
 
@@ -177,169 +177,80 @@ def _scalar(text: str, line: int) -> Any:
 # --- TOML --------------------------------------------------------------------------------------------
 
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
-_KEY = re.compile(r"""[ \t]*(?P<key>"(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*(?P<dot>\.?)""")
-_STRING = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}' "|'''" r".*?'{3,5}" r'|"(?:\\.|[^"\\])*"' r"|'[^']*'",
+_STRING_OR_REMARK = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}' "|'''" r".*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'|#[^\n]*",
     re.DOTALL,
 )
-_GAP = re.compile(r"(?:[\s,]|#[^\n]*)*")
-_BLANK = re.compile(r"[ \t]*")
-_BARE = re.compile(r"[^,\]}\n#]*")
+#: The beginning of a line that names a table or a key; strings are masked.
+_TABLE_OR_KEY = re.compile(r"^[ \t]*(?:\[(?P<many>\[)?(?P<table>[^\[\]\n]+)\]|(?P<key>[\w. \t-]+)=)", re.MULTILINE)
+_DEEP_KEY = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
 
 
-class _LostError(Exception):
-    """This is not TOML; the parser will say so."""
-
-
-def read_toml(text: str) -> Positions:
-    """The parser of Python gives the data and no lines, so a scanner finds where each key stands.
-
-    The scanner may be simple, for the parser refuses what is not TOML. It runs first, because a key of a hundred
-    thousand dots would cost the parser all memory: up to the first mistake both see the same keys.
-    """
-    found = Positions()
+def read_toml(text: str) -> Document:
+    masked = _STRING_OR_REMARK.sub(_mask, text)
+    if deep := _DEEP_KEY.search(masked):  # a key of a hundred thousand dots would cost the parser all memory
+        raise UnreadableError(text.count("\n", 0, deep.start()) + 1, _TOO_DEEP)
     try:
-        _Scanner(text, found.lines).scan()
-        found.data = _plain(tomllib.loads(text))
+        data = _json_values(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        where = _AT_LINE.search(str(error))
-        line = int(where[1]) if where else text.count("\n") + 1
-        said = _AT_LINE.sub("", str(error)).removesuffix(" (at end of document)")
-        raise UnreadableError(line, f"this is not TOML: {said}") from error
+        position = _AT_LINE.search(str(error))
+        line = int(position[1]) if position else text.count("\n") + 1
+        problem = _AT_LINE.sub("", str(error)).removesuffix(" (at end of document)")
+        raise UnreadableError(line, f"this is not TOML: {problem}") from error
     except RecursionError:
         raise UnreadableError(1, _TOO_DEEP) from None
     except ValueError:
         raise UnreadableError(1, "a number has too many digits") from None
-    return found
+    return Document(data=data, find_lines=partial(_toml_lines, text, masked))
 
 
-def _plain(value: Any) -> Any:
-    """TOML knows dates, JSON does not: they become text."""
+def _mask(match: re.Match[str]) -> str:
+    """As long as it was, with its line ends: a remark as blanks, a string as one word."""
+    return re.sub(r"[^\n]", " " if match[0][0] == "#" else "_", match[0])
+
+
+def _json_values(value: Any) -> Any:
+    """TOML has dates, JSON does not: they become text."""
     if isinstance(value, dict):
-        return {key: _plain(child) for key, child in value.items()}
+        return {key: _json_values(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [_plain(child) for child in value]
+        return [_json_values(child) for child in value]
     return value.isoformat() if isinstance(value, (datetime, date, time)) else value
 
 
-def _unquoted(raw: str) -> str:
-    if raw[0] not in "\"'":
-        return raw
+def _toml_lines(text: str, masked: str) -> dict[str, int]:
+    """The first line of each table and of each key that begins a line; the text is known to be TOML.
+
+    What stands inside a list or an inline table has no line of its own: the key around it has.
+    """
+    lines: dict[str, int] = {}
+    lengths: dict[KeyPath, int] = {}  # of each array of tables, so far
+    table: KeyPath = ()
+    line, counted = 1, 0
+    for match in _TABLE_OR_KEY.finditer(masked):
+        start, end = match.span("table" if match["table"] else "key")
+        line, counted = line + text.count("\n", counted, start), start
+        keys, path = _toml_keys(text[start:end]), () if match["table"] else table
+        for number, key in enumerate(keys, 1):
+            path = (*path, key)
+            lines.setdefault(dotted(path), line)
+            if match["many"] and number == len(keys):
+                lengths[path] = lengths.get(path, 0) + 1
+            if path in lengths:
+                path = (*path, lengths[path] - 1)
+                lines.setdefault(dotted(path), line)
+        table = path if match["table"] else table
+    return lines
+
+
+def _toml_keys(written: str) -> KeyPath:
+    """The parts of a dotted key, of which some may be quoted."""
     try:
-        return next(iter(tomllib.loads(f"{raw} = 0")))
-    except tomllib.TOMLDecodeError:
-        raise _LostError from None
-
-
-class _Scanner:
-    def __init__(self, text: str, lines: dict[KeyPath, int]) -> None:
-        self._text = text
-        self._lines = lines
-        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
-        self._at = 0
-        #: How many tables of an array of tables there were, by the path of the array.
-        self._counts: dict[KeyPath, int] = {}
-
-    def scan(self) -> None:
-        with contextlib.suppress(_LostError):
-            self._scan()
-
-    def _scan(self) -> None:
-        table: KeyPath = ()
-        self._gap()
-        while char := self._here():
-            if char == "[":
-                table = self._header()
-            else:
-                self._pair(table)
-            self._gap()
-
-    def _header(self) -> KeyPath:
-        start = self._at
-        several = self._text.startswith("[[", start)
-        self._at += 2 if several else 1
-        parts = self._keys()
-        self._expect("]]" if several else "]")
-        path: KeyPath = ()
-        for number, part in enumerate(parts, 1):
-            path = (*path, part)
-            self._note(path, start)
-            if several and number == len(parts):
-                self._counts[path] = self._counts.get(path, 0) + 1
-            if path in self._counts:
-                path = (*path, self._counts[path] - 1)
-                self._note(path, start)
-        return path
-
-    def _pair(self, table: KeyPath) -> None:
-        start = self._at
-        path = table
-        for part in self._keys():
-            path = (*path, part)
-            self._note(path, start)
-        self._expect("=")
-        self._value(path)
-
-    def _value(self, path: KeyPath) -> None:
-        self._at = self._after(_BLANK)
-        match self._here():
-            case '"' | "'":
-                end = self._after(_STRING)
-                if end == self._at:
-                    raise _LostError
-                self._at = end
-            case "[":
-                self._list(path)
-            case "{":
-                self._at += 1
-                self._gap()
-                while self._here() not in {"}", ""}:
-                    self._pair(path)
-                    self._gap()
-                self._expect("}")
-            case _:
-                self._at = self._after(_BARE)
-
-    def _list(self, path: KeyPath) -> None:
-        self._at += 1
-        self._gap()
-        index = 0
-        while self._here() not in {"]", ""}:
-            start = self._at
-            self._note((*path, index), start)
-            self._value((*path, index))
-            if self._at == start:
-                raise _LostError
-            self._gap()
-            index += 1
-        self._expect("]")
-
-    def _keys(self) -> list[str]:
-        parts = []
-        while found := _KEY.match(self._text, self._at):
-            self._at = found.end()
-            parts.append(_unquoted(found["key"]))
-            if not found["dot"]:
-                break
-        return parts
-
-    def _expect(self, sign: str) -> None:
-        if not self._text.startswith(sign, self._at):
-            raise _LostError
-        self._at += len(sign)
-
-    def _gap(self) -> None:
-        self._at = self._after(_GAP)
-
-    def _after(self, pattern: re.Pattern[str]) -> int:
-        found = pattern.match(self._text, self._at)
-        return found.end() if found else self._at
-
-    def _here(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _note(self, path: KeyPath, offset: int) -> None:
-        line = bisect.bisect_right(self._starts, offset)
-        if len(path) > MAX_DEPTH:
-            raise UnreadableError(line, _TOO_DEEP)
-        self._lines.setdefault(path, line)
+        value: Any = tomllib.loads(f"{written} = 0")
+    except tomllib.TOMLDecodeError:  # an item of a list that looks like a key
+        return ()
+    keys: list[str] = []
+    while isinstance(value, dict):
+        keys.extend(value)
+        value = value[keys[-1]]
+    return tuple(keys)

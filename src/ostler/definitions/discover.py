@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from ostler.agents.files.load import (
+from ostler.agents.registry import AgentManifest, AgentRegistry
+from ostler.definitions.load import (
     FileFault,
     LoadedDefinition,
     file_faults,
@@ -18,9 +19,7 @@ from ostler.agents.files.load import (
     locate,
     read_definition,
 )
-from ostler.agents.files.project import find_project, read_project
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import AgentRegistry
+from ostler.definitions.project import find_project, read_project
 from ostler.errors import AgentNotFoundError, ConflictError, DefinitionError
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
 from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy, text_keys
-from ostler.agents.manifest import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
+from ostler.agents.registry import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
 from ostler.model.faults import Fault, as_written
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.spawn import (
@@ -201,6 +201,8 @@ class LifecycleKeys(FileRecord, PartialRecord):
     tags: tuple[str, ...] = ()
     initialization_timeout: InitializationTimeout = timedelta(seconds=30)
     fail_on_error: bool = False
+    #: Whether the agent may add tasks under the one that it works on.
+    may_add_tasks: bool = True
     checks: tuple[str, ...] = ()
     home: HomeKind = HomeKind.OWN
 
@@ -218,7 +220,7 @@ class LifecycleKeys(FileRecord, PartialRecord):
     def manifest_fields(self) -> dict[str, Any]:
         """What was written, as fields of `AgentManifest`; what runs the agent is left out."""
         options = {option: getattr(self, key) for key, option in self.OPTIONS.items() if key in self.given}
-        kept = {"env", "fail_on_error", "checks", "home"} & self.given
+        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "home"} & self.given
         return {**{key: getattr(self, key) for key in kept}, "defaults": AgentSpawnOptions(**options)}
 
     def rules(self) -> Iterator[Fault]:
