@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tasks_ground import T, TaskGround, ground, opened, repository, until_async
@@ -118,6 +120,26 @@ async def test_the_checks_run_on_what_a_partial_accept_merges(ground: TaskGround
     assert (await ground.tasks.accept(task.key, paths=["made.txt"])).accepted is not None
     assert ground.shown("made.txt") == "new\n"
     assert not any((ground.home / "proof").iterdir())
+
+
+async def test_what_a_check_leaves_and_cannot_be_removed_says_nothing_about_the_work(
+    ground: TaskGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.unlink
+
+    def refuse(path: Any, *more: Any, **options: Any) -> None:
+        if path == b"stays":
+            raise PermissionError(1, "Operation not permitted", path)
+        real(path, *more, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    task = await ground.done(EDIT, checks=["touch stays"])
+    assert [receipt.exit_code for receipt in task.receipts] == [0]
+    (ground.place(task) / "stays").write_text("s")
+    retired = await ground.tasks.retire(task.key)
+    assert (retired.workdir, retired.vault is not None) == (None, True)
+    assert retired.vault is not None
+    assert "stays in" in retired.vault["not_removed"]
 
 
 async def test_the_commit_is_the_users_and_names_agent_and_task(ground: TaskGround) -> None:

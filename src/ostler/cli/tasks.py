@@ -141,6 +141,11 @@ def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
         how = "passed" if passed else f"failed (exit code {receipt['exit_code']})"
         proof = f"on the submitted tree (receipt {receipt['output_digest'][:8]})"
         note(f"check: {receipt['command']}  {how} in {receipt['seconds']:.0f} s {proof}")
+    snapshot = found["task"]["snapshot"] or {}
+    for warning in snapshot.get("warnings", ()):
+        note(f"look at this before you accept: {warning}")
+    for reason in snapshot.get("left_out", ()):
+        note(f"not in it: {reason}")
     if found["claims_differ"]:
         note(f"its agent names other files than it changed: {', '.join(found['claims_differ'][:10])}")
 
@@ -262,6 +267,8 @@ def retire(key: str) -> None:
     if found["vault"] is None:
         note(f"{key} has no workdir")
         return
+    if found["vault"].get("not_removed"):
+        note(str(found["vault"]["not_removed"]))
     name = plain(found["key"])
     click.echo(f"{name} is in the vault ({short_path(found['vault']['path'])}). Bring it back: ostler unretire {name}")
 

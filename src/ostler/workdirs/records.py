@@ -90,6 +90,8 @@ class Snapshot(Record):
     more: int = 0
     #: What is in the workdir and not in the snapshot, each with the reason.
     left_out: tuple[str, ...] = ()
+    #: What a reviewer should look at before it is accepted.
+    warnings: tuple[str, ...] = ()
 
 
 @record
@@ -156,6 +158,8 @@ class VaultEntry(Record):
     missing: bool = False
     #: Sockets and the like, which cannot be kept.
     left_out: tuple[str, ...] = ()
+    #: What could not be deleted after it was saved; only in the answer to `retire`.
+    not_removed: str | None = None
     workdir: Workdir
     record: Mapping[str, Any]
     saved_at: Moment

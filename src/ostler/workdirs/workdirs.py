@@ -165,7 +165,11 @@ class Workdirs:
         kept = (self.home, self._work, self._repos, self.home / "vault")
         if any(one.is_relative_to(place) for one in kept) or any(place.is_relative_to(one) for one in kept[2:]):
             raise InvalidOperationError(f"{place} is no checkout, so it is not removed; retire a workdir instead")
-        await self._run((), lambda: remove_tree(place))
+        try:
+            await self._run((), lambda: remove_tree(place))
+        except PermissionError as error:
+            name = os.fsdecode(error.filename or b"")
+            raise InvalidOperationError(f"{name} in {place} could not be removed ({error.strerror})") from error
 
     # --- review --------------------------------------------------------------------------------------
 
