@@ -14,8 +14,8 @@ from ostler.cli.output import as_json, note, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone
 from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 from ostler.home import DAEMON_LOG
-from ostler.problems import ExitCode
 
 #: The daemon ends its agents first; then it only has to close its files.
 _END_SECONDS = 60.0
@@ -125,6 +125,8 @@ def status(form: str) -> None:
     click.echo("    ".join(filter(None, (_agents_line(found["statistics"]), _tasks_line(found["tasks"])))))
     if found["waits"]:
         click.echo(f"{found['waits']} wait for you: ostler waits")
+    for name, failure in found["background"].items():
+        click.echo(f"{plain(name)} {plain(failure)}")
     for instance, why in found["unrecovered"].items():
         click.echo(f"not recovered: {instance[:8]}: {plain(why)}")
 

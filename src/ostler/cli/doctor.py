@@ -19,7 +19,7 @@ from ostler.cli.common import the_home
 from ostler.cli.output import as_json, has_colour, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
-from ostler.problems import ExitCode
+from ostler.errors import ExitCode
 
 _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3

@@ -12,8 +12,8 @@ import click
 from ostler.cli.common import Daemon, fail, output_option, the_home
 from ostler.cli.output import as_json, local_time, note, plain, short_path, show, table
 from ostler.durations import parse_seconds
+from ostler.errors import ExitCode
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
-from ostler.problems import ExitCode
 from ostler.version import __version__
 
 _EXAMPLE = """\

@@ -10,11 +10,11 @@ from uuid import UUID
 from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
-from ostler.model.faults import fault
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
-from ostler.model.wait import Wait
+from ostler.model.validation import fault
+from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
@@ -105,16 +105,16 @@ def claimable_tasks(
     return found
 
 
-def unmet(reader: Reader, task: Task) -> list[str]:
-    """The keys that it depends on and that are not accepted."""
-    missing = []
+def unmet(reader: Reader, task: Task) -> dict[str, TaskState]:
+    """The keys that it depends on and that are not accepted, with their states."""
+    missing = {}
     for key in task.depends_on:
         row = reader.fetch_one(
             "SELECT state FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=key
         )
         # One that was purged had been accepted: a task that an unfinished one needs is not purged while it is rejected.
         if row is not None and row[0] != TaskState.ACCEPTED:
-            missing.append(key)
+            missing[key] = TaskState(row[0])
     return missing
 
 
@@ -138,7 +138,9 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     ):
         counts[TaskState(state)] = count
         cost += float(spent or 0.0)
-    ended = counts[TaskState.ACCEPTED] + counts[TaskState.REJECTED]
+    turned_down = _count(reader, workspace_id, "state = 'rejected' AND completed_at IS NOT NULL")
+    waiting = "SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL AND waits.kind = 'human'"
+    reviewed = counts[TaskState.ACCEPTED] + turned_down
     average = reader.fetch_one(
         "SELECT avg(completed_at - started_at) FROM tasks WHERE workspace_id = :space AND completed_at IS NOT NULL",
         space=workspace_id,
@@ -146,10 +148,18 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     lasted = None if average is None or average[0] is None else timedelta(microseconds=int(average[0]))
     return TaskStatistics(
         by_state=counts,
-        success_rate=counts[TaskState.ACCEPTED] / ended if ended else None,
+        parked=_count(reader, workspace_id, f"state = 'queued' AND EXISTS ({waiting})"),
+        success_rate=counts[TaskState.ACCEPTED] / reviewed if reviewed else None,
         average_duration=lasted,
         cost_usd=cost,
     )
+
+
+def _count(reader: Reader, workspace_id: UUID, condition: str) -> int:
+    row = reader.fetch_one(
+        f"SELECT count(*) FROM tasks WHERE workspace_id = :space AND {condition}", space=workspace_id
+    )
+    return 0 if row is None else int(row[0])
 
 
 # --- changing ----------------------------------------------------------------------------------------
@@ -215,7 +225,7 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
             waiting += [found for key in one.depends_on if (found := find_task(tx, task.workspace_id, key))]
 
 
-def claim_task(
+def claim_task(  # noqa: PLR0913 - a member of a crew, or a person, begins it
     tx: Transaction,
     old: Task,
     *,
@@ -223,15 +233,18 @@ def claim_task(
     crew: str | None = None,
     member: str | None = None,
     agent: str | None = None,
+    over_backoff: bool = False,
 ) -> Task | None:
     """Begin its next attempt; None where it cannot be begun now, or another one was faster.
 
-    A crew gives it to a member, whose definition is the agent from then on.
+    A crew gives it to a member, whose definition is the agent from then on. A person may begin it before its backoff
+    is over.
     """
     row = get_task(tx, old.task_id)
     if row is None or row.state is not TaskState.QUEUED or row.is_held:
         return None
-    if tx.fetch_one("SELECT 1 FROM waits WHERE task_id = :id AND ended_at IS NULL", id=row.task_id) or unmet(tx, row):
+    passed_over = {WaitKind.BACKOFF} if over_backoff else set()
+    if unmet(tx, row) or any(wait.kind not in passed_over for wait in task_waits(tx, row.task_id)):
         return None
     changes = {
         "attempt": row.attempt + 1,
@@ -390,7 +403,7 @@ def release_task(tx: Transaction, task: Task, *, by: Actor) -> Task:
     """A queued task is kept back by nothing but what it depends on: neither held, nor parked, nor waiting."""
     for wait in task_waits(tx, task.task_id):
         end_task_wait(tx, wait, "released", by=by)
-    return change_task(tx, task, {"is_held": False, "failures": 0}, by=by, act="task.requeue")
+    return change_task(tx, task, {"is_held": False, "failures": 0, "lost": 0}, by=by, act="task.requeue")
 
 
 def end_task_waits(tx: Transaction, task: Task, outcome: str) -> None:

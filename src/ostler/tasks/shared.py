@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.observe import Observation
 from ostler.model.access import Actor
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import TaskStateChangedEvent
@@ -27,10 +29,30 @@ from ostler.workdirs.workdirs import Workdirs
 
 _log = logging.getLogger("ostler.tasks")
 _HOOK_SECONDS = 30.0
+#: Before background work that failed is begun again.
+_RESTART_SECONDS = 5.0
 #: How a start ends whose manager ended first; one that was begun has a handle.
 _CUT_OFF = frozenset({AttemptOutcome.STOPPED, AttemptOutcome.LOST})
+#: How often in a row the same work may be lost with the machine before a person has to look.
+MAX_LOST = 3
 #: Who moves tasks on when no person does.
 BY = Actor(name="tasks")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taker:
+    """What takes queued tasks up, the queue or a crew, as `why` tells of it."""
+
+    name: str
+    is_up: bool = True
+    #: How many tasks it works on at the same time.
+    places: int
+    #: The keys of those that it works on.
+    at_work: tuple[str, ...] = ()
+    #: Why it cannot begin anything at present.
+    trouble: str | None = None
+    #: What brings it up or gives it places.
+    cure: str
 
 
 class Tasks:
@@ -40,12 +62,17 @@ class Tasks:
         self.manager = manager
         self.settings = settings
         self.clock = manager.seams.clock
+        self.chance = manager.seams.chance or random.Random(os.urandom(32))  # noqa: S311 - jitter, no secrets
         self.workdirs = Workdirs(home, manager.seams)
         self.home = home
         #: Key to open workdir of every task that is not cleaned up; a cache that no decision reads.
         self.active: dict[str, Workdir] = {}
         #: Attempts that are under way in this program, by key.
         self.running: dict[str, asyncio.Task[Any]] = {}
+        #: Each says whether it takes a task up: the queue and the crews of this program, while they work.
+        self.takers: list[Callable[[Task], Taker | None]] = []
+        #: What failed among the work that runs as long as the program, by name; see `keep_running`.
+        self.failed_background: dict[str, str] = {}
         self.is_closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.hooks = Hooks(self)
@@ -61,12 +88,31 @@ class Tasks:
         found = await self.store.read(rows.get_task, task.task_id)
         return task if found is None else found
 
+    def takers_of(self, task: Task) -> tuple[Taker, ...]:
+        return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
+
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Held until it has ended: the loop itself holds tasks only weakly."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    async def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Work that lasts as long as the program. Where it fails or returns, that is logged and shown by
+        `ostler status`, and it is begun again a little later.
+        """
+        while True:
+            try:
+                await work()
+                error = "it returned"
+                _log.error("%s returned; it is begun again", name)
+            except Exception as exception:  # noqa: BLE001 - a fault of ours must not stop the queue for ever
+                error = repr(exception)
+                _log.exception("%s failed; it is begun again", name)
+            when = self.manager.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            self.failed_background[name] = f"failed at {when} and was begun again: {error}"
+            await self.clock.sleep(_RESTART_SECONDS)
 
     async def close(self) -> None:
         """What is under way is left as it stands; the next program takes it up."""
@@ -90,11 +136,11 @@ class Hooks:
         self._hooks.append(hook)
         if not self._is_watching:
             self._is_watching = True
-            self._tasks.spawn(self._watch(self._tasks.manager.observe()), "ostler-task-hooks")
+            self._tasks.spawn(self._tasks.keep_running("the hooks of tasks", self._watch), "ostler-task-hooks")
         return lambda: self._hooks.remove(hook)
 
-    async def _watch(self, events: Observation) -> None:
-        async for event in events:
+    async def _watch(self) -> None:
+        async for event in self._tasks.manager.observe():
             if isinstance(event, TaskStateChangedEvent):
                 for hook in tuple(self._hooks):
                     await self._call(hook, event)
@@ -109,17 +155,22 @@ class Hooks:
             _log.exception("a hook failed on %s becoming %s", event.key, event.new_state)
 
 
-async def find_instance(tasks: Tasks, task: Task, name: str) -> tuple[AgentInstance | None, int]:
+async def find_instance(
+    tasks: Tasks, task: Task, name: str, *, again_after_loss: bool = False
+) -> tuple[AgentInstance | None, int]:
     """The instance that was spawned under this name for a task, also one that a killed program did not note; and how
-    many starts were cut off with their program, which count for nothing.
+    many starts were cut off with their program, which count for nothing. With `again_after_loss` what was lost while
+    it ran counts among these.
     """
-    wanted = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
-    found = await tasks.store.read(list_instances, wanted, task.workspace_id)
-    named = [one for one in found if one.name == name]
-    for one in named:
-        last = await tasks.store.read(get_attempt, one.instance_id, one.attempt)
-        if one.state is not AgentState.FAILED or last is None or last.outcome not in _CUT_OFF or last.handle:
-            return one, len(named) - 1
+    of_task = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
+    instances = await tasks.store.read(list_instances, of_task, task.workspace_id)
+    named = [instance for instance in instances if instance.name == name]
+    for instance in named:
+        last = await tasks.store.read(get_attempt, instance.instance_id, instance.attempt)
+        is_lost = again_after_loss and last is not None and last.outcome is AttemptOutcome.LOST
+        is_cut_off = is_lost or (last is not None and last.outcome in _CUT_OFF and not last.handle)
+        if instance.state is not AgentState.FAILED or not is_cut_off:
+            return instance, len(named) - 1
     return None, len(named)
 
 

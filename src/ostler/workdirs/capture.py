@@ -27,7 +27,7 @@ from ostler.workdirs.files import (
     special_files,
     status,
 )
-from ostler.workdirs.git import ASLEEP_SECONDS, Git, GitAsleepError, object_id, path_text
+from ostler.workdirs.git import ASLEEP_SECONDS, Git, GitAsleepError, object_id, path_bytes, path_text
 from ostler.workdirs.mirror import Author, Mirror
 from ostler.workdirs.records import SIGNAL_FILE, FileChange, Snapshot, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository
@@ -50,6 +50,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _PROGRAM_URL = re.compile(r"\s*[\w+.-]+::")
 #: Files that git reads in every directory of a work tree.
 _OPENED_BY_GIT = frozenset({b".gitignore", b".gitattributes"})
+_CONFLICT_MARK = b"<<<<<<< "
 
 
 def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> Snapshot:
@@ -64,11 +65,14 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
     capture = Capture(mirror, place, mirror.own(workdir.key), worktree)
     head = capture.head(base) if worktree else None
     tree = capture.tree(base)
+    merged = _resolved_merge(mirror, workdir, tree, head or base) if worktree else None
     number, last = _last(mirror, workdir.key)
-    if last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base):
-        number, last = number + 1, mirror.commit(tree, [head or base], message, author)
+    is_new = last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base)
+    if last is None or is_new or (merged is not None and not mirror.is_ancestor(merged, last)):
+        parents = [head or base, *([merged] if merged is not None else [])]
+        number, last = number + 1, mirror.commit(tree, parents, message, author)
         mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
-    compared = merge_base(mirror, workdir, head or base)
+    compared = merge_base(mirror, workdir, last)
     files = _file_changes(mirror, compared, last)
     return Snapshot(
         key=workdir.key,
@@ -83,6 +87,23 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
         left_out=tuple(capture.left_out),
         warnings=tuple(submodule_warnings(mirror, compared, last)),
     )
+
+
+def _resolved_merge(mirror: Mirror, workdir: Workdir, tree: str, head: str) -> str | None:
+    """The commit of the target that the agent has merged without committing the merge; None while a file that
+    conflicted still has the marks of the conflict.
+    """
+    with opened(Path(workdir.path)) as root, contextlib.suppress(OSError, GitError):
+        commit = (read_small(root, b".git/MERGE_HEAD", 4096) or b"").decode("ascii", "replace").strip()
+        tip = mirror.seen(str(workdir.target))
+        if tip is None or not _COMMIT.fullmatch(commit) or not mirror.is_ancestor(commit, tip):
+            return None
+        for path in mirror.merge(head, commit).conflicts:
+            content = mirror.git.ask("cat-file", "blob", tree.encode() + b":" + path_bytes(path)).output
+            if any(line.startswith(_CONFLICT_MARK) for line in content.splitlines()):
+                return None
+        return commit
+    return None
 
 
 def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from ostler.errors import InvalidOperationError, OstlerError
+from ostler.errors import InvalidOperationError, OstlerError, StoreFullError
 from ostler.failpoints import Seams
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs import capture, prepare, review
 from ostler.workdirs.files import create, opened, parent_of, remove_tree, sync_folder, write_all
 from ostler.workdirs.follow import recover
@@ -316,7 +317,12 @@ class Workdirs:
             async with AsyncExitStack() as stack:
                 for name in names:
                     await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                except OSError as error:
+                    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                        raise StoreFullError(f"{StoreFullError.sentence()} ({error})") from error
+                    raise
 
         task = asyncio.ensure_future(inner())
         self._running.add(task)
