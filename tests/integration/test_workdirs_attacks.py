@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from workdirs_ground import Ground, commit_all, git, make_repository, plant, tree_of
 
-from ostler.errors import InvalidOperationError, OstlerError, ValidationError, VaultError
+from ostler.errors import InvalidOperationError, OstlerError, StoreFullError, ValidationError, VaultError
 from ostler.workdirs import Workdirs, files
 from ostler.workdirs.archive import Item, check
 from ostler.workdirs.files import remove_tree
@@ -276,7 +276,7 @@ async def test_what_cannot_be_saved_is_not_deleted(ground: Ground, monkeypatch: 
             InvalidOperationError,
             r"a\.txt of T1 may not be read; make it readable",
         ),
-        (OSError(28, "No space left on device"), OSError, "No space left"),
+        (OSError(28, "No space left on device"), StoreFullError, "No space left"),
     ],
 )
 async def test_what_cannot_be_read_or_written_keeps_the_workdir(
