@@ -121,8 +121,14 @@ async def diff(task: str, tasks: TasksOf, paths: str = "", stat: bool = False) -
     return {"diff": text, "merge": state, "task": _shown(record), "claims_differ": mismatch}
 
 
-async def accept(task: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
-    return _shown(await tasks.accept(task, paths=paths or ()))
+async def accept(
+    task: str,
+    tasks: TasksOf,
+    paths: Annotated[list[str] | None, Body(embed=True)] = None,
+    message: Annotated[str | None, Body(embed=True)] = None,
+    branch_only: Annotated[bool, Body(embed=True)] = False,
+) -> dict[str, Any]:
+    return _shown(await tasks.accept(task, paths=paths or (), message=message, branch_only=branch_only))
 
 
 async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
@@ -130,7 +136,8 @@ async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=Tr
 
 
 async def undo(task: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.undo(task))
+    record, undone = await tasks.take_back(task)
+    return {**_shown(record), "undone": [part.to_dict() for part in undone]}
 
 
 async def retire(task: str, tasks: TasksOf) -> dict[str, Any]:
