@@ -19,11 +19,10 @@ from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonErro
 from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode
-from ostler.home import KEEPER, chosen_home
+from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
 
 F = TypeVar("F", bound=Callable[..., Any])
-TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token
 ADDRESS_VARIABLE = "OSTLER_ADDRESS"
 #: States in which an instance has no process and takes no request; as in `model.states`, which is slow to import.
 ENDED = frozenset({"terminated", "failed"})

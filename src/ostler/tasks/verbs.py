@@ -139,6 +139,7 @@ class TaskVerbs:
         max_failures: int | None = None,
         backoff: str | float | timedelta | None = None,
         near: str | os.PathLike[str] | None = None,
+        parent: str | None = None,
         loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
     ) -> Task:
@@ -157,6 +158,7 @@ class TaskVerbs:
                 "agent": agent,
                 "model": model,
                 "checks": tuple(checks),
+                "parent": parent,
                 "depends_on": tuple(depends_on),
                 "priority": priority,
                 "tags": tuple(tag.lower() for tag in tags),
