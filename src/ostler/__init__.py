@@ -24,8 +24,8 @@ _NAMES = {
     "definitions.project": "ProjectSettings get_config",
     "errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
-        "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
-        "DefinitionError ExecutionTimeoutError GitError HistoryBrokenError IdempotencyConflictError "
+        "AuditBrokenError AuthorizationError CheckoutBlockedError ConflictError CursorGoneError DamagedRowError "
+        "DeadlineError DefinitionError ExecutionTimeoutError GitError HistoryBrokenError IdempotencyConflictError "
         "InitializationTimeoutError InvalidOperationError LeaseHeldError LicenseError MergeConflictError "
         "MissingExtraError NotFoundError OstlerError OutcomeUnknownError SimulationError SimulationNotFoundError "
         "StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError StoreFullError "

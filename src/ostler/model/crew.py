@@ -73,9 +73,7 @@ class CrewSettings(CrewPolicy):
     tasks: str | None = None
 
     def selects(self, task: Task) -> bool:
-        """Whether it works on this task. A loop drives its own tasks."""
-        if task.loop is not None:
-            return False
+        """Whether it works on this task."""
         kind, _, name = (self.tasks or f"agent:{self.agent}").partition(":")
         match kind:
             case "tag":

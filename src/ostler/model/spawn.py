@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from ostler.home import TOKEN_VARIABLE
 from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import ContextData, context_faults, json_faults
 from ostler.model.record import PartialRecord, Record, record
@@ -244,6 +245,9 @@ class AgentSpawnOptions(PartialRecord):
             if not _VARIABLE.fullmatch(name):
                 bound = "must name variables by letters, digits and _"
                 yield Fault(field="env", bound=bound, value=shown(name))
+            if name == TOKEN_VARIABLE:
+                bound = f"must not hold {name}: an agent does not act as the person who starts it"
+                yield Fault(field="env", bound=bound)
             yield from unkeepable_faults(f"env.{named(name)}", value)
 
 

@@ -82,6 +82,8 @@ class Task(Record):
     model: str | None = None
     priority: AgentPriority = AgentPriority.NORMAL
     tags: tuple[str, ...] = ()
+    #: The key of the task whose agent added it.
+    parent: str | None = None
     #: Keys of tasks that must be accepted before.
     depends_on: tuple[str, ...] = ()
     #: Command lines that must pass on the submitted tree.
