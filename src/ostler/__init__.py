@@ -46,7 +46,7 @@ _NAMES = {
         "AgentWaitEndedEvent AgentWaitOpenedEvent CrewChangedEvent CrewEvent Event EventsMissed TaskEvent "
         "TaskStateChangedEvent TaskWaitEndedEvent TaskWaitOpenedEvent"
     ),
-    "model.faults": "Fault ValidationResult",
+    "model.validation": "Fault ValidationResult",
     "model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
     "model.attempt": "Attempt AttemptOutcome Lease Request RequestState",
     "model.wait": "Wait WaitKind",

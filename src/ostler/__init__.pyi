@@ -26,13 +26,13 @@ from ostler.model.audit import AuditEntry as AuditEntry, AuditHead as AuditHead,
 from ostler.model.context import ContextData as ContextData
 from ostler.model.crew import CrewAction as CrewAction, CrewPolicy as CrewPolicy, CrewSettings as CrewSettings, CrewStrategy as CrewStrategy, CrewView as CrewView, MemberState as MemberState, MemberView as MemberView
 from ostler.model.events import AgentErrorEvent as AgentErrorEvent, AgentEvent as AgentEvent, AgentHealthChangedEvent as AgentHealthChangedEvent, AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent, AgentProgressEvent as AgentProgressEvent, AgentRestartingEvent as AgentRestartingEvent, AgentSignalEvent as AgentSignalEvent, AgentSpawnedEvent as AgentSpawnedEvent, AgentStateChangedEvent as AgentStateChangedEvent, AgentTerminatedEvent as AgentTerminatedEvent, AgentWaitEndedEvent as AgentWaitEndedEvent, AgentWaitOpenedEvent as AgentWaitOpenedEvent, CrewChangedEvent as CrewChangedEvent, CrewEvent as CrewEvent, Event as Event, EventsMissed as EventsMissed, TaskEvent as TaskEvent, TaskStateChangedEvent as TaskStateChangedEvent, TaskWaitEndedEvent as TaskWaitEndedEvent, TaskWaitOpenedEvent as TaskWaitOpenedEvent
-from ostler.model.faults import Fault as Fault, ValidationResult as ValidationResult
 from ostler.model.instance import AgentHealthStatus as AgentHealthStatus, AgentInstance as AgentInstance, AgentMetrics as AgentMetrics, TerminationResult as TerminationResult, Why as Why
 from ostler.model.query import GetInstancesFilter as GetInstancesFilter, LifecycleStatistics as LifecycleStatistics, ObservationOptions as ObservationOptions
 from ostler.model.record import Record as Record
 from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminationOptions as TerminationOptions
 from ostler.model.states import AgentPriority as AgentPriority, AgentState as AgentState, AgentStateTransitions as AgentStateTransitions, Enforcement as Enforcement, HealthState as HealthState, IsolationLevel as IsolationLevel, ProbeType as ProbeType, RestartPolicyType as RestartPolicyType, SuspendDepth as SuspendDepth, Tier as Tier
 from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as TaskFilter, TaskSettings as TaskSettings, TaskState as TaskState, TaskStatistics as TaskStatistics
+from ostler.model.validation import Fault as Fault, ValidationResult as ValidationResult
 from ostler.model.wait import Wait as Wait, WaitKind as WaitKind
 from ostler.policy.retention import RetentionPolicy as RetentionPolicy
 from ostler.store.store import Store as Store

@@ -8,13 +8,13 @@
     │   ├── SimulationNotFoundError
     │   ├── TaskNotFoundError
     │   └── WorkspaceNotFoundError
-    ├── AuthorizationError          who asks may not do this
+    ├── AuthorizationError          the caller may not do this
     ├── LicenseError                the plan of the workspace does not allow this
     ├── InvalidOperationError       not possible in the present state; names both states
     ├── AgentInitializationError    the agent did not become ready
     ├── AgentExecutionError         the agent raised while it processed a request
     │   └── UsageLimitError         its model refuses more work for now; says when to try again
-    ├── AgentGoneError              the agent ended while, or before, it was asked
+    ├── AgentGoneError              the agent ended before it answered
     ├── AgentBusyError              as many requests wait as may wait; come back later
     ├── ConflictError               another writer was first
     │   ├── VersionConflictError    the record changed since it was read
@@ -68,19 +68,19 @@ class ExitCode(IntEnum):
 
 
 class FaultLike(Protocol):
-    """Anything that can say in one sentence what is wrong; `ostler.Fault` is the one that is used."""
+    """Anything with a sentence that says what is wrong, such as `ostler.Fault`."""
 
     @property
     def message(self) -> str: ...
 
 
 class OstlerError(Exception):
-    """Ostler could not do what was asked."""
+    """Ostler could not do this."""
 
     code: ClassVar[str] = "failed"
     status: ClassVar[int] = 500
     cli_exit: ClassVar[ExitCode] = ExitCode.FAILED
-    #: Whether the audit tells of this refusal already.
+    #: Whether the audit has an entry of this refusal already.
     audited: bool = False
 
     def __init__(self, message: str | None = None) -> None:
@@ -195,7 +195,7 @@ class AgentInitializationError(OstlerError):
         exception_type: str | None = None,
         stack_trace: str | None = None,
     ) -> None:
-        #: How the start ended, in the words of `AttemptOutcome`, where that is known.
+        #: How the start ended, as an `AttemptOutcome`, where it is known.
         self.outcome = outcome
         self.exception_type = exception_type
         self.stack_trace = stack_trace

@@ -221,7 +221,7 @@ def newer(tmp_path: Path, change: str = "") -> list[str]:
     """The command of a keeper whose sources differ from ours."""
     source = tmp_path / "newer"
     shutil.copytree(Path(SOURCE) / "ostler" / "keeper", source / "ostler" / "keeper")
-    for name in ("__init__.py", "version.py"):
+    for name in ("__init__.py", "lazy_imports.py", "version.py"):
         shutil.copy(Path(SOURCE) / "ostler" / name, source / "ostler" / name)
     with (source / "ostler" / "keeper" / "takeover.py").open("a") as file:
         file.write(f"# newer\n{change}\n")

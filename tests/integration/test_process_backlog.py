@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from defect_ground import do, plan_for
+from isolation.ground import RecordingListener, until
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.isolation import Verb
 from ostler.isolation.process import channel
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 

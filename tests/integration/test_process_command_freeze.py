@@ -27,13 +27,13 @@ from command_ground import (
     units,
     waiting,
 )
+from isolation.ground import RecordingListener, until
 from machine_ground import everyone
 
 from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 

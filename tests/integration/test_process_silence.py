@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -25,7 +26,6 @@ from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 

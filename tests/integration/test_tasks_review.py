@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from isolation.ground import until
 from tasks_ground import T, TaskGround, ground, opened, repository, until_async
 from workdirs_ground import git, plant, tree_of
 
@@ -20,7 +21,6 @@ from ostler import (
 )
 from ostler.tasks import retire
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -128,6 +128,28 @@ async def test_a_conflict_that_its_agent_resolves_is_accepted(ground: TaskGround
     assert "conflicts with it in a.txt" in sent.comments[-1], "the conflict is comment enough"
     assert (await ground.tasks.run(task.key)).state is T.COMPLETED
     assert (await ground.tasks.accept(task.key)).state is T.ACCEPTED
+    assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
+
+
+async def test_a_conflict_that_its_agent_resolves_without_committing_the_merge_is_accepted(ground: TaskGround) -> None:
+    """It used to be told the same again, for its files without the merge conflict as before."""
+    me = "-c user.name=x -c user.email=x@x"
+    task = await ground.done(
+        "if git merge-base --is-ancestor main HEAD; then sed -i 's/two/ZWEI/;s/one/ONE/' a.txt;"
+        f" else git {me} commit -qam mine; git {me} merge -q main || true; test -e resolve || exit 0;"
+        " printf 'eins\\nZWEI\\nthree\\n' > a.txt; fi"
+    )
+    ground.commit(a_txt="eins\ntwo\nthree\n")
+    await ground.tasks.send_back(task.key)
+    assert "<<<<<<<" in await ground.tasks.diff((await ground.tasks.run(task.key)).key)
+    with pytest.raises(MergeConflictError):
+        await ground.tasks.accept(task.key)
+    sent = await ground.tasks.send_back(task.key)
+    assert "edit these files until no <<<<<<< is left" in sent.comments[-1]
+    (ground.place(task) / "resolve").touch()
+    assert (await ground.tasks.run(task.key)).state is T.COMPLETED
+    assert (await ground.tasks.merge_state(task.key))["conflicts"] == []
+    await ground.tasks.accept(task.key)
     assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
 
 

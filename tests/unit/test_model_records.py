@@ -144,6 +144,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
             "owner_id": None,
             "name_pattern": None,
             "include_terminated": False,
+            "include_restarting": False,
             "limit": 100,
             "offset": 0,
         },

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 from ostler.agents.context import AgentContext
 from ostler.agents.failures import error_text
 from ostler.errors import AgentInitializationError, ValidationError
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
 #: Of a function that is an agent: the request and the context.

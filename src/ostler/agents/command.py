@@ -20,8 +20,8 @@ from ostler.agents.base import Agent
 from ostler.agents.commandspec import KIB, PLACEHOLDERS, WORKDIR, CommandSpec, ExitMeaning, PromptBy
 from ostler.agents.context import AgentContext
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.text import clean_text, unkeepable_faults
+from ostler.model.validation import Fault, shown
 
 #: How long the program has to end when it is asked to, before it is forced; in seconds.
 STOP_GRACE_S = 2.0

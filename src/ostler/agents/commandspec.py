@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.text import name_faults, unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
+from ostler.model.validation import Fault, shown
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
 CONTEXT = "context."

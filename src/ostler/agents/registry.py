@@ -27,11 +27,11 @@ from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.failures import error_text
 from ostler.errors import AgentInitializationError, AgentNotFoundError, ConflictError, ValidationError
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault, fault, named, shown
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
 from ostler.model.text import clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
+from ostler.model.validation import Fault, fault, named, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")

@@ -1,4 +1,4 @@
-"""What the routes of one daemon share, and what each of them knows of its caller."""
+"""What the handlers of one daemon share, and on whose behalf each of them acts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Context:
     stop: Callable[[bool], None]
     #: Ends the agents in order, and says how each ended.
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
-    #: Makes definition files known before a name is looked up, and says which are broken.
+    #: Registers the definition files as they are now, and says which are broken.
     refresh: Callable[[], Discovery]
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -67,6 +67,7 @@ ROUTES = (
     Route("add_task", "POST", "/v1/tasks", "tasks.write", body="new_task", body_limit=LARGE_BODY, status=201),
     Route("tasks", "GET", "/v1/tasks", "tasks.read"),
     Route("task", "GET", _TASK, "tasks.read"),
+    Route("why_task", "GET", f"{_TASK}/why", "tasks.read"),
     Route("cancel_task", "POST", f"{_TASK}/cancel", "tasks.write"),
     Route("requeue_task", "POST", f"{_TASK}/requeue", "tasks.write"),
     Route("hold_task", "POST", f"{_TASK}/hold", "tasks.write"),

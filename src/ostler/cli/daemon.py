@@ -125,6 +125,8 @@ def status(form: str) -> None:
     click.echo("    ".join(filter(None, (_agents_line(found["statistics"]), _tasks_line(found["tasks"])))))
     if found["waits"]:
         click.echo(f"{found['waits']} wait for you: ostler waits")
+    for name, failure in found["background"].items():
+        click.echo(f"{plain(name)} {plain(failure)}")
     for instance, why in found["unrecovered"].items():
         click.echo(f"not recovered: {instance[:8]}: {plain(why)}")
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, output_option
+from ostler.cli.common import Daemon, fail, on_task, output_option
 from ostler.cli.output import as_json, note, plain, seconds_since, show
-from ostler.cli.tasks import on_task
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode

@@ -59,12 +59,24 @@ class Members:
         crew.members[agent_id] = member
         self.agent_types[agent_id] = crew.name
         self.agent_contexts[agent_id] = member.scope
-        member.runner = self._spawn(self._live(crew, member), agent_id)
+        member.runner = self._spawn(self._live_safely(crew, member), agent_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             raise InvalidOperationError("the supervisor is not open; use it with `async with`")
         return self._group.create_task(work, name=f"ostler-crew-{name}")
+
+    async def _live_safely(self, crew: Crew, member: Member) -> None:
+        """A fault of ours ends one generation of one member, not all crews; the member begins afresh."""
+        try:
+            await self._live(crew, member)
+        except Exception as error:  # noqa: BLE001 - as the docstring says
+            _log.exception("%s failed by a fault of Ostler; it begins afresh", member.agent_id)
+            when = self._orchestrator.manager.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            self._tasks.failed_background[member.agent_id] = f"failed at {when} and began afresh: {error!r}"
+            await asyncio.sleep(_STORE_SECONDS)
+            if not self.draining and crew.has_place_for(member) and member.agent_id not in crew.members:
+                self._begin(crew, member.number, member.generation)
 
     async def _live(self, crew: Crew, member: Member) -> None:
         """One generation after the other, until the crew has no place for the member."""

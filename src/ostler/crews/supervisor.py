@@ -23,13 +23,14 @@ from ostler.home import project_of
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import LOOK_SECONDS, end_due_waits
+from ostler.tasks.shared import Taker
 
 _log = logging.getLogger("ostler.crews")
 #: Who acts where no person does.
@@ -85,6 +86,7 @@ class Supervisor(Members):
 
         `recovered` are attempts of an earlier program, where the caller has looked for them already.
         """
+        self._tasks.takers.append(self._taker)
         ready = asyncio.Event()
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
@@ -123,6 +125,8 @@ class Supervisor(Members):
     async def close(self) -> None:
         """No new work. Members whose agents have ended write that; others are left to the next program."""
         self.draining = True
+        with contextlib.suppress(ValueError):  # it was never opened
+            self._tasks.takers.remove(self._taker)
         members = [one for crew in self._crews.values() for one in crew.members.values()]
         for member in members:
             member.give(None)
@@ -152,9 +156,13 @@ class Supervisor(Members):
     async def _run(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._hand_out(), name="ostler-crews-hand-out")
-            group.create_task(self._listen(), name="ostler-crews-wake")
-            group.create_task(self._watch_settings(), name="ostler-crews-settings")
+            background = {
+                "the crews": self._hand_out,
+                "the events of the crews": self._listen,
+                "the settings of the crews": self._watch_settings,
+            }
+            for name, work in background.items():
+                group.create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
             ready.set()
             await asyncio.Event().wait()  # until it is cancelled, and all of the group with it
 
@@ -235,6 +243,25 @@ class Supervisor(Members):
         if task.state is TaskState.RUNNING:
             return task.crew is not None and task.member is not None and task.crew in self._declared()
         return any(settings.selects(task) for settings in self._declared().values())
+
+    def _taker(self, task: Task) -> Taker | None:
+        """Of the crews that select a task, the one that is nearest to taking it."""
+        names = [name for name, settings in self._declared().items() if settings.selects(task)]
+        if not names:
+            return None
+        up = [name for name in names if name in self._crews and self._crews[name].is_up]
+        name = (up or names)[0]
+        crew = self._crews.get(name)
+        members = [] if crew is None else list(crew.members.values())
+        is_up = bool(up) and not self.draining
+        return Taker(
+            name=f"crew {name}",
+            is_up=is_up,
+            places=0 if crew is None else crew.count,
+            at_work=tuple(member.work.claim.task.key for member in members if member.work is not None),
+            trouble=None if crew is None else crew.trouble or (None if is_up else crew.reason),
+            cure=f"`ostler crew {f'scale {name} 1` gives it a member' if is_up else f'up {name}` brings it up'}",
+        )
 
     # --- crews -----------------------------------------------------------------------------------
 

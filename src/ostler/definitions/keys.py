@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy, text_keys
 from ostler.agents.registry import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
-from ostler.model.faults import Fault, as_written
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.spawn import (
     AgentSpawnOptions,
@@ -26,6 +25,7 @@ from ostler.model.spawn import (
 from ostler.model.states import AgentPriority
 from ostler.model.text import tag_faults
 from ostler.model.types import Parsed
+from ostler.model.validation import Fault, as_written
 
 #: The driver of an agent whose file names none; a file of Codex has its own.
 CLAUDE = "claude"

@@ -15,10 +15,10 @@ from ostler.agents.registry import MAX_DESCRIPTION, AgentKind, AgentManifest, de
 from ostler.definitions.keys import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import DefinitionError, ValidationError
-from ostler.model.faults import Fault, as_written, named
 from ostler.model.record import Record
 from ostler.model.states import IsolationLevel
 from ostler.model.text import clean_text
+from ostler.model.validation import Fault, as_written, named
 
 MAX_BYTES = 256 * 1024
 #: A file of nothing but mistakes says so and stops there.

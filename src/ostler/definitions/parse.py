@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ostler.model.faults import named
+from ostler.model.validation import named
 
 #: The parser of YAML is plain Python and needs a second for so much.
 MAX_FRONT = 64 * 1024

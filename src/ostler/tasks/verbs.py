@@ -21,10 +21,10 @@ from ostler.errors import (
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.faults import fault
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
-from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
+from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
+from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
@@ -33,6 +33,7 @@ from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
 from ostler.tasks.retry import new_wait
 from ostler.tasks.shared import Tasks, exists, workdir_of
+from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
 
 _P = Permission
@@ -48,7 +49,7 @@ class TaskVerbs:
         self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
@@ -76,7 +77,29 @@ class TaskVerbs:
 
     async def unmet(self, task: Task) -> list[str]:
         """The keys that it still waits for."""
-        return await self.manager.store.read(rows.unmet, task)
+        return list(await self.manager.store.read(rows.unmet, task))
+
+    async def why(self, key: str) -> TaskWhy:
+        """Why it is where it is, and what would change that."""
+        await self.manager.require(_P.TASKS_READ)
+        return await explain_task(self.tasks, self._space, key)
+
+    async def next_step(self, task: Task) -> str:
+        """What it waits for, or what a person can do with it, in a few words."""
+        store = self.manager.store
+        facts = TaskFacts(
+            task=task,
+            now=self.manager.now(),
+            waits=tuple(await store.read(rows.task_waits, task.task_id)),
+            unmet=await store.read(rows.unmet, task),
+            takers=self.tasks.takers_of(task),
+        )
+        return next_step(facts)
+
+    def untaken(self, task: Task) -> str | None:
+        """Why nothing will take a queued task up, in a sentence; None where something will."""
+        answer = untaken(task, self.tasks.takers_of(task))
+        return None if answer is None or task.is_held else "; ".join((answer.verdict, *answer.changes))
 
     async def statistics(self) -> TaskStatistics:
         await self.manager.require(_P.TASKS_READ)
@@ -327,8 +350,8 @@ class TaskVerbs:
         await self.tasks.workdirs.bring_target(workdir)
         return (
             f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
-            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}: "
-            "merge it, resolve that, and commit."
+            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}. Run `git merge "
+            f"{workdir.target}`, edit these files until no <<<<<<< is left, then `git add -A` and `git commit`."
         )
 
     async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ostler.errors import GitError, InvalidOperationError, OstlerError
 from ostler.workdirs.files import NOTHING_THERE, copy, opened, parent_of, read_small, status
-from ostler.workdirs.git import Git, object_id, path_text
+from ostler.workdirs.git import Git, object_id, path_bytes, path_text
 from ostler.workdirs.mirror import Author, Mirror
 from ostler.workdirs.records import SIGNAL_FILE, FileChange, Snapshot, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository
@@ -36,6 +36,7 @@ _LINK_TO_REPOSITORY = b"160000"
 _RESERVED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|$)", re.IGNORECASE)
 _REF = re.compile(r"ref: (refs/[\w./-]{1,200})")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_CONFLICT_MARK = b"<<<<<<< "
 
 
 def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> Snapshot:
@@ -50,11 +51,14 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
     capture = Capture(mirror, place, mirror.own(workdir.key), worktree)
     head = capture.head(base) if worktree else None
     tree = capture.tree(base)
+    merged = _resolved_merge(mirror, workdir, tree, head or base) if worktree else None
     number, last = _last(mirror, workdir.key)
-    if last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base):
-        number, last = number + 1, mirror.commit(tree, [head or base], message, author)
+    is_new = last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base)
+    if last is None or is_new or (merged is not None and not mirror.is_ancestor(merged, last)):
+        parents = [head or base, *([merged] if merged is not None else [])]
+        number, last = number + 1, mirror.commit(tree, parents, message, author)
         mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
-    compared = merge_base(mirror, workdir, head or base)
+    compared = merge_base(mirror, workdir, last)
     files = _file_changes(mirror, compared, last)
     return Snapshot(
         key=workdir.key,
@@ -68,6 +72,23 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
         more=max(len(files) - _MAX_LISTED, 0),
         left_out=tuple(capture.left_out),
     )
+
+
+def _resolved_merge(mirror: Mirror, workdir: Workdir, tree: str, head: str) -> str | None:
+    """The commit of the target that the agent has merged without committing the merge; None while a file that
+    conflicted still has the marks of the conflict.
+    """
+    with opened(Path(workdir.path)) as root, contextlib.suppress(OSError, GitError):
+        commit = (read_small(root, b".git/MERGE_HEAD", 4096) or b"").decode("ascii", "replace").strip()
+        tip = mirror.seen(str(workdir.target))
+        if tip is None or not _COMMIT.fullmatch(commit) or not mirror.is_ancestor(commit, tip):
+            return None
+        for path in mirror.merge(head, commit).conflicts:
+            content = mirror.git.ask("cat-file", "blob", tree.encode() + b":" + path_bytes(path)).output
+            if any(line.startswith(_CONFLICT_MARK) for line in content.splitlines()):
+                return None
+        return commit
+    return None
 
 
 def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:

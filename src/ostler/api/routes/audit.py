@@ -10,8 +10,8 @@ from ostler.store import audit as chains
 
 async def list_entries(manager: ManagerOf, limit: int = 100) -> list[dict[str, Any]]:
     count = max(1, min(limit, 1000))
-    found = await manager.store.read(chains.last_entries, manager.principal.workspace_id, count)
-    return [entry.to_dict() for entry in found]
+    entries = await manager.store.read(chains.last_entries, manager.principal.workspace_id, count)
+    return [entry.to_dict() for entry in entries]
 
 
 async def verify(manager: ManagerOf) -> dict[str, Any]:

@@ -36,8 +36,8 @@ async def list_crews(crews: SupervisorOf) -> list[dict[str, Any]]:
 async def up(crews: SupervisorOf, manager: ManagerOf, names: Names = ()) -> dict[str, Any]:
     """The crews, and the number of the last event before they came up: a stream from there misses nothing."""
     cursor = manager.store.newest
-    found = await crews.up(*names, by=manager.actor)
-    return {"crews": _shown(found), "cursor": cursor}
+    views = await crews.up(*names, by=manager.actor)
+    return {"crews": _shown(views), "cursor": cursor}
 
 
 async def stop(

@@ -31,8 +31,9 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "listens": context.listens,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
-        "waits": sum(one.kind is WaitKind.HUMAN for one in await manager.open_waits()),
+        "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
+        "background": dict(context.orchestrator.tasks.failed_background),
     }
 
 

@@ -10,7 +10,7 @@ from ostler.api.context import ContextOf, Handlers, ManagerOf
 
 async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:
     context.refresh()
-    return [one.to_dict() for one in manager.registry.list() if not one.name.startswith(COMMAND_PREFIX)]
+    return [manifest.to_dict() for manifest in manager.registry.list() if not manifest.name.startswith(COMMAND_PREFIX)]
 
 
 async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> dict[str, Any]:

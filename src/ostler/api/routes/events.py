@@ -13,8 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.lifecycle.logs import LogLine
-from ostler.model.events import Event, EventsMissed
+from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
 from ostler.model.query import ObservationOptions
+from ostler.model.validation import fault
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
 HEARTBEAT_SECONDS = 15.0
@@ -33,28 +34,35 @@ async def list_events(
     last_event_id: Annotated[int | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
-    wanted = None if types is None else frozenset(types.split(","))
+    event_types = None if types is None else _known_types(types)
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
-        found = await manager.list_events(instance, after=cursor, limit=limit)
-        return [_document(one) for one in found if wanted is None or one.event_type in wanted]
+        events = await manager.list_events(instance, after=cursor, limit=limit)
+        return [_document(event) for event in events if event_types is None or event.event_type in event_types]
     if cursor is not None:
         await manager.list_events(instance, after=cursor, limit=1)  # 410 before the stream has begun
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
-    return StreamingResponse(_events(context, stream, wanted), media_type=_STREAM)
+    return StreamingResponse(_events(context, stream, event_types), media_type=_STREAM)
 
 
-async def _events(context: ContextOf, stream: Any, wanted: frozenset[str] | None) -> AsyncIterator[str]:
+def _known_types(types: str) -> frozenset[str]:
+    names = frozenset(types.split(","))
+    for name in sorted(names - EVENT_CLASSES.keys()):
+        raise fault("types", f"must be one of {', '.join(EVENT_CLASSES)}", name)
+    return names
+
+
+async def _events(context: ContextOf, stream: Any, event_types: frozenset[str] | None) -> AsyncIterator[str]:
     async with stream:
-        async for one in _with_heartbeat(context, stream):
-            if one is None:
+        async for event in _with_heartbeat(context, stream):
+            if event is None:
                 yield ": heartbeat\n\n"
-            elif isinstance(one, EventsMissed):
-                yield f"event: missed\ndata: {one.to_json()}\n\n"
-            elif wanted is None or one.event_type in wanted:
-                number = f"id: {one.sequence}\n" if one.sequence else ""
-                yield f"{number}event: {one.event_type}\ndata: {json.dumps(_document(one))}\n\n"
+            elif isinstance(event, EventsMissed):
+                yield f"event: missed\ndata: {event.to_json()}\n\n"
+            elif event_types is None or event.event_type in event_types:
+                number = f"id: {event.sequence}\n" if event.sequence else ""
+                yield f"{number}event: {event.event_type}\ndata: {json.dumps(_document(event))}\n\n"
 
 
 def _document(event: Event) -> dict[str, Any]:
@@ -101,7 +109,7 @@ async def logs(
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
     cursor = last_event_id or after
-    last = tail if cursor is None else None  # who goes on from a line gets all that follow it
+    last = tail if cursor is None else None  # a caller that goes on from a line gets every line after it
     lines = manager.log(instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
     if not follow:
         return [line.to_dict() async for line in lines]
@@ -112,7 +120,7 @@ async def logs(
 async def _log_lines(context: ContextOf, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
     async for line in _with_heartbeat(context, lines):
         yield ": heartbeat\n\n" if line is None else _log_line(line)
-    # Where the daemon ends first, its follower goes on with the next one.
+    # Where the daemon ends first, the client goes on with the next daemon.
     yield f"event: {'bye' if context.stopping.is_set() else 'end'}\ndata: {{}}\n\n"
 
 

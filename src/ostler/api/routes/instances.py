@@ -43,20 +43,20 @@ async def spawn(
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    wanted = SpawnBody.from_dict(body)
-    broken = context.refresh().broken.get(wanted.definition or "")
+    spawned = SpawnBody.from_dict(body)
+    broken = context.refresh().broken.get(spawned.definition or "")
     if broken:
         raise DefinitionError(broken)
-    options = wanted.options
-    definition: Any = wanted.definition or ""
-    if wanted.command is not None:
-        definition = register_command(manager, wanted.command, wanted.cwd).id
-        given = options or AgentSpawnOptions()
-        name = given.name or f"{Path(wanted.command[0]).name[:40] or 'command'}-{token_hex(3)}"
-        options = given.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
-    elif wanted.cwd is not None and (options is None or options.workdir is None):
-        options = _in_directory(manager, definition, wanted.cwd, options)
-    request = SpawnRequest(agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job)
+    options = spawned.options
+    definition: Any = spawned.definition or ""
+    if spawned.command is not None:
+        definition = register_command(manager, spawned.command, spawned.cwd).id
+        options = options or AgentSpawnOptions()
+        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
+    elif spawned.cwd is not None and (options is None or options.workdir is None):
+        options = _in_directory(manager, definition, spawned.cwd, options)
+    request = SpawnRequest(agent_definition_id=definition, options=options, context=spawned.context, job=spawned.job)
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
 
@@ -72,7 +72,7 @@ def _in_directory(
     manager: AgentLifecycleManager, name: str, cwd: str, options: AgentSpawnOptions | None
 ) -> AgentSpawnOptions | None:
     """A coding agent works where it was called, as a command does; any other agent in a directory of its own."""
-    with contextlib.suppress(AgentNotFoundError):  # told by the spawn
+    with contextlib.suppress(AgentNotFoundError):  # the spawn says so
         if driver_of(manager.registry.find(name)) is not None:
             return (options or AgentSpawnOptions()).evolve(workdir=cwd)
     return options
@@ -87,26 +87,34 @@ async def get_instances(
     definition: str | None = None,
     name_pattern: str | None = None,
     include_terminated: bool = False,
+    include_restarting: bool = False,
     limit: int = 100,
     offset: int = 0,
     before: str | None = None,
+    task_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "state": state,
         "health_state": health_state,
         "tag": tag,
         "name_pattern": name_pattern,
         "before": before,
+        "task_id": task_id,
     }
     if definition is not None:
         context.refresh()
-        given["definition_id"] = manager.registry.find(definition).id
-    chosen = {name: value for name, value in given.items() if value is not None}
-    wanted = GetInstancesFilter.from_dict(
-        {**chosen, "include_terminated": include_terminated, "limit": limit, "offset": offset}
+        criteria["definition_id"] = manager.registry.find(definition).id
+    chosen = {name: value for name, value in criteria.items() if value is not None}
+    query = GetInstancesFilter.from_dict(
+        {
+            **chosen,
+            "include_terminated": include_terminated,
+            "include_restarting": include_restarting,
+            "limit": limit,
+            "offset": offset,
+        }
     )
-    found = await manager.get_active_instances(wanted)
-    return [await _shown(manager, one) for one in found]
+    return [await _shown(manager, instance) for instance in await manager.get_active_instances(query)]
 
 
 async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dict[str, Any]:
@@ -115,9 +123,9 @@ async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dic
 
 
 async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
-    found = await manager.require_instance(instance)
-    attempts = await manager.get_attempts(found.instance_id)
-    return {**await _shown(manager, found), "attempts": [one.to_dict() for one in attempts]}
+    record = await manager.require_instance(instance)
+    attempts = await manager.get_attempts(record.instance_id)
+    return {**await _shown(manager, record), "attempts": [attempt.to_dict() for attempt in attempts]}
 
 
 async def why(instance: str, manager: ManagerOf) -> dict[str, Any]:
@@ -132,8 +140,8 @@ async def suspend(
     timeout: Annotated[str | float | None, Body()] = None,  # noqa: ASYNC109 - the time for its work to end
     reason: Annotated[str | None, Body()] = None,
 ) -> dict[str, Any]:
-    found = await manager.suspend(instance, depth, resume_after=resume_after, timeout=timeout, reason=reason)
-    return found.to_dict()
+    record = await manager.suspend(instance, depth, resume_after=resume_after, timeout=timeout, reason=reason)
+    return record.to_dict()
 
 
 async def resume(instance: str, manager: ManagerOf) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from ostler.api.context import ContextOf, Handlers, LoopsOf
 from ostler.errors import InvalidOperationError
 from ostler.isolation.process.speaker import speaker_of
 from ostler.loop.signals import BREAKPOINTS, note_refusal
-from ostler.model.faults import fault
 from ostler.model.loop import Breakpoint
 from ostler.model.query import GetInstancesFilter
+from ostler.model.validation import fault
 from ostler.store.reports import add_signal
 from ostler.store.tasks import get_task
 from ostler.tasks.shared import BY
@@ -22,7 +22,7 @@ PEER = "pid"
 
 
 async def iterations(task: str, loops: LoopsOf) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in await loops.iterations(task)]
+    return [iteration.to_dict() for iteration in await loops.iterations(task)]
 
 
 async def put_in_loop(
@@ -78,7 +78,7 @@ async def report_ci(
 
 
 async def pull_requests(loops: LoopsOf, include_ended: bool = False) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in await loops.pull_requests(include_ended=include_ended)]
+    return [pull.to_dict() for pull in await loops.pull_requests(include_ended=include_ended)]
 
 
 async def pull_request(number: int, loops: LoopsOf) -> dict[str, Any]:

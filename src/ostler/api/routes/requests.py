@@ -1,4 +1,4 @@
-"""Requests to an instance: asked, asked in the background, read again."""
+"""Requests to an instance: sent, sent in the background, read again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def ask(
 
 
 async def list_requests(instance: str, manager: ManagerOf, state: str | None = None) -> list[dict[str, Any]]:
-    return [_shown(one) for one in await manager.get_requests(instance, state=state)]
+    return [_shown(record) for record in await manager.get_requests(instance, state=state)]
 
 
 async def get_request(instance: str, request_id: str, manager: ManagerOf) -> dict[str, Any]:
-    for one in await manager.get_requests(instance):
-        if one.request_id == request_id:
-            return _shown(one)
-    raise NotFoundError(f"{instance} has no request {request_id}; list what it was asked")
+    for record in await manager.get_requests(instance):
+        if record.request_id == request_id:
+            return _shown(record)
+    raise NotFoundError(f"{instance} has no request {request_id}; list its requests")
 
 
 def _shown(request: Request) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from fastapi import Body, Header
 from ostler.api.context import ContextOf, Handlers, LoopsOf, TasksOf
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
-from ostler.model.task import Task, TaskFilter, TaskState
-from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.model.task import Task, TaskFilter
 
 
 @record
@@ -42,12 +41,13 @@ async def add(
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    wanted = TaskBody.from_dict(body)
+    new_task = TaskBody.from_dict(body)
     context.refresh()
-    values = {name: getattr(wanted, name) for name in wanted.to_dict()}
-    if wanted.loop is not None:
-        values["loop"] = loops.new_loop(**wanted.loop)
-    return _shown(await tasks.submit(**values, idempotency_key=idempotency_key))
+    values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    if new_task.loop is not None:
+        values["loop"] = loops.new_loop(**new_task.loop)
+    task = await tasks.submit(**values, idempotency_key=idempotency_key)
+    return {**_shown(task), "warning": tasks.untaken(task)}
 
 
 async def list_tasks(
@@ -62,7 +62,7 @@ async def list_tasks(
     limit: int = 100,
     offset: int = 0,
 ) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "state": state,
         "agent": agent,
         "tag": tag,
@@ -73,35 +73,21 @@ async def list_tasks(
         "limit": limit,
         "offset": offset,
     }
-    found = await tasks.list_tasks(
-        TaskFilter.from_dict({name: value for name, value in given.items() if value is not None})
-    )
-    return [{**_shown(task), "next": await _next(tasks, task)} for task in found]
+    query = TaskFilter.from_dict({name: value for name, value in criteria.items() if value is not None})
+    return [{**_shown(task), "next": await tasks.next_step(task)} for task in await tasks.list_tasks(query)]
 
 
 async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
     record, waits = await tasks.look(task)
-    return {**_shown(record), "next": await _next(tasks, record), "waits": [wait.to_dict() for wait in waits]}
+    return {**_shown(record), "next": await tasks.next_step(record), "waits": [wait.to_dict() for wait in waits]}
 
 
 def _shown(task: Task) -> dict[str, Any]:
     return {**task.to_dict(), "title": task.title}
 
 
-async def _next(tasks: TaskOrchestrator, task: Task) -> str:
-    """What it waits for, or what a person can do with it, in a few words."""
-    if task.state is TaskState.COMPLETED:
-        return f"needs review: ostler diff {task.key}"
-    if task.state is not TaskState.QUEUED:
-        return ""
-    if task.is_held:
-        return f"held; release it: ostler task requeue {task.key}"
-    if missing := await tasks.unmet(task):
-        return f"waits for {', '.join(missing)}"
-    waits = await tasks.waits(task.key)
-    if waits:
-        return waits[0].reason or str(waits[0].kind)
-    return "" if task.agent is not None else "names no agent"
+async def why(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return (await tasks.why(task)).to_dict()
 
 
 async def cancel(task: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
@@ -159,6 +145,7 @@ HANDLERS: Handlers = {
     "add_task": add,
     "tasks": list_tasks,
     "task": get,
+    "why_task": why,
     "cancel_task": cancel,
     "requeue_task": requeue,
     "hold_task": hold,
