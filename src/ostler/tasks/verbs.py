@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -39,6 +40,8 @@ _P = Permission
 _NO = frozenset({"no", "n"})
 #: A requeued task whose agent cannot be ended in this time is begun all the same; that ends what is left of it.
 _END_LIMIT = timedelta(minutes=1)
+#: Fields of a new task that are not of its request: a repeated request has others.
+_MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 
 
 class TaskVerbs:
@@ -148,7 +151,10 @@ class TaskVerbs:
         )
         record = record.evolve(loop=loop)
         wanted = record if key else record.evolve(key="")
-        idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
+        idempotency = None
+        if idempotency_key is not None:
+            asked_for = {name: value for name, value in wanted.to_dict().items() if name not in _MADE_HERE}
+            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(asked_for, sort_keys=True))
         return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
 
     def _require_agent(self, name: str) -> None:
