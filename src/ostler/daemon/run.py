@@ -20,6 +20,7 @@ from ostler.api.context import Context
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
+from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
 from ostler.errors import DefinitionError, OstlerError, ValidationError
@@ -52,13 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
     parser.add_argument("--strict", action="store_true", help="do not start where the settings or the port are wrong")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
-    )
-    for name in ("uvicorn", "watchfiles"):  # they log every request and every change of a file
-        logging.getLogger(name).setLevel(logging.WARNING)
+    home = chosen_home(chosen.home)
+    configure_log(home)
     try:
-        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen, strict=chosen.strict))
+        asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
         sys.exit(2 if isinstance(error, ValidationError) else 1)
