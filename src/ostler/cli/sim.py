@@ -53,7 +53,7 @@ from ostler.simulation import (
     scenario_of_run,
 )
 from ostler.simulation.export import FORMS
-from ostler.simulation.orchestrator import NOBODY
+from ostler.simulation.orchestrator import NONE_ACTIVE
 from ostler.simulation.scenario_file import put_at
 from ostler.store import simulations
 from ostler.store.store import Store, view
@@ -253,7 +253,7 @@ def _say(run: KeptRun, report: RunReport, output: str) -> int:
     for sentence in report.first_failures:
         note(f"failed: {sentence}")
     # A population of which nothing is left because all failed must not look like a success.
-    return ExitCode.FAILED if report.failed and report.ended == NOBODY else ExitCode.OK
+    return ExitCode.FAILED if report.failed and report.ended == NONE_ACTIVE else ExitCode.OK
 
 
 def _hear_signals(plan: _Plan) -> None:

@@ -116,7 +116,7 @@ class Brains:
         return any(isinstance(factory, ManagedKind) for factory in self._factories.values())
 
     @property
-    def known(self) -> str:
+    def listed(self) -> str:
         return ", ".join(sorted(self._factories)) or "none"
 
     def kind_of(self, agent: Any) -> tuple[str | None, Mapping[str, Any]]:
@@ -129,7 +129,7 @@ class Brains:
     def make(self, kind: Any, params: Mapping[str, Any]) -> Any:
         """Raises `ValidationError` for a kind that is not known, or that makes no brain with these params."""
         if kind not in self:
-            raise fault("kind", f"must be one of the brains of the run ({self.known})", kind)
+            raise fault("kind", f"must be one of the brains of the run ({self.listed})", kind)
         try:
             # Copied, or agents made with the same params would share what is in them.
             agent = self._factories[kind](**copy.deepcopy(dict(params)))

@@ -12,7 +12,7 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.simulation.history import Readable, find_run, kept_at, require_turn, turns_after
 from ostler.simulation.runs import RecordedOrchestrator
 from ostler.simulation.scenario import Scenario
-from ostler.simulation.turn import Performed, TurnReport
+from ostler.simulation.turn import Performed
 from ostler.simulation.view import LifecycleRequest, Operation
 
 
@@ -31,9 +31,6 @@ class Comparison:
 
 class _Compared(RecordedOrchestrator):
     """Writes turns for their digest only."""
-
-    async def _keep(self, report: TurnReport) -> None:
-        await self._written(report, whole=False)
 
     def repeat(self, operations: Sequence[Mapping[str, Any]]) -> None:
         """What was done from outside before the turn, where it was done."""

@@ -14,8 +14,8 @@ from ostler.errors import HistoryBrokenError, InvalidOperationError
 from ostler.model.faults import fault
 from ostler.model.simulation import SimulationRun, SimulationTurn, SimulationWhole
 from ostler.simulation.brains import Brains
-from ostler.simulation.record import core_digest, restore, whole_seal
 from ostler.simulation.state import SimulationState
+from ostler.simulation.turn_record import core_digest, restore, whole_seal
 from ostler.store import simulations
 from ostler.store.transaction import Reader
 

@@ -21,9 +21,9 @@ from ostler.model.instance import AgentInstance
 from ostler.model.query import MAX_PAGE, GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.simulation.asking import Failed, run_all
+from ostler.simulation.ask import Failed, run_all
 from ostler.simulation.brains import Managed
-from ostler.simulation.lifecycle import tell
+from ostler.simulation.membership import log_event
 from ostler.simulation.schema import write_json
 from ostler.simulation.state import Member
 from ostler.simulation.view import AgentView
@@ -180,7 +180,7 @@ class ManagedBrains:
                 record = await self.manager.get_instance(instance_id)
             reason = None if record is None or not record.is_active else str(error)
         if reason is not None:
-            tell(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
+            log_event(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
 
     def _follow(self, task: asyncio.Future[Any]) -> None:
         self._background.add(task)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
@@ -18,16 +17,16 @@ from ostler.ids import Uuid7Source
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.faults import Fault, fault
 from ostler.model.simulation import RunState, SimulationRun, SimulationSettings
-from ostler.simulation.asking import Failed
+from ostler.simulation.ask import Failed
 from ostler.simulation.brains import Managed
 from ostler.simulation.history import Kept, find_run, kept_at, require_turn
-from ostler.simulation.lifecycle import AddResult
+from ostler.simulation.membership import AddResult
 from ostler.simulation.orchestrator import SimulationOrchestrator
-from ostler.simulation.record import TurnWriter, restore
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.state import Member, SimulationState
-from ostler.simulation.turn import Operations, RunReport, TurnReport
-from ostler.simulation.view import LifecycleRequest, Operation
+from ostler.simulation.turn import RunReport, TurnReport
+from ostler.simulation.turn_record import TurnWriter, restore
+from ostler.simulation.view import Decisions, LifecycleRequest, Operation
 from ostler.store import simulations
 from ostler.store.store import Store
 
@@ -37,6 +36,8 @@ _IDS = Uuid7Source(SystemClock())
 
 class RecordedOrchestrator(SimulationOrchestrator):
     """Writes every turn down. What becomes of the rows is for its subclasses to say."""
+
+    _is_recorded = True
 
     def __init__(
         self,
@@ -73,11 +74,8 @@ class RecordedOrchestrator(SimulationOrchestrator):
         found.writer.learn()
         return found
 
-    def _new_operations(self) -> Operations:
-        return Operations(self.lifecycle_manager, self.state, self.brains, kept=True)
-
-    def _note(self, members: Sequence[Member], values: Sequence[Any]) -> dict[int, str]:
-        return self.writer.note(members, values)
+    def _note(self, decisions: Decisions) -> dict[int, str]:
+        return self.writer.note(decisions.members, decisions.values_in_order)
 
     def _replace_brain(self, member: Member) -> bool:
         """With what it saved last, as a resumed run would make it."""
@@ -87,9 +85,9 @@ class RecordedOrchestrator(SimulationOrchestrator):
         member.agent = brain
         return True
 
-    async def _written(self, report: TurnReport, *, whole: bool) -> Any:
-        """In the thread of a worker: brains and engines save there, and a large state takes its time."""
-        return await self._asking.ask_plain((), (), lambda _: self.writer.write(report, self.run_id, whole=whole))
+    def _write(self, report: TurnReport) -> None:
+        whole = report.turn % self.settings.snapshot_every == 0
+        self._rows = self.writer.write(report, self.run_id, whole=whole)
 
     def join(self, request: LifecycleRequest) -> AddResult:
         """An agent of the scenario, which is there from the beginning."""
@@ -159,11 +157,11 @@ class KeptRun(RecordedOrchestrator):
             self._last = None
         if report.ended is None:
             await self._end(COMPLETED)
-        return replace(report, ended=report.ended or COMPLETED)
+        report.ended = report.ended or COMPLETED
+        return report
 
     async def _keep(self, report: TurnReport) -> None:
-        whole = report.turn % self.settings.snapshot_every == 0
-        row, body = await self._written(report, whole=whole)
+        row, body = self._rows
         ended = COMPLETED if report.turn == self._last else None
         await self._move(simulations.append_turn, row, whole=body, ended=ended)
 
@@ -181,8 +179,7 @@ class KeptRun(RecordedOrchestrator):
                 await asyncio.wait((committing,))
             self._record = committing.result()
 
-    def _last_complete(self, turn: int) -> int:
-        del turn
+    def _complete_turn(self) -> int:
         return self._record.turn
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ostler.errors import SimulationError
 from ostler.model.simulation import SimulationTurn, SimulationWhole
-from ostler.simulation.asking import Failed
+from ostler.simulation.ask import Failed
 from ostler.simulation.schema import MAX_VALUE_BYTES, UnkeepableError, read_back, write_decision, write_json
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.turn import TurnReport

@@ -19,7 +19,7 @@ DEFAULT_MAX_AGENTS = 25
 _log = logging.getLogger("ostler.simulation")
 
 
-def tell(level: int, event: str, **fields: Any) -> None:
+def log_event(level: int, event: str, **fields: Any) -> None:
     """One record of the log: `record.event` and `record.fields` for programs, a line for people."""
     if _log.isEnabledFor(level):
         said = " ".join(f"{name}={text(value)}" for name, value in fields.items())
@@ -216,9 +216,9 @@ class LifecycleManager:
             broken = list(_broken_rules(state, self.validator.max_agents))
         return Verdict("; ".join(broken) or None)
 
-    def refuse(self, operation: str, name: Any, reason: str | None, state: SimulationState) -> None:
+    def log_refusal(self, operation: str, name: Any, reason: str | None, state: SimulationState) -> None:
         """Log a refusal."""
-        tell(
+        log_event(
             logging.WARNING,
             "lifecycle_validation_failed",
             operation=operation,
@@ -228,17 +228,17 @@ class LifecycleManager:
         )
 
     def _done(self, operation: str, name: str, state: SimulationState, **more: Any) -> None:
-        tell(logging.INFO, "lifecycle_operation", operation=operation, agent_name=name, **more, turn=state.turn)
+        log_event(logging.INFO, "lifecycle_operation", operation=operation, agent_name=name, **more, turn=state.turn)
 
     def _allowed(self, operation: str, name: str, verdict: Verdict, state: SimulationState) -> bool:
         if not verdict:
-            self.refuse(operation, name, verdict.reason, state)
+            self.log_refusal(operation, name, verdict.reason, state)
         return bool(verdict)
 
     def _not_added(
         self, name: str, reason: str | None, state: SimulationState, faults: tuple[Fault, ...] = ()
     ) -> AddResult:
-        self.refuse("add_agent", name, reason, state)
+        self.log_refusal("add_agent", name, reason, state)
         return AddResult(added=False, name=name, reason=reason, faults=faults)
 
 
