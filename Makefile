@@ -2,7 +2,15 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-WORKERS ?= 2
+# For two cores: most tests wait for a process or a disk.
+WORKERS ?= 4
+
+# The parts of `make test PART=…`. What no other part names is in core, so no file is in none.
+PART_process := $(wildcard tests/contract/test_isolation_*.py $(addprefix tests/integration/test_,keeper_*.py process_*.py probes.py))
+PART_work := $(wildcard tests/contract/test_workdirs.py $(addprefix tests/integration/test_,agents_command.py crews*.py drivers_*.py loop*.py night.py tasks_*.py workdirs_*.py))
+PART_program := $(wildcard tests/acceptance/test_*.py)
+PART_core := $(filter-out $(PART_process) $(PART_work) $(PART_program),$(wildcard tests/test_*.py tests/*/test_*.py))
+TESTS := $(if $(PART),$(or $(PART_$(PART)),$(error no part of the tests is called "$(PART)"; there are core, process, work, program)))
 
 .PHONY: demo test check agents picture bench torture cgroup2 fmt clean lock help
 .DEFAULT_GOAL := help
@@ -16,10 +24,11 @@ $(READY): constraints.txt scripts/bootstrap
 demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
 	@PYTHONDONTWRITEBYTECODE=1 $(PY) examples/demo.py
 
-test: $(READY)  ## every test but the long runs: about a quarter of an hour on two cores
-	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(ARGS) || { [ $$? -eq 1 ] && \
-	  echo "ostler: what failed is run again, alone; a fault fails twice, a busy machine does not" && \
-	  $(PY) -m pytest --last-failed --last-failed-no-failures none -m "not torture"; }
+# Each worker would rewrite and compile every module of the tests again.
+test torture: export PYTHONDONTWRITEBYTECODE =
+
+test: $(READY)  ## every test but the long runs, about 6 minutes; PART=core|process|work|program for a part of it
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(TESTS) $(ARGS)
 
 check: $(READY)  ## the gates: ruff, mypy --strict, import direction
 	@$(VENV)/bin/ruff check .

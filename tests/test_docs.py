@@ -19,15 +19,16 @@ import click
 import pytest
 
 import ostler
-from ostler import problems
-from ostler.agents.files.models import LifecycleKeys
-from ostler.api.routes import ROUTES
+from ostler import errors
+from ostler.api.table import ROUTES
 from ostler.cli.main import root
+from ostler.definitions.keys import LifecycleKeys
+from ostler.durations import write_duration
 from ostler.isolation import IsolationLevels
 from ostler.model.events import EVENT_CLASSES
 from ostler.model.record import Record
 from ostler.model.states import AGENT_TRANSITIONS
-from ostler.model.types import Interval, write_duration
+from ostler.model.types import Interval
 from ostler.policy.access import ROLE_PERMISSIONS
 from ostler.policy.quota import PLANS
 from ostler.telemetry.metrics import METRICS, prometheus_name
@@ -230,16 +231,14 @@ def test_commands_and_exit_codes() -> None:
     written = {cell.split()[0] for cell in column("command-line.md", "command")}
     assert written == set(root.list_commands(click.Context(root)))
     codes = {int(code) for code in column("command-line.md", "exit code") if code.isdecimal()}
-    assert codes == set(problems.ExitCode)
+    assert codes == set(errors.ExitCode)
 
 
 def test_routes_and_problem_codes() -> None:
     written = {(row[0], row[1], row[2]) for row in tables(GUIDES / "http-api.md")["method"]}
-    assert written == {
-        (one.method, one.path, "public" if one.public else one.permission or "any token") for one in ROUTES
-    }
+    assert written == {(route.method, route.path, route.permission) for route in ROUTES}
     codes = {row[0]: (row[1], row[2]) for row in tables(GUIDES / "http-api.md")["code"]}
-    expected = {one.code: (str(one.status), str(int(one.exit_code))) for one in problems.PROBLEMS}
-    for code, status in ((problems.UNAUTHENTICATED, 401), (problems.TOO_LARGE, 413)):
-        expected[code] = (str(status), str(int(problems.exit_code_of(code))))
+    expected = {one.code: (str(one.status), str(int(one.cli_exit))) for one in errors.CLASS_OF_CODE.values()}
+    for code, status in ((errors.UNAUTHENTICATED, 401), (errors.TOO_LARGE, 413)):
+        expected[code] = (str(status), str(int(errors.exit_code_of(code))))
     assert codes == expected

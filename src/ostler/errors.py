@@ -8,13 +8,13 @@
     │   ├── SimulationNotFoundError
     │   ├── TaskNotFoundError
     │   └── WorkspaceNotFoundError
-    ├── AuthorizationError          who asks may not do this
+    ├── AuthorizationError          the caller may not do this
     ├── LicenseError                the plan of the workspace does not allow this
     ├── InvalidOperationError       not possible in the present state; names both states
     ├── AgentInitializationError    the agent did not become ready
     ├── AgentExecutionError         the agent raised while it processed a request
     │   └── UsageLimitError         its model refuses more work for now; says when to try again
-    ├── AgentGoneError              the agent ended while, or before, it was asked
+    ├── AgentGoneError              the agent ended before it answered
     ├── AgentBusyError              as many requests wait as may wait; come back later
     ├── ConflictError               another writer was first
     │   ├── VersionConflictError    the record changed since it was read
@@ -41,27 +41,46 @@
     ├── SimulationError             a turn could not be completed; the run stands at the one before
     └── MissingExtraError           an optional part is not installed
 
-The docstring of a class is its default message, so the two cannot drift apart.
+The docstring of a class is its default message, so the two cannot drift apart. Outside the library an error is known by
+`code` (stable), `status` (HTTP) and `cli_exit` (of the command line); a class without a code of its own has its base's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    WRONG_STATE = 3
+    NOT_FOUND = 4
+    NOT_ALLOWED = 5
+    UNREACHABLE = 6
+    CONFLICT = 7
+    PENDING = 8
+    TIMED_OUT = 124
+    INTERRUPTED = 130
 
 
 class FaultLike(Protocol):
-    """Anything that can say in one sentence what is wrong; `ostler.Fault` is the one that is used."""
+    """Anything with a sentence that says what is wrong, such as `ostler.Fault`."""
 
     @property
     def message(self) -> str: ...
 
 
 class OstlerError(Exception):
-    """Ostler could not do what was asked."""
+    """Ostler could not do this."""
 
-    #: Whether the audit tells of this refusal already.
+    code: ClassVar[str] = "failed"
+    status: ClassVar[int] = 500
+    cli_exit: ClassVar[ExitCode] = ExitCode.FAILED
+    #: Whether the audit has an entry of this refusal already.
     audited: bool = False
 
     def __init__(self, message: str | None = None) -> None:
@@ -87,6 +106,10 @@ def _revive(cls: type[OstlerError], args: tuple[Any, ...], state: dict[str, Any]
 class ValidationError(OstlerError):
     """The input breaks one or more rules."""
 
+    code = "invalid"
+    status = 422
+    cli_exit = ExitCode.USAGE
+
     def __init__(self, faults: Sequence[FaultLike]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(fault.message for fault in self.faults) or None)
@@ -98,6 +121,10 @@ class DefinitionError(ValidationError):
 
 class NotFoundError(OstlerError):
     """There is no such thing."""
+
+    code = "not_found"
+    status = 404
+    cli_exit = ExitCode.NOT_FOUND
 
 
 class AgentNotFoundError(NotFoundError):
@@ -119,9 +146,17 @@ class WorkspaceNotFoundError(NotFoundError):
 class AuthorizationError(OstlerError):
     """You may not do this; ask an administrator of the workspace for the permission."""
 
+    code = "forbidden"
+    status = 403
+    cli_exit = ExitCode.NOT_ALLOWED
+
 
 class LicenseError(OstlerError):
     """The plan of this workspace does not allow this."""
+
+    code = "plan_limit"
+    status = 403
+    cli_exit = ExitCode.NOT_ALLOWED
 
     def __init__(
         self, message: str | None = None, *, tier: str = "", current: int | None = None, maximum: int | None = None
@@ -136,6 +171,10 @@ class LicenseError(OstlerError):
 class InvalidOperationError(OstlerError):
     """This cannot be done in the present state."""
 
+    code = "wrong_state"
+    status = 409
+    cli_exit = ExitCode.WRONG_STATE
+
     def __init__(self, message: str | None = None, *, current: str = "", wanted: str = "") -> None:
         self.current = current
         self.wanted = wanted
@@ -145,6 +184,9 @@ class InvalidOperationError(OstlerError):
 class AgentInitializationError(OstlerError):
     """The agent did not become ready."""
 
+    code = "start_failed"
+    status = 502
+
     def __init__(
         self,
         message: str | None = None,
@@ -153,7 +195,7 @@ class AgentInitializationError(OstlerError):
         exception_type: str | None = None,
         stack_trace: str | None = None,
     ) -> None:
-        #: How the start ended, in the words of `AttemptOutcome`, where that is known.
+        #: How the start ended, as an `AttemptOutcome`, where it is known.
         self.outcome = outcome
         self.exception_type = exception_type
         self.stack_trace = stack_trace
@@ -162,6 +204,9 @@ class AgentInitializationError(OstlerError):
 
 class AgentExecutionError(OstlerError):
     """The agent raised an error while it processed a request."""
+
+    code = "agent_error"
+    status = 502
 
     def __init__(
         self,
@@ -186,6 +231,9 @@ class AgentExecutionError(OstlerError):
 class UsageLimitError(AgentExecutionError):
     """The model of the agent refuses more work for now; try again later."""
 
+    code = "usage_limit"
+    status = 429
+
     def __init__(
         self,
         message: str | None = None,
@@ -205,13 +253,23 @@ class UsageLimitError(AgentExecutionError):
 class AgentGoneError(OstlerError):
     """The agent has ended, so this was not answered; look at why, and spawn or restart it."""
 
+    code = "agent_gone"
+    status = 502
+
 
 class AgentBusyError(OstlerError):
     """The agent has as many requests waiting as it accepts; try again when some are done."""
 
+    code = "agent_busy"
+    status = 503
+
 
 class ConflictError(OstlerError):
     """Another writer was first; read the record again and decide anew."""
+
+    code = "conflict"
+    status = 409
+    cli_exit = ExitCode.CONFLICT
 
 
 class VersionConflictError(ConflictError):
@@ -229,6 +287,8 @@ class LeaseHeldError(ConflictError):
 class MergeConflictError(ConflictError):
     """The work does not merge; nothing was changed, so send it back to its agent or resolve it by hand."""
 
+    code = "merge_conflict"
+
     def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
         self.paths = tuple(paths)
         super().__init__(message)
@@ -241,9 +301,15 @@ class StaleWriterError(ConflictError):
 class DeadlineError(OstlerError, TimeoutError):
     """This took longer than it was allowed to."""
 
+    code = "timeout"
+    status = 504
+    cli_exit = ExitCode.TIMED_OUT
+
 
 class InitializationTimeoutError(DeadlineError):
     """The agent did not become ready within its initialization timeout."""
+
+    code = "start_timeout"
 
 
 class ExecutionTimeoutError(DeadlineError):
@@ -253,6 +319,8 @@ class ExecutionTimeoutError(DeadlineError):
 class StoreError(OstlerError):
     """The store could not do this."""
 
+    code = "store_failed"
+
 
 class StoreClosedError(StoreError):
     """The store is closed; open it again."""
@@ -261,9 +329,15 @@ class StoreClosedError(StoreError):
 class StoreFullError(StoreError):
     """The disk is full: new work is refused, what runs is still supervised; free some space and try again."""
 
+    code = "store_full"
+    status = 507
+
 
 class StoreBusyError(StoreError):
     """The store has more waiting than it accepts; try again in a moment."""
+
+    code = "store_busy"
+    status = 503
 
 
 class StoreFailedError(StoreError):
@@ -280,6 +354,9 @@ class StoreTooNewError(StoreError):
 
 class CursorGoneError(StoreError):
     """The events after this cursor are no longer kept; take a snapshot and follow from there."""
+
+    code = "cursor_gone"
+    status = 410
 
     def __init__(self, *, cursor: int, horizon: int) -> None:
         self.cursor = cursor
@@ -305,9 +382,15 @@ class AuditBrokenError(StoreError):
 class GitError(OstlerError):
     """git could not do this; see what it said, and try the same by hand in the repository."""
 
+    code = "git_failed"
+    status = 502
+
 
 class VaultError(OstlerError):
     """This entry of the vault is damaged or holds what may not be unpacked; nothing was written."""
+
+    code = "vault_refused"
+    status = 409
 
 
 class SimulationError(OstlerError):
@@ -323,4 +406,73 @@ class MissingExtraError(OstlerError):
 
 
 def _in_words(name: str) -> str:
-    return "".join(f" {one.lower()}" if one.isupper() else one for one in name.removesuffix("Error")).strip()
+    return "".join(f" {char.lower()}" if char.isupper() else char for char in name.removesuffix("Error")).strip()
+
+
+# --- errors as documents ---------------------------------------------------------------------------
+
+#: Codes that HTTP itself gives, without an error of the library.
+UNAUTHENTICATED = "unauthenticated"
+TOO_LARGE = "too_large"
+UNREACHABLE = "unreachable"
+_EXIT_OF_HTTP = {
+    UNAUTHENTICATED: ExitCode.NOT_ALLOWED,
+    TOO_LARGE: ExitCode.USAGE,
+    UNREACHABLE: ExitCode.UNREACHABLE,
+}
+#: The class that defines each code.
+CLASS_OF_CODE: Mapping[str, type[OstlerError]] = {
+    value.code: value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, OstlerError) and "code" in vars(value)
+}
+
+
+def exit_code_of(code: str) -> ExitCode:
+    """The exit code of the command line for the code of a problem document."""
+    return _EXIT_OF_HTTP.get(code) or CLASS_OF_CODE.get(code, OstlerError).cli_exit
+
+
+def document(error: OstlerError) -> dict[str, Any]:
+    """The body of an `application/problem+json` answer."""
+    body: dict[str, Any] = {
+        "type": f"about:blank#{error.code}",
+        "code": error.code,
+        "status": error.status,
+        "title": CLASS_OF_CODE[error.code].sentence(),
+        "detail": str(error),
+    }
+    if isinstance(error, ValidationError):
+        body["faults"] = [fault.message for fault in error.faults]
+    if isinstance(error, MergeConflictError):
+        body["paths"] = list(error.paths)
+    if isinstance(error, UsageLimitError):
+        body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
+        body["session"] = error.session
+    return body
+
+
+class _RemoteFault:
+    """A fault that came over HTTP as a sentence."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+
+def error_of(body: Mapping[str, Any]) -> OstlerError:
+    """The error that a problem document stands for, for clients that want the types of the library."""
+    code = str(body.get("code"))
+    text = str(body.get("detail") or body.get("title") or "the daemon refused")
+    error_class = AuthorizationError if code == UNAUTHENTICATED else CLASS_OF_CODE.get(code, OstlerError)
+    if error_class is ValidationError:
+        return ValidationError([_RemoteFault(str(sentence)) for sentence in body.get("faults") or [text]])
+    if error_class is MergeConflictError:
+        return MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
+    if error_class is UsageLimitError:
+        when = body.get("retry_at")
+        return UsageLimitError(
+            text, retry_at=datetime.fromisoformat(when) if when else None, session=body.get("session")
+        )
+    if error_class is CursorGoneError:
+        return StoreError(text)
+    return error_class(text)

@@ -469,3 +469,17 @@ def test_ps_imports_nothing_heavy(sh: Shell) -> None:
     )
     assert done.stderr.strip() == "[]", done
     assert os.fspath(python)
+
+
+def test_a_module_beside_the_home_is_found_also_where_the_project_is_the_users_own_directory(
+    program: Path, tmp_path: Path
+) -> None:
+    sh = Shell(program, tmp_path)
+    sh.environment["HOME"] = str(sh.project)
+    (sh.project / "clerk.py").write_text(CLERK)
+    (sh.home / "agents").mkdir()
+    (sh.home / "agents" / "clerk.md").write_text(CLERK_FILE)
+    try:
+        assert "asked: how are you" in sh.ok("run", "clerk", "how are you")
+    finally:
+        sh.close()

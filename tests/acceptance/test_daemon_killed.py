@@ -43,8 +43,8 @@ def test_streams_and_requests_go_on_when_the_daemon_is_killed(shell: Shell) -> N
         for _ in range(3):
             shell.kill_daemon()
             shell.ok("ps")
-        said, _ = asking.communicate(timeout=60)
-        assert said == "hello\n"
+        said, errors = asking.communicate(timeout=60)
+        assert said == "hello\n", errors
         lines = ["line 1\n", *logs.stdout]
         assert lines == [f"line {number}\n" for number in range(1, 401)]
         assert logs.wait(30) == 0

@@ -149,11 +149,19 @@ def test_a_conflict_is_told_with_its_paths_and_changes_nothing(sh: Shell) -> Non
     sh.ok("task", "cancel", key)
 
 
-def test_a_check_that_fails_sends_the_task_back_and_says_so(sh: Shell) -> None:
-    key = add(sh, "touch made", "--check", "echo it is not good; exit 1")
-    task = reach(sh, key, "rejected")
-    assert (task["attempt"], task["failures"]) == (3, 3)
+def test_a_check_that_fails_sends_the_task_back_until_it_is_parked_with_its_reason_in_the_list(sh: Shell) -> None:
+    words = ("--max-failures", "2", "--backoff", "100ms")
+    key = add(sh, "touch made", "--check", "echo it is not good; exit 1", *words)
+    until(lambda: [wait["kind"] for wait in shown(sh, key)["waits"]] == ["human"])
+    task = shown(sh, key)
+    assert (task["state"], task["attempt"]) == ("queued", 2)
     assert "it is not good" in task["error"]
+    row = next(line for line in sh.ok("task", "list").splitlines() if line.startswith(key))
+    assert "failed 2 times, at last: the check `echo it is not good; exit 1` failed with exit code 1" in row
+    assert sh.ok("task", "requeue", key) == f"{key} is queued.\n"
+    until(lambda: shown(sh, key)["attempt"] == 4)
+    sh.ok("reject", key, "-m", "no")
+    assert "final; add it as a new task" in sh.run("task", "requeue", key).err
     assert "task.check" in sh.ok("audit", "log")
     assert sh.ok("audit", "verify").startswith("sound: ")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workdirs_ground import git, make_repository, tree_of
@@ -308,14 +310,25 @@ async def test_workdirs_that_no_key_owns_are_found(workdirs: Workdirs, near: Pat
     assert len(await workdirs.orphans({"T1"})) == 1
 
 
-async def test_a_cancelled_call_still_comes_to_its_end(workdirs: Workdirs, near: Path) -> None:
+async def test_a_cancelled_call_still_comes_to_its_end(
+    workdirs: Workdirs, near: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workdir = await workdirs.plan("T3", near=near)
+    prepare, begun, may_go_on = workdirs._prepare, threading.Event(), threading.Event()  # noqa: SLF001 - tests may look inside
+
+    def slowly(*arguments: Any, **more: Any) -> tuple[str, ...]:
+        begun.set()
+        assert may_go_on.wait(60)
+        return prepare(*arguments, **more)
+
+    monkeypatch.setattr(workdirs, "_prepare", slowly)
     task = asyncio.create_task(workdirs.prepare(workdir))
-    await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(begun.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await workdirs.prepare(workdir)
+    may_go_on.set()
+    await workdirs.prepare(workdir)  # waits for the first
     assert Path(workdir.path).is_dir()
 
 

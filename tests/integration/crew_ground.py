@@ -30,7 +30,7 @@ from ostler import (
     TaskState,
 )
 
-SECONDS = 8.0
+SECONDS = 60.0
 #: Does what the first word of its task says, and leaves traces on the stage.
 SCRIPT = """
 stage=$1
@@ -64,7 +64,7 @@ class Ground:
         return Supervisor(self.tasks, crews, **more)
 
     async def add(self, text: str, agent: str | None = "fixer", **more: Any) -> str:
-        return (await self.tasks.submit(text, agent=agent, **more)).key
+        return (await self.tasks.submit(text, agent=agent, **{"backoff": 0, **more})).key
 
     async def task(self, key: str) -> Task:
         return await self.tasks.get(key)

@@ -102,7 +102,7 @@ class Ground:
     def close(self) -> None:
         self.boxes.sweep()
         for process in self._processes:
-            process.wait(10)
+            process.wait(60)
             if process.stdout is not None:
                 process.stdout.close()
         eventually(lambda: not self.marked())
@@ -120,7 +120,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def eventually(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not come to be"

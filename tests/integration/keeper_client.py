@@ -28,7 +28,7 @@ _FORCED = (
     "from ostler.keeper.probing import open_boxes; "
     "program.open_boxes = lambda token: open_boxes(token, force={boxes!r}); program.main()"
 )
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def keeper_argv(directory: Path, boxes: str | None = None) -> list[str]:

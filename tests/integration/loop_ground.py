@@ -30,7 +30,7 @@ from ostler.store import tasks as task_rows
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.testing.clock import ManualClock
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 #: The words that scripts may use. Every start looks whether a process of an earlier one still lives.
 WORDS = r"""
 stage=@STAGE@/$OSTLER_TASK
@@ -127,9 +127,14 @@ class LoopGround:
         return [int(pid) for pid in (self.stage / key / "pids").read_text().split()]
 
     async def hangs(self, key: str = "T001") -> None:
-        """Until the present start has come to its `hang`."""
+        """Until the present start has come to its `hang`, and the task has noted its instance."""
         await until((self.stage / key / "hangs").exists, "it did not hang")
         (self.stage / key / "hangs").unlink()
+
+        async def is_noted() -> bool:
+            return (await self.task(key)).instance_id is not None
+
+        await until(is_noted, "its instance was not noted")
 
     def git(self, *arguments: str) -> str:
         return git(self.repository, *arguments)

@@ -16,7 +16,7 @@ import pytest
 from ostler.keeper import cgroupfs, tree
 from ostler.keeper.probing import sweep
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 async def until(holds: Callable[[], Any], what: str = "it never came", seconds: float = PATIENCE) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from folding import all_events
+from simulated_isolation import SimulatedIsolation
+from simulated_machine import Machine
 
 from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.crews.supervisor import Supervisor
@@ -35,7 +37,7 @@ from ostler.model.wait import WaitKind
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
 from ostler.tasks.shared import Tasks
-from ostler.testing.simulated import InlineStore, KeptDatabase, Machine, SimulatedIsolation, VirtualClock, run_virtual
+from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, run_virtual
 from ostler.workdirs.records import Accepted, BaseChange, FileChange, Snapshot, VaultEntry, Workdir, WorkdirKind
 
 TASKS, MEMBERS, KILLS = 20, 6, 10

@@ -41,7 +41,7 @@ _SCRIPT = """eval "$(sed '/^$/,$d' "$OSTLER_PROMPT_FILE")" """
 #: Appends its whole prompt to `said.txt`, and changes a file.
 ECHO = "echo"
 FILES = {"a.txt": "one\ntwo\nthree\n", "b.txt": "b\n", "sub/c.txt": "c\n"}
-_SECONDS = 30.0
+_SECONDS = 60.0
 
 
 def register_agents(manager: AgentLifecycleManager) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from command_ground import PYTHON, Begin, begin, isolation, listener, lives, names_in, place, plan_for, site
+from isolation.ground import until
 
 from ostler.agents import PromptBy
 from ostler.errors import AgentExecutionError
 from ostler.isolation import Cell, Verb
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 

@@ -28,7 +28,7 @@ from ostler import (
     TaskState,
     ValidationError,
 )
-from ostler.agents.files.config import ConfigFile
+from ostler.definitions.project import ConfigFile
 from ostler.drivers import spec_for
 from ostler.policy.crew import CrewDecision, Ends, MemberEnd, backoff_of, decide_end, replaced_with
 from ostler.tasks.queue import TaskQueue
@@ -122,7 +122,7 @@ async def test_a_member_that_erred_backs_off(ground: Ground) -> None:
 
         await until(backs_off)
         assert (await ground.task(key)).failures == 1
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             await supervisor.stop()
 
 
@@ -237,6 +237,24 @@ async def test_a_crew_that_is_no_longer_declared_stops(ground: Ground) -> None:
         await until(lambda: not supervisor.agent_types)
         with pytest.raises(NotFoundError, match="no crew is declared"):
             await supervisor.up("coder")
+
+
+async def test_tasks_of_a_crew_that_is_no_longer_declared_are_free_for_the_queue_at_once(ground: Ground) -> None:
+    """They used to wait for the next look, up to half a minute later."""
+    write(ground, '[crew.coder]\nagent = "fixer"\n')
+    supervisor = ground.supervisor()
+    queue = TaskQueue(ground.tasks, wanted=lambda task: not supervisor.owns(task))
+    supervisor.on_settings = queue.wake
+    await supervisor.open(await queue.open())
+    try:
+        key = await ground.add("write")
+        assert supervisor.owns(await ground.task(key)), "its crew is declared, though not up"
+        (ground.project / "ostler.toml").unlink()
+        await ground.becomes(key, _T.COMPLETED)
+        assert ground.members_of(key) == [], "no member worked on it"
+    finally:
+        await supervisor.close()
+        await queue.close()
 
 
 async def test_mistakes_name_the_next_step(ground: Ground) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ostler
-from ostler.agents.files import register_files
+from ostler.definitions import register_files
 
 pytestmark = pytest.mark.anyio
 

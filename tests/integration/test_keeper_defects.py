@@ -30,7 +30,7 @@ import json, os, socket, sys
 believed = 0
 for _ in range(300):
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line.settimeout(5)
+    line.settimeout(60)
     child = os.fork()
     if child == 0:
         line.connect(sys.argv[1])
@@ -101,7 +101,7 @@ def test_a_connection_whose_maker_has_ended_is_closed(home: Home) -> None:
     """Also when it was no agent, and was let in: whoever speaks now is another."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with line:
-        line.settimeout(5)
+        line.settimeout(60)
         code = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).connect(sys.argv[2])"
         argv = [*PYTHON, code, str(line.fileno()), str(home.directory / "keeper.sock")]
         subprocess.run(argv, pass_fds=[line.fileno()], check=True)

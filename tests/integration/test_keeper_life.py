@@ -75,7 +75,7 @@ def test_a_later_manager_takes_over_and_an_older_is_refused(home: Home) -> None:
 def test_a_peer_that_talks_nonsense_is_hung_up_on(home: Home, garbage: bytes) -> None:
     manager = home.manager()
     with connect(str(home.directory)) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.send(garbage)
         assert peer.recv(10) == b""
     assert manager.ask("ping") == {}
@@ -241,7 +241,7 @@ def test_new_code_takes_over_everything(home: Home, tmp_path: Path) -> None:
     manager.start("cold.1", ["sleep", "1000"])
     manager.ask("freeze", box="cold.1")
     theirs.close()
-    ours.settimeout(10)
+    ours.settimeout(60)
     before = manager.about
     assert manager.ask("upgrade", argv=newer(tmp_path)) == {}
     after = manager.ask("hello", version=1, epoch=1, lease_seconds=30, pid=os.getpid())

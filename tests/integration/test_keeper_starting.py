@@ -123,7 +123,7 @@ def test_a_channel_is_the_only_other_thing_open(manager: Manager, tmp_path: Path
     )
     theirs.close()
     with ours:
-        ours.settimeout(10)
+        ours.settimeout(60)
         ours.send(b"abc")
         assert ours.recv(99) == b"cba"
     manager.exit_of("a.1")

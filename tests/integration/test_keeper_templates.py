@@ -37,7 +37,7 @@ class Agent:
     def __init__(self, manager: Manager, unit: str, setup: dict[str, Any] | None = None, **more: Any) -> None:
         self.manager = manager
         self.channel, theirs = pair()
-        self.channel.settimeout(20)
+        self.channel.settimeout(60)
         key = more.pop("key", "key")
         how = {"template": key, "argv": TEMPLATE, "env": {}, "cwd": "/", "setup": setup or {}}
         fds = [theirs.fileno(), self.channel.fileno()]
@@ -221,7 +221,7 @@ def test_attach_gives_the_same_channel_with_what_was_not_read(home: Home, manage
     answer, fds = second.hear(second.say("attach", unit="a.1"))
     assert (answer["pid"], answer["exit"]) == (pid, None)
     with socket.socket(fileno=fds[0]) as channel:
-        channel.settimeout(10)
+        channel.settimeout(60)
         assert channel.recv(1000).decode().split()[2] == "and"
         channel.send(b"exit 3")
         assert second.exit_of("a.1")["code"] == 3

@@ -108,7 +108,7 @@ async def test_an_agent_that_has_to_wait_counts_as_alive(crew: Crew, monkeypatch
     instance.said.writing = held  # a commit that takes long
     speaking = crew.begin(agent.ask(do("speak", signals=SAID)))
     await until(lambda: instance.cell._channel.held is not None)  # noqa: SLF001 - nothing outside tells
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await instance.cell.ping()
     assert not speaking.done()
     instance.said.writing = None

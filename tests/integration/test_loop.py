@@ -129,7 +129,7 @@ async def test_004_016_shutdown_before_the_agent_lives_ends_it_all_the_same(loop
 
     await until(claimed)
     loop.shutdown()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await running).result_type is R.SHUTDOWN
     assert (await loop_ground.task()).state is TaskState.QUEUED
 

@@ -164,7 +164,7 @@ async def test_004_023_without_a_manager_it_opens_the_home(tmp_path: Path, monke
     ground.steps("touch made; complete")
     monkeypatch.chdir(ground.repository)
     monkeypatch.delenv("OSTLER_HOME", raising=False)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         result = await AgentLifecycleLoop().run_agent_loop("fixer", "Make it so")
     assert result.result_type is LoopResultType.TASK_COMPLETE
     await ground.open()

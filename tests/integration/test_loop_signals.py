@@ -303,7 +303,7 @@ class Speaker(Agent):
 async def test_a_python_agent_signals_with_its_context(loop_ground: LoopGround) -> None:
     await loop_ground.add()
     loop = loop_ground.loop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         found = await loop.run_agent_loop(Speaker, "T001", wait=False)
         assert (found.result_type, found.blocked_on) == (R.BLOCKED, ("human",))
         wait = await loop_ground.wait()

@@ -199,7 +199,7 @@ async def test_004_004_caps_park_and_an_answer_gives_as_much_again(
     loop_ground: LoopGround, loop: dict[str, float], told: str, starts: int
 ) -> None:
     await loop_ground.add(loop={**loop, "max_retries": 50})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         found = await loop_ground.loop().run_agent_loop(Spender, "T001")
         assert (found.result_type, found.iterations) == (R.MAX_RETRIES, starts)
         assert told in str(found.summary)
@@ -386,7 +386,7 @@ async def test_a_loop_that_is_told_to_stop_ends_its_check_too(loop_ground: LoopG
     running = asyncio.ensure_future(loop.run_agent_loop("fixer", "T001"))
     await until((loop_ground.stage / "checks").exists)
     loop.shutdown()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await running).result_type is R.SHUTDOWN
     assert (await loop_of(loop_ground)).retries == 0
 

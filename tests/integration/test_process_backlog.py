@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from defect_ground import do, plan_for
+from isolation.ground import RecordingListener, until
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.isolation import Verb
 from ostler.isolation.process import channel
 from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 
@@ -75,8 +75,8 @@ async def test_who_calls_off_a_request_hears_the_answer_behind_the_backlog(begin
 async def test_a_farewell_is_answered_while_nobody_writes(begin: Begin) -> None:
     cell, asking = await held(begin, 5000)
     began = time.monotonic()
-    assert await asyncio.wait_for(cell.call(Verb.CLEANUP), 20) == []
-    await asyncio.wait_for(cell.call(Verb.SHUTDOWN), 20)
+    assert await asyncio.wait_for(cell.call(Verb.CLEANUP), 60) == []
+    await asyncio.wait_for(cell.call(Verb.SHUTDOWN), 60)
     assert (await cell.stop(timedelta(seconds=15))).graceful
     assert time.monotonic() - began < 10
     await asyncio.wait((asking,))

@@ -27,13 +27,13 @@ from command_ground import (
     units,
     waiting,
 )
+from isolation.ground import RecordingListener, until
 from machine_ground import everyone
 
 from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 
@@ -182,7 +182,7 @@ async def test_two_who_freeze_and_thaw_at_once_leave_it_as_the_last_wants(begin:
     await began(place)
     await asyncio.gather(cell.freeze(), cell.thaw(), cell.freeze(), cell.thaw())
     (place / "go").touch()
-    assert (await asyncio.wait_for(call, 10))["output"].endswith("done\n")
+    assert (await asyncio.wait_for(call, 60))["output"].endswith("done\n")
     await cell.destroy()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -28,7 +29,6 @@ from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.model.attempt import AttemptOutcome
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 
@@ -61,7 +61,7 @@ def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
 async def test_no_nonsense_hides_a_death(begin: Begin, listener: RecordingListener, text: str) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
-        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, code=3)), 10)
+        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, code=3)), 60)
     await until(lambda: bool(listener.exits))
     assert len(listener.exits) == 1
     assert listener.exits[0].outcome in {AttemptOutcome.ERROR, AttemptOutcome.EXIT_CODE}
@@ -79,7 +79,7 @@ async def test_what_nobody_foresaw_ends_its_agent_and_no_other(
 
     monkeypatch.setattr(cell, "_ponged", fail)
     with pytest.raises(AgentGoneError):
-        await asyncio.wait_for(cell.ping(), 10)
+        await asyncio.wait_for(cell.ping(), 60)
     await until(lambda: bool(listener.exits))
     assert "ZeroDivisionError: not foreseen" in (listener.exits[0].detail or "")
     assert await other.call(Verb.PROCESS, do("echo", value=1)) == 1
@@ -146,7 +146,7 @@ async def test_what_is_too_long_is_refused_where_it_is_said(begin: Begin, listen
 async def test_what_is_said_unasked_is_short(begin: Begin, listener: RecordingListener, text: str) -> None:
     cell = await begin()
     with pytest.raises(AgentGoneError):
-        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, flags=1, times=1)), 10)
+        await asyncio.wait_for(cell.call(Verb.PROCESS, do("babble", text=text, flags=1, times=1)), 60)
     await until(lambda: bool(listener.exits))
     assert "more in one message than may be said unasked" in (listener.exits[0].detail or "")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from command_ground import CALL, begun, waiting
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import everyone, lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -25,7 +26,6 @@ from ostler.isolation import Site, Verb
 from ostler.isolation.process import home
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 

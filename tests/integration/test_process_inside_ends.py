@@ -90,5 +90,5 @@ def test_agents_live_on_without_their_template(load: Callable[..., Template]) ->
     template = load(MODULE)
     agent = template.start("Scripted")
     template.line.close()
-    assert template.process.wait(20) == 0
+    assert template.process.wait(60) == 0
     assert agent.ask(verb="initialize")["ok"] is None

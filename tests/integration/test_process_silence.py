@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -25,7 +26,6 @@ from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 
@@ -54,10 +54,10 @@ async def test_a_keeper_that_hangs_holds_nobody_up(
             await cell.usage()
         with pytest.raises(AgentInitializationError, match="left start unanswered"):
             await begin()
-        report = await asyncio.wait_for(cell.stop(timedelta(seconds=0.1)), 20)
+        report = await asyncio.wait_for(cell.stop(timedelta(seconds=0.1)), 60)
         assert "left stop unanswered" in (report.left_behind or "")
         site.outlive = timedelta(0)
-        await asyncio.wait_for(isolation.close(), 20)
+        await asyncio.wait_for(isolation.close(), 60)
         with pytest.raises(InvalidOperationError, match="neither answers nor"):
             await ProcessIsolation(SystemClock(), site).prepare(plan_for())
     finally:

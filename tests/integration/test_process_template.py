@@ -124,7 +124,7 @@ def test_a_module_that_does_not_load_says_why(load: Callable[..., Template], tex
     template = load(text)
     assert said in template.answer["failed"]
     assert "mine.py" in template.answer["failed"]
-    assert template.process.wait(20) == 1
+    assert template.process.wait(60) == 1
 
 
 # --- what cannot be forked ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_module_that_cannot_be_forked_becomes_its_one_agent(
     assert agent.pid == template.process.pid
     assert agent.ask("well")["ok"] == "well"
     agent.tell({"t": "stop"})
-    assert template.process.wait(20) == 0
+    assert template.process.wait(60) == 0
     agent.code = 0
 
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from isolation.ground import until
 from tasks_ground import ECHO, SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async
 from workdirs_ground import tree_of
 
@@ -34,7 +35,6 @@ from ostler import (
 from ostler.model.task import TASK_TRANSITIONS
 from ostler.store.store import Store
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -100,9 +100,10 @@ async def test_001_006_transitions_are_explicit_and_trackable(ground: TaskGround
     assert [(one.previous_state, one.new_state, one.attempt) for one in events] == [
         (None, T.QUEUED, 0),
         (T.QUEUED, T.RUNNING, 1),
-        (T.RUNNING, T.REJECTED, 1),
+        (T.RUNNING, T.QUEUED, 1),
     ]
-    assert events[-1].reason == "failed 1 times, at last: sh failed with exit code 3 and said nothing"
+    parked = "parked: failed once, at last: sh failed with exit code 3 and said nothing"
+    assert events[-1].reason == f"{parked}; go on: ostler task requeue {task.key}"
 
 
 async def test_001_007_create_lifecycle(ground: TaskGround) -> None:
@@ -202,7 +203,8 @@ async def test_001_014_a_run_that_fails_has_its_reason_in_the_record(ground: Tas
     task = await ground.add("exit 9", max_failures=2)
     first = await ground.tasks.run_agentlet(task.key)
     assert (first.state, first.error) == (T.QUEUED, "sh failed with exit code 9 and said nothing")
-    assert (await ground.tasks.run_agentlet(task.key)).state is T.REJECTED
+    assert (await ground.tasks.run_agentlet(task.key)).state is T.QUEUED
+    assert [wait.kind for wait in await ground.tasks.waits(task.key)] == ["human"], "parked for a person"
 
 
 async def test_001_015_generated_code_is_kept(ground: TaskGround) -> None:

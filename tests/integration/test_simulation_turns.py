@@ -287,7 +287,7 @@ async def test_a_run_ends_passes_or_waits_when_no_agent_is_active() -> None:
     async def left(on_idle: OnIdle, turns: int | None) -> tuple[int, str | None]:
         async with playing({"ada": silent}, on_idle=on_idle) as play:
             play.pause_agent("ada", turns)
-            report = await asyncio.wait_for(play.run(5), 10)
+            report = await asyncio.wait_for(play.run(5), 60)
             return report.played, report.ended
 
     ended = "no agent is active"
@@ -305,12 +305,12 @@ async def test_a_run_that_waits_is_woken_from_outside_or_by_closing() -> None:
         await asyncio.sleep(0.02)
         assert not running.done()
         await asyncio.to_thread(play.resume_agent, "ada")
-        assert (await asyncio.wait_for(running, 10)).played == 2
+        assert (await asyncio.wait_for(running, 60)).played == 2
         play.pause_agent("ada")
         running = asyncio.create_task(play.run(2))
         await asyncio.sleep(0.02)
     with pytest.raises(InvalidOperationError, match="is closed"):
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
 
 
 # --- many turns at once ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from tasks_ground import SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async, working_queue
+from workdirs_ground import git
 
 from ostler import (
     AuthorizationError,
@@ -54,6 +55,24 @@ async def test_the_same_idempotency_key_gives_the_same_task(ground: TaskGround) 
     with pytest.raises(IdempotencyConflictError, match="once"):
         await ground.add("false", idempotency_key="once")
     assert len(await ground.tasks.list_tasks()) == 1
+
+
+async def test_a_repository_without_a_commit_is_refused_when_a_task_is_added(
+    ground: TaskGround, tmp_path: Path
+) -> None:
+    """It used to fail three times at night, with the same sentence in the record."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q", "-b", "main")
+    with pytest.raises(InvalidOperationError, match="has no commit; make a first one"):
+        await ground.add("x", near=empty)
+    assert await list_keys(ground, include_finished=True) == []
+
+
+async def test_a_task_that_an_agent_adds_in_its_workdir_is_about_the_checkout_it_came_from(ground: TaskGround) -> None:
+    first = await ground.done("mkdir -p sub; echo 1 > a.txt")
+    second = await ground.done("echo 2 > b.txt", near=ground.place(first) / "sub")
+    assert (second.near, second.workdir is not None) == (str(ground.repository), True)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from coding_ground import CODEX_ARGUMENTS, PATH, PI_SETTINGS, kill_program, marked, require_program
+from isolation.ground import until
 from tasks_ground import FILES, T, TaskGround, ground, until_async
 from workdirs_ground import make_repository
 
 from ostler import AgentHandle, Task
 from ostler.drivers import NAMES, spec_for
 from ostler.testing import ScriptedModel, hang, run, say, usage_limit
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground"]
 

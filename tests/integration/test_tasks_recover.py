@@ -10,18 +10,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from coding_ground import marked
+from isolation.ground import until
 from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
 from workdirs_ground import git, tree_of
 
-from ostler import StoreFullError, Task, TaskState
+from ostler import AgentHandle, AgentInstance, StoreFullError, Task, TaskState
 from ostler.failpoints import FaultPlan, InjectedCrash
 from ostler.store import tasks as rows
+from ostler.store.transaction import Transaction
 from ostler.tasks.attempt import AttemptRules
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
+from ostler.workdirs.records import Workdir
 
 __all__ = ["repository"]
 
@@ -81,6 +84,59 @@ async def test_one_that_died_meanwhile_is_queued_again_with_its_workdir(reposito
         assert (ground.place("T001") / "begun").exists()
 
 
+def _lose(tx: Transaction, instance_id: UUID) -> None:
+    """The record of an agent as a recovery leaves it that found no trace of its process."""
+    tx.execute("UPDATE attempts SET outcome = 'lost' WHERE instance_id = :id", id=instance_id)
+
+
+async def test_a_lost_attempt_spends_no_failure_and_is_parked_when_it_repeats(repository: Path, home: Path) -> None:
+    """Lost with the machine: an attempt of which only that is known. It used to cost a failure."""
+
+    class LostRules(AttemptRules):
+        async def judge(self, task: Task, workdir: Workdir, instance: AgentInstance) -> Task:
+            await ground.manager.store.run(_lose, instance.instance_id)
+            return await super().judge(task, workdir, instance)
+
+    async with opened(repository, home) as ground:
+        task = await ground.add("kill -9 $$", max_failures=2)
+        for attempt in (1, 2, 3):
+            claimed = await ground.manager.store.run(rows.claim_task, await ground.get(task))
+            assert claimed is not None, "nothing keeps it from being begun again at once"
+            found = await ground.tasks.work(claimed, LostRules(ground.tasks.tasks))
+            assert (found.state, found.attempt, found.failures, found.lost) == (T.QUEUED, attempt, 0, attempt)
+            assert await ground.tasks.waits(task.key) == []
+        claimed = await ground.manager.store.run(rows.claim_task, await ground.get(task))
+        assert claimed is not None
+        await ground.tasks.work(claimed, LostRules(ground.tasks.tasks))
+        (wait,) = await ground.tasks.waits(task.key)
+        assert (wait.kind, (wait.detail or {})["cause"]) == ("human", "lost")
+        assert (wait.reason or "").startswith("lost 4 times in a row, at last: ")
+        await ground.tasks.requeue(task.key)
+        failed = await ground.tasks.run(task.key)
+        assert (failed.failures, failed.lost) == (1, 0), "an end that was seen is no loss"
+
+
+async def test_a_check_that_was_lost_is_run_again_on_a_fresh_checkout(
+    repository: Path, home: Path, tmp_path: Path
+) -> None:
+    check = f"test ! -e junk || exit 7; touch junk; test -e {tmp_path}/second || kill -9 $$"
+    async with opened(repository, home) as ground:
+        task = await ground.add("echo 1 > a.txt", checks=[check])
+        ended = AgentHandle.ended
+
+        async def ended_with_the_machine(handle: AgentHandle) -> None:
+            await ended(handle)
+            record = await ground.manager.require_instance(handle.instance_id)
+            if record.name == "T001-1-check-1" and not (tmp_path / "second").exists():
+                (tmp_path / "second").touch()
+                await ground.manager.store.run(_lose, record.instance_id)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(AgentHandle, "ended", ended_with_the_machine)
+            done = await ground.tasks.run(task.key)
+        assert (done.state, done.attempt) == (T.COMPLETED, 1), done.error
+
+
 async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repository: Path, home: Path) -> None:
     async with left(repository, home) as ground:
         task = await ground.get("T001")
@@ -91,6 +147,19 @@ async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repos
         assert found.state is T.REJECTED
         assert found.error == f"its workdir {ground.place(task)} is gone; it was running"
         assert await ground.moves(task) == [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.REJECTED)]
+
+
+@pytest.mark.parametrize("state", [T.REJECTED, T.QUEUED])
+async def test_an_agent_whose_task_was_cancelled_or_requeued_by_a_killed_program_is_ended(
+    repository: Path, home: Path, state: TaskState
+) -> None:
+    async with left(repository, home) as ground:
+        task = await ground.get("T001")
+        await ground.manager.store.run(rows.change_task, task, to=state)
+    async with opened(repository, home) as ground:
+        assert await ground.manager.get_active_instances() == []
+        assert marked(task.instance_id) == {}
+        assert (await ground.get(task)).state is state
 
 
 async def test_one_that_was_claimed_and_no_more_is_worked_on(repository: Path, home: Path) -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from isolation.ground import until
 from tasks_ground import T, TaskGround, ground, opened, repository, until_async
 from workdirs_ground import git, plant, tree_of
 
@@ -20,7 +21,6 @@ from ostler import (
 )
 from ostler.tasks import retire
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tasks_ground import ECHO, T, TaskGround, ground, opened, repository
+from isolation.ground import until
+from tasks_ground import ECHO, T, TaskGround, ground, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
-from ostler import AgentState, CommandSpec, PromptBy, Task, TaskSettings, register_file
+from ostler import (
+    AgentState,
+    CommandSpec,
+    InvalidOperationError,
+    PromptBy,
+    StoreFullError,
+    Task,
+    TaskSettings,
+    register_file,
+)
 from ostler.tasks import proof
-from ostler.testing.isolation_suite.ground import until
+from ostler.tasks.retry import retry_delay
+from ostler.testing.clock import ManualClock
 
 __all__ = ["ground", "repository"]
 
@@ -121,7 +133,8 @@ async def test_an_agent_that_answers_text_hands_in_text(ground: TaskGround) -> N
 # --- how it fails ------------------------------------------------------------------------------------
 
 
-async def test_one_that_fails_goes_back_with_what_went_wrong_and_is_rejected_in_the_end(ground: TaskGround) -> None:
+async def test_one_that_fails_goes_back_with_what_went_wrong_and_is_parked_in_the_end(ground: TaskGround) -> None:
+    """It used to be rejected for good, and neither `requeue` nor `send-back` could bring it back."""
     task = await ground.add("echo x >> tries; echo sorry >&2; exit 3", max_failures=2)
     first = await ground.tasks.run(task.key)
     assert (first.state, first.failures) == (T.QUEUED, 1)
@@ -129,11 +142,56 @@ async def test_one_that_fails_goes_back_with_what_went_wrong_and_is_rejected_in_
     assert "sorry" in first.comments[0]
     (ground.place(task) / "note").write_text("kept\n")
     last = await ground.tasks.run(task.key)
-    assert (last.state, last.attempt) == (T.REJECTED, 2)
+    assert (last.state, last.attempt, last.failures) == (T.QUEUED, 2, 0)
     assert "exit code 3" in (last.error or "")
     assert (ground.place(task) / "tries").read_text() == "x\nx\n", "a worktree is worked on where it was left"
-    moves = [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.QUEUED), (T.QUEUED, T.RUNNING)]
-    assert await ground.moves(task) == [*moves, (T.RUNNING, T.REJECTED)]
+    (wait,) = await ground.tasks.waits(task.key)
+    assert (wait.kind, wait.due_at) == ("human", None)
+    assert (wait.reason or "").startswith("failed 2 times, at last: sh failed with exit code 3")
+    assert [entry["outcome"] for entry in (wait.detail or {})["attempts"]] == ["exit_code"] * 2
+    with pytest.raises(InvalidOperationError, match="T001 waits: failed 2 times"):
+        await ground.tasks.run(task.key)
+    await ground.tasks.requeue(task.key)
+    again = await ground.tasks.run(task.key)
+    assert (again.attempt, again.failures) == (3, 1), "who releases it gives it all its failures again"
+    rejected = await ground.tasks.reject(task.key, reason="no use")
+    assert rejected.state is T.REJECTED, "only a person rejects"
+    with pytest.raises(InvalidOperationError, match="rejected, which is final; add it as a new task"):
+        await ground.tasks.requeue(task.key)
+
+
+async def test_a_retry_waits_for_its_backoff_which_doubles(repository: Path, tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with opened(repository, tmp_path / "home", clock=clock) as ground, working_queue(ground):
+        task = await ground.add("exit 3", max_failures=9, backoff="40s")
+        for failures, delay in ((1, 40), (2, 80), (3, 160)):
+
+            async def has_failed(failures: int = failures) -> bool:
+                return (await ground.get(task)).failures == failures
+
+            await until_async(has_failed)
+            (wait,) = await ground.tasks.waits(task.key)
+            assert wait.due_at is not None
+            seconds = (wait.due_at - wait.created_at).total_seconds()
+            assert delay * 0.75 <= seconds <= delay * 1.25, "jitter goes a quarter to either side"
+            assert (wait.reason or "").startswith(f"attempt {failures} failed ({failures} of 9): sh failed with exit")
+            clock.advance(seconds - 1)
+            assert (await ground.get(task)).state is T.QUEUED
+
+            async def is_begun(attempt: int = failures + 1) -> bool:
+                clock.advance(1)
+                return (await ground.get(task)).attempt == attempt
+
+            await until_async(is_begun)
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 30), (2, 60), (5, 480), (6, 600), (999, 600)])
+def test_the_backoff_of_a_task_doubles_up_to_ten_minutes(failures: int, seconds: float) -> None:
+    class Middle(random.Random):
+        def random(self) -> float:
+            return 0.5
+
+    assert retry_delay(timedelta(seconds=30), failures, Middle()) == timedelta(seconds=seconds)
 
 
 async def test_one_that_is_killed_says_by_which_signal(ground: TaskGround) -> None:
@@ -146,7 +204,7 @@ async def test_one_that_is_killed_says_by_which_signal(ground: TaskGround) -> No
 async def test_one_that_cannot_be_started_fails_with_the_reason(ground: TaskGround) -> None:
     ground.manager.registry.register(CommandSpec(argv=("/no/such/program",)), name="missing")
     task = await ground.tasks.run((await ground.add("x", agent="missing", max_failures=1)).key)
-    assert task.state is T.REJECTED
+    assert [wait.kind for wait in await ground.tasks.waits(task.key)] == ["human"]
     assert "/no/such/program" in (task.error or "")
 
 
@@ -194,6 +252,26 @@ async def test_a_running_task_is_requeued_and_done_again(ground: TaskGround) -> 
     assert (await ground.tasks.run(task.key)).attempt == 2
     with pytest.raises(Exception, match="ostler task send-back T001"):
         await ground.tasks.requeue(task.key)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "hold"])
+async def test_a_verb_that_cannot_be_written_leaves_the_agent_at_work(
+    ground: TaskGround, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk its agent used to be ended first, and the task stayed running with no agent until a restart."""
+    task = await ground.add("echo begun > begun; while ! test -e go; do sleep 0.01; done")
+    running = await begun(ground, task)
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise StoreFullError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ground.manager.store, "run", refuse)
+        with pytest.raises(StoreFullError):
+            await getattr(ground.tasks, verb)(task.key)
+    assert await living(ground) == ["T001-1"]
+    (ground.place(task) / "go").touch()
+    assert (await running).state is T.COMPLETED
 
 
 async def test_a_task_whose_agent_a_person_stops_is_held_back(ground: TaskGround) -> None:
@@ -262,14 +340,14 @@ async def test_checks_run_on_a_clean_checkout_of_what_was_submitted(ground: Task
     assert first.tree == ground.git("rev-parse", "main^{tree}").strip(), "what was proven is what was merged"
 
 
-async def test_a_failed_check_sends_the_task_back_with_the_output_until_it_is_rejected(ground: TaskGround) -> None:
+async def test_a_failed_check_sends_the_task_back_with_the_output_until_it_is_parked(ground: TaskGround) -> None:
     task = await ground.add("Write it.", agent=ECHO, checks=["true", "echo no rhyme here; exit 4", "touch never"])
     for attempt in (1, 2):
         back = await ground.tasks.run(task.key)
         assert (back.state, back.failures, len(back.receipts)) == (T.QUEUED, attempt, 2)
         assert "`echo no rhyme here; exit 4` failed with exit code 4:\nno rhyme here" in (back.error or "")
     last = await ground.tasks.run(task.key)
-    assert (last.state, last.failures) == (T.REJECTED, 3)
+    assert [wait.kind for wait in await ground.tasks.waits(last.key)] == ["human"]
     said = (ground.place(task) / "said.txt").read_text()
     assert said.count("> no rhyme here") == 3, "told once in the second prompt, twice in the third"
     assert [entry.outcome for entry in await ground.audited("task.check")] == ["ok", "failed"] * 3

@@ -14,6 +14,7 @@ from ostler.agents import AgentContext, CommandSpec, ExitMeaning, Message, Promp
 from ostler.agents.command import (
     CommandMaker,
     Ending,
+    KeptOutput,
     Place,
     answer_of,
     environment,
@@ -23,7 +24,6 @@ from ostler.agents.command import (
     require_runnable,
     start_of,
 )
-from ostler.agents.output import KeptOutput
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostler.agents import CommandSpec, ExitMeaning, PromptBy
+from ostler.agents.command import KeptOutput
 from ostler.agents.commandspec import PLACEHOLDERS
-from ostler.agents.output import KeptOutput
 from ostler.errors import ValidationError
 from ostler.model.context import ContextData
 
@@ -65,7 +65,7 @@ def test_a_template_is_either_refused_or_filled(argument: str) -> None:
         it.fill(VALUES, dict.fromkeys(keys, "1"))
 
 
-@pytest.mark.parametrize("argument", ["{", "}", "{prompt", "a}b", "{a{b}}", "{prompt!x!}"])
+@pytest.mark.parametrize("argument", ["{", "}", "{prompt", "a}b", "{a{b}}", "{prompt!x!}", "{context.!{}"])
 def test_single_braces_are_a_fault(argument: str) -> None:
     assert any("argv.1 must" in one for one in spec("run", argument).validate().errors)
 

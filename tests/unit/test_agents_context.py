@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import AgentContext, Message, WaitAnswer, WaitAsked
-from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, MAX_MESSAGE, CallToken
-from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed
+from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, CallToken
+from ostler.agents.messages import MAX_TEXT, MetricReported, Progress, Signal, TokensUsed
 from ostler.errors import ValidationError
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
@@ -146,7 +146,7 @@ def test_a_long_message_is_clipped_not_refused() -> None:
     [said] = ear.said
     assert isinstance(said, Progress)
     assert said.message is not None
-    assert said.message.endswith(f"… ({10_001 - MAX_MESSAGE} more characters)")
+    assert said.message.endswith(f"… ({10_001 - MAX_TEXT} more characters)")
 
 
 NAN, INF = float("nan"), float("inf")
@@ -286,7 +286,7 @@ async def test_a_thread_of_the_call_sees_that_it_was_cancelled() -> None:
     def work() -> None:
         seen.append(mine.cancelled)
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         seen.append(mine.cancelled)
 
     async def call() -> None:
@@ -300,7 +300,7 @@ async def test_a_thread_of_the_call_sees_that_it_was_cancelled() -> None:
             thread.join()
 
     task = asyncio.create_task(call())
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     task.cancel()
     await asyncio.wait({task})
     assert seen == [False, True]

@@ -86,12 +86,12 @@ async def test_a_plain_hook_that_blocks_its_thread_is_left_behind(clock: ManualC
 
     def block() -> None:
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         seen.append(it.context.cancelled)
 
     it.context.add_cleanup(block, name="block", timeout=timedelta(seconds=1))
     task = asyncio.create_task(it.run("cleanup"))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     clock.advance(1)
     assert await task == ["clean-up block took longer than 1 s"]
     go_on.set()

@@ -277,7 +277,7 @@ async def test_cancelling_a_plain_method_waits_until_it_has_come_back(clock: Man
 
         def process(self, request: Any) -> Any:
             started.set()
-            go_on.wait(10)
+            go_on.wait(60)
             seen.append(self.context.cancelled)
             self.context.raise_if_cancelled()
             return request
@@ -285,7 +285,7 @@ async def test_cancelling_a_plain_method_waits_until_it_has_come_back(clock: Man
     it = runner(Slow, clock, pool)
     await it.run("initialize")
     task = asyncio.create_task(it.run("process", 1))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     for _ in range(3):
         task.cancel()
         await turns()
@@ -305,11 +305,11 @@ async def test_a_cancelled_plain_method_that_gives_back_a_coroutine_leaves_none_
 
     def process(_request: Any) -> Any:
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return never()
 
     task = asyncio.create_task(runner(doing(process), clock, pool).run("process", 1))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     task.cancel()
     await turns()
     go_on.set()
@@ -328,7 +328,7 @@ class Held(Agent):
     def process(self, request: Any) -> Any:
         self.calls.append(request)
         self.begun.release()
-        return self.let_go.wait(10)
+        return self.let_go.wait(60)
 
 
 async def test_one_that_waits_for_a_worker_is_cancelled_before_it_begins(clock: ManualClock) -> None:

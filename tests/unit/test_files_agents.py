@@ -16,9 +16,9 @@ from ostler.agents import Agent, AgentKind, AgentRegistry, CommandSpec, ExitMean
 from ostler.agents.base import PythonMaker
 from ostler.agents.command import CommandMaker
 from ostler.agents.commandspec import HomeKind
-from ostler.agents.files import LoadedDefinition, load_agent_file, read_lifecycle
-from ostler.agents.files.load import MAX_BYTES, MAX_FAULTS
-from ostler.agents.manifest import MAX_DESCRIPTION, AgentManifest
+from ostler.agents.registry import MAX_DESCRIPTION, AgentManifest
+from ostler.definitions import LoadedDefinition, load_agent_file, read_lifecycle
+from ostler.definitions.load import MAX_BYTES, MAX_FAULTS
 from ostler.errors import DefinitionError
 from ostler.model.spawn import AgentSpawnOptions, HealthCheckConfig, ResourceLimits, RestartPolicy
 from ostler.model.states import AgentPriority, IsolationLevel, ProbeType, RestartPolicyType
@@ -41,6 +41,7 @@ lifecycle:
   tags: [web, api]
   initialization-timeout: 2m
   fail-on-error: true
+  may-add-tasks: false
   checks: [ruff check ., pytest -q]
   home: private
 ---
@@ -99,6 +100,7 @@ def test_a_full_file_becomes_a_manifest(load: Load, tmp_path: Path) -> None:
         checks=("ruff check .", "pytest -q"),
         home=HomeKind.PRIVATE,
         fail_on_error=True,
+        may_add_tasks=False,
         prompt="Fix {{ task.title }}.",
         extra={"model": "sonnet", "tools": "Read, Edit, Bash", "hooks": {"Stop": [{"matcher": "x"}]}},
         defaults=AgentSpawnOptions(
@@ -431,7 +433,7 @@ def test_a_file_whose_name_is_no_text_needs_a_name_inside(tmp_path: Path) -> Non
 
 KEYS = (
     *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags", "x"),
-    *("initialization-timeout", "fail-on-error", "checks", "home"),
+    *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "home"),
 )
 VALUES = (
     *(

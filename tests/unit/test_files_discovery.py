@@ -13,10 +13,10 @@ import pytest
 
 from ostler.agents import Agent, AgentRegistry
 from ostler.agents.base import PythonMaker
-from ostler.agents.files import Discovery, discover, register_file, register_files, validate_files
+from ostler.definitions import Discovery, discover, register_file, register_files, validate_files
 from ostler.errors import AgentInitializationError, InvalidOperationError
 
-MODULE = "ostler.agents.files.discover"
+MODULE = "ostler.definitions.discover"
 
 
 def put(root: Path, **files: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ostler.agents import AgentKind, CommandSpec
-from ostler.agents.files import (
+from ostler.definitions import (
     DaemonSettings,
     ProjectSettings,
     RetentionSettings,
@@ -19,6 +19,7 @@ from ostler.agents.files import (
     json_schema,
     load_settings,
 )
+from ostler.definitions.project import _config_file, get_config
 from ostler.errors import DefinitionError
 from ostler.model.spawn import RestartPolicy
 from ostler.model.states import IsolationLevel
@@ -118,7 +119,7 @@ memory = "1M"
 [agent." x"]
 """
     said = faults(path, text)
-    assert said.pop(8).startswith("14: agent.one.driver.command.1 must use only {attempt}")
+    assert said.pop(8).startswith("12: agent.one.driver.command.1 must use only {attempt}")
     assert said == [
         "1: deamon is not known; did you mean daemon?",
         "3: daemon.listen must be host:port, was here",
@@ -160,7 +161,7 @@ def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_
     assert lifecycle["additionalProperties"] is False
     assert set(lifecycle["properties"]) == {
         *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags"),
-        *("initialization-timeout", "fail-on-error", "checks", "home"),
+        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "home"),
     }
     assert set(schema["$defs"]["LimitKeys"]["properties"]) == {
         *("memory", "cpu", "time", "tasks", "threads", "tokens-per-minute"),
@@ -175,10 +176,55 @@ def test_the_schema_of_a_project_has_its_tables() -> None:
     assert "instructions" in schema["$defs"]["InlineAgent"]["properties"]
 
 
-@pytest.mark.parametrize("code", ["import ostler.agents.files", "import ostler; ostler.register_files"])
+@pytest.mark.parametrize("code", ["import ostler.definitions", "import ostler; ostler.register_files"])
 def test_naming_the_readers_loads_nothing_heavy(code: str) -> None:
     script = f"{code}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"pydantic", "ruamel", "annotated_types", "sqlite3"} & {
         name.split(".")[0] for name in done.stdout.split()
     }
+
+
+# --- the settings in force ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a home and good settings, which one program has read."""
+    (tmp_path / ".ostler").mkdir()
+    (tmp_path / "ostler.toml").write_text("[tasks]\nat-once = 3\n")
+    assert get_config(tmp_path).tasks.at_once == 3
+    return tmp_path
+
+
+def test_a_broken_file_leaves_the_last_good_settings(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (project / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    assert get_config(project).tasks.at_once == 3
+    assert "the last good settings stay in force: " in caplog.text
+    assert "ostler.toml:2: this is not TOML" in caplog.text
+
+
+def test_a_program_that_starts_while_the_file_is_broken_has_the_last_good_settings_too(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    another_program()
+    assert get_config(project).tasks.at_once == 3
+    assert "the last good settings stay in force: " in caplog.text
+    (project / "ostler.toml").write_text("[tasks]\nat-once = 4\n")
+    assert get_config(project).tasks.at_once == 4
+    another_program()
+    (project / "ostler.toml").write_text("[tasks\n")
+    assert get_config(project).tasks.at_once == 4
+
+
+def test_without_good_settings_a_broken_file_is_an_error_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / ".ostler").mkdir()
+    (tmp_path / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    with pytest.raises(DefinitionError, match=r"ostler\.toml:2: this is not TOML"):
+        get_config(tmp_path)
+
+
+def another_program() -> None:
+    """It remembers nothing of what this one has read."""
+    _config_file.cache_clear()

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.agents.files.positions import KeyPath, UnreadableError, read_toml
+from ostler.definitions.parse import UnreadableError, read_toml
+from ostler.model.validation import named
 
 EVERYTHING = '''# a remark = 1
 top = 1
@@ -36,47 +35,26 @@ n = 2
 '''
 
 
-def test_every_key_has_the_line_where_it_stands() -> None:
-    page = read_toml(EVERYTHING)
-    expected = {
-        ("top",): 2,
-        ("quoted key",): 3,
-        ("li.teral",): 7,
-        ("a",): 10,
-        ("a", "b"): 10,
-        ("a", "b", "c"): 10,
-        ("a", "b", "c", 0): 10,
-        ("a", "b", "c", 1): 11,
-        ("a", "b", "c", 2): 11,
-        ("a", "b", "c", 3): 12,
-        ("a", "b", "c", 3, "k"): 12,
-        ("a", "b", "c", 3, "m"): 12,
-        ("a", "b", "c", 3, "m", 0): 13,
-        ("date",): 15,
-        ("table",): 16,
-        ("table", "in ner"): 16,
-        ("table", "in ner", "x"): 17,
-        ("table", "in ner", "x", "y"): 17,
-        ("table", "in ner", "x", "y", "z"): 17,
-        ("table", "in ner", "x", "w"): 17,
-        ("many",): 18,
-        ("many", 0): 18,
-        ("many", 0, "n"): 19,
-        ("many", 0, "sub"): 20,
-        ("many", 0, "sub", "s"): 21,
-        ("many", 1): 22,
-        ("many", 1, "n"): 23,
+def test_every_table_and_every_key_at_the_beginning_of_a_line_has_its_line() -> None:
+    assert read_toml(EVERYTHING).find_lines() == {
+        "top": 2,
+        "quoted key": 3,
+        "li.teral": 7,
+        "a": 10,
+        "a.b": 10,
+        "a.b.c": 10,
+        "date": 15,
+        "table": 16,
+        "table.in ner": 16,
+        "table.in ner.x": 17,
+        "many": 18,
+        "many.0": 18,
+        "many.0.n": 19,
+        "many.0.sub": 20,
+        "many.0.sub.s": 21,
+        "many.1": 22,
+        "many.1.n": 23,
     }
-    assert page.lines == expected
-    assert set(paths(page.data)) == set(expected)
-
-
-def paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
-    if path:
-        yield path
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in children:
-        yield from paths(child, (*path, key))
 
 
 def test_dates_become_text() -> None:
@@ -128,21 +106,21 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=5), st.lists(st.tuples(KEYS, VALUES), max_size=3))
-def test_no_key_is_without_a_line(first: list[tuple[str, str]], second: list[tuple[str, str]]) -> None:
+def test_no_key_of_the_file_is_without_a_line(first: list[tuple[str, str]], second: list[tuple[str, str]]) -> None:
     text = "".join(f"{key} = {value} # end\n" for key, value in dict(first).items())
     text += "[[t.'u v']]\n" + "".join(f"{key} = {value}\n" for key, value in dict(second).items())
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return  # the same key in two spellings
-    page = read_toml(text)
-    assert set(page.lines) == set(paths(page.data))
+    document = read_toml(text)
+    assert set(document.data) <= set(document.find_lines())
 
 
 @given(st.text(st.sampled_from("ab=[]{}\"'#., \n\t1\\"), max_size=60))
 def test_whatever_is_written_there_is_data_or_refused(text: str) -> None:
     try:
-        page = read_toml(text)
+        document = read_toml(text)
     except UnreadableError:
         return
-    assert set(page.lines) == set(paths(page.data))
+    assert {named(key) for key in document.data} <= set(document.find_lines())

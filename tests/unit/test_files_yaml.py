@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.agents.files.positions import MAX_DEPTH, MAX_FRONT, Positions, UnreadableError, read_yaml
+from ostler.definitions.parse import MAX_DEPTH, MAX_FRONT, Document, UnreadableError, read_yaml
 
 
-def front(text: str) -> Positions:
+def front(text: str) -> Document:
     """As the front matter of a file, which begins on line 2."""
     return read_yaml(text, 2)
 
@@ -56,15 +56,15 @@ def test_keys_are_text_and_tags_of_plain_values_are_allowed() -> None:
 
 def test_every_key_and_item_has_its_line() -> None:
     page = front("name: a\nlist:\n  - one\n  - {k: v,\n     m: n}\ntext: |\n  x\n  y\nlast: 1\n")
-    assert page.lines == {
-        ("name",): 2,
-        ("list",): 3,
-        ("list", 0): 4,
-        ("list", 1): 5,
-        ("list", 1, "k"): 5,
-        ("list", 1, "m"): 6,
-        ("text",): 7,
-        ("last",): 10,
+    assert page.find_lines() == {
+        "name": 2,
+        "list": 3,
+        "list.0": 4,
+        "list.1": 5,
+        "list.1.k": 5,
+        "list.1.m": 6,
+        "text": 7,
+        "last": 10,
     }
 
 

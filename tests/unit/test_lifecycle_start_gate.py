@@ -164,7 +164,7 @@ async def test_who_says_that_it_is_done_leaves_before_the_end() -> None:
     gate = StartGate(ManualClock(), at_once=1)
     async with gate.turn(P.LOW) as leave:
         leave()
-        async with asyncio.timeout(5), gate.turn(P.LOW):
+        async with asyncio.timeout(60), gate.turn(P.LOW):
             leave()
             assert gate._inside == 1  # noqa: SLF001 - tests may look inside
 

@@ -12,7 +12,6 @@ from record_samples import RECORDS
 
 from ostler.errors import ValidationError
 from ostler.model.access import HOME_WORKSPACE_ID, Actor, Principal, Token, Workspace
-from ostler.model.faults import Fault, ValidationResult, duration_text, shown
 from ostler.model.instance import AgentMetrics
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics
 from ostler.model.record import Record
@@ -27,6 +26,7 @@ from ostler.model.spawn import (
 )
 from ostler.model.states import AgentPriority, ProbeType, Tier
 from ostler.model.text import clean_text, clipped, fold_tags
+from ostler.model.validation import Fault, ValidationResult, shown
 from ostler.model.wait import Wait, WaitKind
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -334,11 +334,3 @@ def test_values_are_shown_short_printable_and_on_one_line() -> None:
     assert len(shown("x" * 10**6)) == 60
     assert shown(Rude()) == "an unprintable Rude"
     assert Fault(field="a", bound="is required").message == "a is required"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.5, "0.5 s"), (90, "90 s"), (300, "5 min"), (3600, "1 h"), (86400, "1 d"), (3600.001, "3600.001 s")],
-)
-def test_durations_read_as_a_person_writes_them(seconds: float, text: str) -> None:
-    assert duration_text(timedelta(seconds=seconds)) == text

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostler.durations import due, moment, since, span
 from ostler.model.instance import AgentHealthStatus, AgentInstance, Why
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits
 from ostler.model.states import AgentState, HealthState, SuspendDepth
 from ostler.model.wait import Wait, WaitKind
-from ostler.policy.phrases import due, moment, since, span
 from ostler.policy.stall import StallFacts, judge_stall
 from ostler.policy.why import MAX_QUOTE, WhyFacts, explain
 

@@ -142,7 +142,7 @@ def test_one_that_hangs_notices_who_hangs_up(path: str) -> None:
             connection.close()
             for response in responses:
                 response.close()
-            assert model.requests[number].ended.wait(5)
+            assert model.requests[number].ended.wait(60)
 
 
 def _read_all(connection: http.client.HTTPConnection, opened: list[http.client.HTTPResponse]) -> None:

@@ -181,6 +181,10 @@ def test_every_event_that_is_emitted_is_in_the_table_with_all_its_fields() -> No
     assert not slips, "\n" + "\n".join(slips)
 
 
+def test_every_event_of_the_table_is_emitted() -> None:
+    assert set(LOG_EVENTS) - {name for _, name, _ in emitted()} == set()
+
+
 def test_nothing_is_rendered_while_the_level_is_off() -> None:
     log, kept = told(logging.WARNING)
     value = Untellable()
@@ -239,7 +243,7 @@ def test_as_many_lines_are_read_as_were_written() -> None:
 
 def test_json_keeps_what_it_has_words_for() -> None:
     log, kept = told()
-    log.emit("observer_dropped", instance_id=ID, dropped=3, rate=0.5, odd=float("nan"), huge=2**70, last=None, ok=True)
+    log.emit("over_limit", instance_id=ID, dropped=3, rate=0.5, odd=float("nan"), huge=2**70, last=None, ok=True)
     line = json.loads(JsonLines().format(kept.last))
     assert line["fields"] == {
         "instance_id": str(ID),

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 from ostler.lazy_imports import opener
 
 if TYPE_CHECKING:
-    from ostler.agents.base import Agent, AgentMaker
+    from ostler.agents.base import Agent, AgentMaker, agent
     from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy
     from ostler.agents.context import AgentContext
-    from ostler.agents.factory import AgentFactory
-    from ostler.agents.manifest import AgentKind, AgentManifest
-    from ostler.agents.marks import agent
     from ostler.agents.messages import (
         Message,
         MetricReported,
@@ -23,20 +20,17 @@ if TYPE_CHECKING:
         WaitAnswer,
         WaitAsked,
     )
-    from ostler.agents.registry import AgentRegistry, definition_id
+    from ostler.agents.registry import AgentFactory, AgentKind, AgentManifest, AgentRegistry, definition_id
     from ostler.agents.runner import AgentRunner
 else:  # a type checker would believe in any name
     __getattr__, __dir__ = opener(
         __name__,
         {
-            "base": "Agent AgentMaker",
+            "base": "Agent AgentMaker agent",
             "commandspec": "CommandSpec ExitMeaning HomeKind PromptBy",
             "context": "AgentContext",
-            "factory": "AgentFactory",
-            "manifest": "AgentKind AgentManifest",
-            "marks": "agent",
             "messages": "Message MetricReported Progress Signal TokensUsed Voice WaitAnswer WaitAsked",
-            "registry": "AgentRegistry definition_id",
+            "registry": "AgentFactory AgentKind AgentManifest AgentRegistry definition_id",
             "runner": "AgentRunner",
         },
     )

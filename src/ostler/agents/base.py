@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from ostler.agents.context import AgentContext
 from ostler.agents.failures import error_text
 from ostler.errors import AgentInitializationError, ValidationError
-from ostler.model.faults import Fault, shown
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
 #: Of a function that is an agent: the request and the context.
 _MOST_PARAMETERS = 2
+#: The attribute of a decorated class; looked up on the class itself, for a subclass is another agent.
+_DECORATION = "__ostler_agent__"
 
 
 class Agent:
@@ -47,6 +51,66 @@ class Agent:
         """Let go of everything. Called once, on an orderly stop, after the clean-up hooks."""
 
 
+A = TypeVar("A", bound=Agent)
+#: Makes one agent object. Called once per start, in the place where the agent will live.
+AgentMaker = Callable[[], Agent]
+
+
+# --- the decorator -----------------------------------------------------------------------------------
+
+
+class ManifestArguments(TypedDict, total=False):
+    """The fields of `AgentManifest` that a registration may set; the others are found out."""
+
+    name: str
+    description: str | None
+    version: str
+    defaults: AgentSpawnOptions | None
+    min_isolation: IsolationLevel
+    fail_on_error: bool
+    may_add_tasks: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoration:
+    """What `@agent(...)` leaves on a class until a registry reads it."""
+
+    arguments: ManifestArguments = field(default_factory=ManifestArguments)
+    #: As under the key `lifecycle` of a definition file.
+    lifecycle: Mapping[str, Any] | None = None
+
+
+def agent(
+    *, lifecycle: Mapping[str, Any] | None = None, **arguments: Unpack[ManifestArguments]
+) -> Callable[[type[A]], type[A]]:
+    """Describe a class. It is not registered yet: `registry.register(cls)` reads what stands here."""
+    require_manifest_arguments(arguments)
+
+    def decorate(cls: type[A]) -> type[A]:
+        setattr(cls, _DECORATION, Decoration(arguments=arguments, lifecycle=lifecycle))
+        return cls
+
+    return decorate
+
+
+def decoration_of(source: object) -> Decoration:
+    decoration = vars(source).get(_DECORATION) if isinstance(source, type) else None
+    return decoration if isinstance(decoration, Decoration) else Decoration()
+
+
+def require_manifest_arguments(arguments: Mapping[str, Any]) -> None:
+    """Python does not check what is spread over keywords, so a misspelt one would pass."""
+    allowed = ManifestArguments.__annotations__
+    unknown = arguments.keys() - allowed.keys()
+    if unknown:
+        raise TypeError(
+            f"an agent has no {', '.join(sorted(unknown))}; what can be said of it is: {', '.join(allowed)}"
+        )
+
+
+# --- an agent that is a function ---------------------------------------------------------------------
+
+
 class FunctionAgent(Agent):
     """An agent that is one function: of the request, or of the request and the context."""
 
@@ -54,7 +118,7 @@ class FunctionAgent(Agent):
         self.function = function
         self._context: AgentContext | None = None
         self._takes_context = takes_context(function)
-        if inspect.iscoroutinefunction(function):  # said by the method too, or it would begin in a worker thread
+        if inspect.iscoroutinefunction(function):  # the method must be async too, or it would begin in a worker thread
             self.process = self._process_async  # type: ignore[method-assign]  # the same, but async
 
     async def initialize(self, context: AgentContext) -> None:
@@ -64,7 +128,7 @@ class FunctionAgent(Agent):
         return self.function(request, self._context) if self._takes_context else self.function(request)
 
     async def _process_async(self, request: Any) -> Any:
-        return await (self.function(request, self._context) if self._takes_context else self.function(request))
+        return await FunctionAgent.process(self, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,63 +150,64 @@ class PythonMaker:
     def __call__(self) -> Agent:
         module, _, path = self.target.partition(":")
         try:
-            found: Any = import_module(module)
+            value: Any = import_module(module)
             for part in path.split("."):
-                found = getattr(found, part)
+                value = getattr(value, part)
         except (Exception, SystemExit) as error:  # importing runs foreign code
             raise AgentInitializationError(
                 f"{self.target} cannot be imported ({error_text(error)}); "
                 "check lifecycle.driver, and that the module is installed"
             ) from error
-        if not callable(found) or (isinstance(found, type) and not issubclass(found, Agent)):
+        if not callable(value) or (isinstance(value, type) and not issubclass(value, Agent)):
             raise AgentInitializationError(f"{self.target} is neither a subclass of ostler.Agent nor a function")
         try:
-            return maker_of_callable(found)()
+            return maker_of_callable(value)()
         except ValidationError as error:
             raise AgentInitializationError(f"{self.target}: {error}") from error
 
 
-def maker_of_callable(found: Callable[..., Any]) -> AgentMaker:
-    """What makes the agent: `found` itself, or, where it takes a request, a maker of a `FunctionAgent`.
+def maker_of_callable(source: Callable[..., Any]) -> AgentMaker:
+    """What makes the agent: `source` itself or, where it takes a request, a maker of a `FunctionAgent`.
 
-    Raises `ValidationError` for what can be neither.
+    Raises `ValidationError` for a function that can be neither.
     """
-    if isinstance(found, type):
-        return found
-    required = _required_parameters(found)
-    if required is None or (not required and not (inspect.iscoroutinefunction(found) and _positional(found))):
-        return found
-    if len(required) > _MOST_PARAMETERS or any(one.kind is one.KEYWORD_ONLY for one in required):
-        bound = "must take nothing and make an Agent, or take a request, or a request and a context"
-        raise ValidationError([Fault(field="agent", bound=bound, value=shown(found))])
-    if (fault := yielding_fault(found)) is not None:
-        raise ValidationError([fault])
-    return FunctionMaker(found)
+    if isinstance(source, type):
+        return source
+    required = _required_parameters(source)
+    if required is None or (not required and not (inspect.iscoroutinefunction(source) and _positional(source))):
+        return source
+    if len(required) > _MOST_PARAMETERS or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required):
+        raise fault(
+            "agent", "must take nothing and make an Agent, or take a request, or a request and a context", source
+        )
+    if (broken := yielding_fault(source)) is not None:
+        raise ValidationError([broken])
+    return FunctionMaker(source)
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
     """Whether its second parameter is for the context: it has no default, or is called so."""
     second = _positional(function)[1:2]
-    return any(one.default is one.empty or one.name == "context" for one in second)
+    return any(parameter.default is parameter.empty or parameter.name == "context" for parameter in second)
 
 
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    every = inspect.signature(function).parameters.values()
-    return [one for one in every if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    parameters = inspect.signature(function).parameters.values()
+    return [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
 
 
 def _required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Those without a default; None for what does not say, such as some things written in C."""
+    """Those without a default; None where there is no signature, as of some functions written in C."""
     try:
-        every = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return None
     open_ended = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return [one for one in every if one.default is one.empty and one.kind not in open_ended]
+    return [each for each in parameters if each.default is each.empty and each.kind not in open_ended]
 
 
 def process_fault(agent: type[Agent]) -> Fault | None:
-    """What keeps its objects from ever answering a request; better said now than when the first one comes."""
+    """What keeps its objects from ever answering a request; better reported now than with the first request."""
     if agent.process is Agent.process:
         bound = "must have a process(request) of its own; where it is given one only when it is made, register a "
         return Fault(field="agent", bound=f"{bound}function that makes it", value=shown(agent))
@@ -150,14 +215,9 @@ def process_fault(agent: type[Agent]) -> Fault | None:
 
 
 def yielding_fault(agent: type[Agent] | Agent | Callable[..., Any]) -> Fault | None:
-    """A generator is no answer: at some levels it would come back as it is, and at others not at all."""
+    """A generator is no answer: some levels would return it unchanged, others could not return it at all."""
     process = getattr(agent, "process", agent)
     if inspect.isgeneratorfunction(process) or inspect.isasyncgenfunction(process):
         bound = "must return its answer from process, not yield it; return a list, or tell of the parts with "
         return Fault(field="agent", bound=f"{bound}context.report and context.signal", value=shown(agent))
     return None
-
-
-FinalState = Mapping[str, Any]
-#: Makes one agent object. Called once per start, in the place where the agent will live.
-AgentMaker = Callable[[], Agent]

@@ -19,10 +19,9 @@ from uuid import UUID
 from ostler.agents.base import Agent
 from ostler.agents.commandspec import KIB, PLACEHOLDERS, WORKDIR, CommandSpec, ExitMeaning, PromptBy
 from ostler.agents.context import AgentContext
-from ostler.agents.output import KeptOutput
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
-from ostler.model.faults import Fault, shown
-from ostler.model.text import unkeepable_faults
+from ostler.model.text import clean_text, unkeepable_faults
+from ostler.model.validation import Fault, shown
 
 #: How long the program has to end when it is asked to, before it is forced; in seconds.
 STOP_GRACE_S = 2.0
@@ -251,3 +250,57 @@ def _require_argument(word: str) -> None:
     if len(word.encode()) > _MAX_ARGUMENT:
         bound = f"must be shorter than {_MAX_ARGUMENT // KIB + 1} KiB; pass a long prompt by file or stdin"
         raise ValidationError([Fault(field="argument", bound=bound, value=f"{len(word.encode()) // KIB} KiB")])
+
+
+# --- output ------------------------------------------------------------------------------------------
+
+
+class KeptOutput:
+    """The output of a program within a bound: its beginning, its end, and how much was dropped between them.
+
+    Takes any amount and never holds more than twice its limit.
+    """
+
+    __slots__ = ("_half", "_head", "_tail", "_tail_dropped")
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(limit // 2, 1)
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._tail_dropped = 0
+
+    def feed(self, chunk: bytes) -> None:
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += chunk[:room]
+            chunk = chunk[room:]
+        self._tail += chunk
+        # Trimmed only now and then: moving the whole tail for every chunk would cost more than it saves.
+        if len(self._tail) > 3 * self._half:
+            self._trim()
+
+    @property
+    def dropped(self) -> int:
+        return self._tail_dropped + max(len(self._tail) - self._half, 0)
+
+    def text(self) -> str:
+        self._trim()
+        if not self._tail_dropped:
+            return _decoded(self._head + self._tail)
+        mark = f"\n… ({self._tail_dropped} bytes left out) …\n"
+        return _decoded(self._head) + mark + _decoded(self._tail)
+
+    def last_lines(self, count: int, limit: int) -> str:
+        """The end of it, for an error message."""
+        lines = self.text()[-limit:].rstrip().splitlines()
+        return "\n".join(lines[-count:])
+
+    def _trim(self) -> None:
+        over = len(self._tail) - self._half
+        if over > 0:
+            del self._tail[:over]
+            self._tail_dropped += over
+
+
+def _decoded(data: bytes | bytearray) -> str:
+    return clean_text(data.decode("utf-8", "replace"))

@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.text import name_faults, unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
+from ostler.model.validation import Fault, shown
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
 CONTEXT = "context."
@@ -24,6 +24,7 @@ WORKDIR = "workdir"
 KIB = 1024
 MIB = 1024 * KIB
 
+_CONTEXT_KEY = re.compile(r"context\.[^{}]+", re.DOTALL)
 _EXIT_CODE = re.compile(r"0|[1-9][0-9]{0,2}")
 
 
@@ -118,7 +119,9 @@ class CommandSpec(Record):
 
 
 def _directory_faults(cwd: str) -> Iterator[Fault]:
-    if any("\ud800" <= one <= "\udfff" for one in cwd):  # as Python has what is no text in the name of a file
+    if any(
+        "\ud800" <= character <= "\udfff" for character in cwd
+    ):  # as Python has what is no text in the name of a file
         bound = "must be a path that is UTF-8, for it is kept as text; rename the directory, or name a link to it"
         yield Fault(field="cwd", bound=bound, value=shown(cwd))
     else:
@@ -168,7 +171,7 @@ def _template_faults(field: str, argument: str) -> Iterator[Fault]:
         yield Fault(field=field, bound=bound, value=shown(argument))
         return
     for name in names:
-        if name not in PLACEHOLDERS and not (name.startswith(CONTEXT) and len(name) > len(CONTEXT)):
-            known = ", ".join(f"{{{one}}}" for one in sorted(PLACEHOLDERS))
-            bound = f"must use only {known} and {{context.KEY}}; write {{{{ for a brace"
+        if name not in PLACEHOLDERS and not _CONTEXT_KEY.fullmatch(name):
+            allowed = ", ".join(f"{{{placeholder}}}" for placeholder in sorted(PLACEHOLDERS))
+            bound = f"must use only {allowed} and {{context.KEY}}; write {{{{ for a brace"
             yield Fault(field=field, bound=bound, value=shown(f"{{{name}}}"))

@@ -1,4 +1,4 @@
-"""Which agents there are, and how each is made."""
+"""Which agents there are: the manifest of each, how each is made, and the factory that makes them by name."""
 
 from __future__ import annotations
 
@@ -6,39 +6,128 @@ import difflib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from typing import Any, Unpack
 from uuid import UUID, uuid5
 
-from ostler.agents.base import Agent, AgentMaker, maker_of_callable, process_fault
+from ostler.agents.base import (
+    A,
+    Agent,
+    AgentMaker,
+    ManifestArguments,
+    PythonMaker,
+    decoration_of,
+    maker_of_callable,
+    process_fault,
+    require_manifest_arguments,
+)
 from ostler.agents.command import CommandMaker
-from ostler.agents.commandspec import CommandSpec
+from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.failures import error_text
-from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.agents.marks import A, About, mark_of, require_known
-from ostler.errors import AgentNotFoundError, ConflictError, ValidationError
-from ostler.model.faults import Fault, shown
-from ostler.model.text import clipped, unkeepable_faults
+from ostler.errors import AgentInitializationError, AgentNotFoundError, ConflictError, ValidationError
+from ostler.model.context import json_faults
+from ostler.model.record import Record, record
+from ostler.model.spawn import AgentSpawnOptions
+from ostler.model.states import IsolationLevel
+from ostler.model.text import clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
+from ostler.model.validation import Fault, fault, named, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
 ENTRY_POINTS = "ostler.agents"
 #: The source of definitions that come with Ostler; another definition of the same name takes the place of one.
 BUILT_IN = "ostler"
-#: Definitions that were made for one command and that nobody calls by name.
+#: Definitions that were made for one command; they are not called by name.
 COMMAND_PREFIX = "command/"
+PYTHON_DRIVER = "python:"
+MAX_DESCRIPTION = 2000
+MAX_CHECK = 2000
 
-Listener = Callable[[AgentManifest], None]
-#: Reads what stands under `lifecycle` in `@agent(...)`, and answers the fields of the manifest that follow from it.
+Listener = Callable[["AgentManifest"], None]
+#: Reads what stands under `lifecycle` in `@agent(...)`, and returns the fields of the manifest that follow from it.
 LifecycleReader = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
 
 _log = logging.getLogger("ostler.agents")
 _SHOWN_NAMES = 5
 
 
+# --- the manifest ------------------------------------------------------------------------------------
+
+
+class AgentKind(StrEnum):
+    PYTHON = "python"
+    COMMAND = "command"
+
+
+@record
+class AgentManifest(Record):
+    #: Made from kind and name, so that it is the same in every run and on every machine.
+    id: UUID
+    name: str
+    kind: AgentKind
+    description: str | None = None
+    version: str = "1"
+    #: What a spawn without options gets.
+    defaults: AgentSpawnOptions | None = None
+    #: A spawn at a lower level is refused.
+    min_isolation: IsolationLevel = IsolationLevel.NONE
+    #: Whether an exception out of `process` ends the instance, or only the request.
+    fail_on_error: bool = False
+    #: Whether a process of the agent may add tasks under its own; see `may-add-tasks` in definition files.
+    may_add_tasks: bool = True
+    #: "package.module:Class", or the path of a definition file.
+    source: str | None = None
+    command: CommandSpec | None = None
+    #: What runs the agent of a definition file that is no command: "python:module:Class", or the name of a driver.
+    driver: str | None = None
+    #: Variables of its environment by name; None passes on the manager's. A spawn lays its own over them.
+    env: Mapping[str, str | None] | None = None
+    #: Command lines that must succeed before its work counts as done.
+    checks: tuple[str, ...] = ()
+    #: None leaves it to the driver.
+    home: HomeKind | None = None
+    #: The body of a definition file: what the agent is told.
+    prompt: str | None = None
+    #: Keys of a definition file that are not ours; kept and passed on.
+    extra: Mapping[str, Any] | None = None
+
+    def rules(self) -> Iterator[Fault]:
+        yield from name_faults("name", self.name)
+        yield from name_faults("version", self.version)
+        yield from plain_text_faults("description", self.description, MAX_DESCRIPTION)
+        yield from json_faults("extra", self.extra)
+        yield from environment_faults("env", self.env or {})
+        yield from check_faults("checks", self.checks)
+
+
+def environment_faults(field: str, env: Mapping[str, str | None]) -> Iterator[Fault]:
+    yield from variable_faults(field, env)
+    for name, value in env.items():
+        yield from unkeepable_faults(f"{field}.{named(name)}", value or "")
+
+
+def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
+    for index, line in enumerate(checks):
+        yield from plain_text_faults(f"{field}.{index}", line, MAX_CHECK)
+        if not line.strip():
+            yield Fault(field=f"{field}.{index}", bound="must be a command line")
+
+
 def definition_id(kind: AgentKind, name: str) -> UUID:
     """The same in every run and on every machine."""
     return uuid5(NAMESPACE, f"{kind}:{name}")
+
+
+def maker_of(manifest: AgentManifest) -> AgentMaker:
+    """Of a definition that says itself what runs it. Nothing is imported before the maker is called."""
+    driver = manifest.driver or ""
+    if manifest.kind is AgentKind.PYTHON:
+        return PythonMaker(driver.removeprefix(PYTHON_DRIVER))
+    return CommandMaker(manifest.command.argv[0] if manifest.command is not None else driver)
+
+
+# --- the registry ------------------------------------------------------------------------------------
 
 
 class AgentRegistry:
@@ -58,7 +147,7 @@ class AgentRegistry:
         agent: type[Agent] | CommandSpec | Callable[..., Any],
         *,
         replace: bool = False,
-        **about: Unpack[About],
+        **arguments: Unpack[ManifestArguments],
     ) -> AgentManifest:
         """Take in a class, a command, or a function.
 
@@ -68,26 +157,26 @@ class AgentRegistry:
         The same source again takes the place of its earlier self. Another one under the same name is refused with
         `ConflictError`, unless it is to `replace` it.
         """
-        require_known(about)
-        mark = mark_of(agent)
-        said: dict[str, Any] = {"name": _name(agent), **mark.about, **about}
+        require_manifest_arguments(arguments)
+        decoration = decoration_of(agent)
+        fields: dict[str, Any] = {"name": _name(agent), **decoration.arguments, **arguments}
         maker: AgentMaker
         if isinstance(agent, CommandSpec):
             kind, source, maker = AgentKind.COMMAND, None, CommandMaker("".join(agent.argv[:1]))
-            said["command"] = agent
+            fields["command"] = agent
         else:
             kind, source, maker = AgentKind.PYTHON, _source(agent), _maker(agent)
-        name = _required(said["name"])
-        if mark.lifecycle is not None:
-            said = {**self._lifecycle(source or name, mark.lifecycle), **said}
-        manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **said)
+        name = _required(fields["name"])
+        if decoration.lifecycle is not None:
+            fields = {**self._lifecycle(source or name, decoration.lifecycle), **fields}
+        manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **fields)
         return self.add(manifest, maker, replace=replace)
 
-    def agent(self, *, replace: bool = False, **about: Unpack[About]) -> Callable[[type[A]], type[A]]:
+    def agent(self, *, replace: bool = False, **arguments: Unpack[ManifestArguments]) -> Callable[[type[A]], type[A]]:
         """`register` as a decorator of a class."""
 
         def take(cls: type[A]) -> type[A]:
-            self.register(cls, replace=replace, **about)
+            self.register(cls, replace=replace, **arguments)
             return cls
 
         return take
@@ -114,7 +203,7 @@ class AgentRegistry:
         from importlib.metadata import entry_points  # noqa: PLC0415 - reads mail headers, which few programs need
 
         loaded = []
-        for point in sorted(entry_points(group=group), key=lambda one: one.name):
+        for point in sorted(entry_points(group=group), key=lambda point: point.name):
             try:
                 loaded.append(self.register(point.load(), name=point.name))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs foreign code
@@ -135,7 +224,7 @@ class AgentRegistry:
 
         def unsubscribe() -> None:
             with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
 
         return unsubscribe
 
@@ -149,7 +238,7 @@ class AgentRegistry:
 
     def find(self, name: str) -> AgentManifest:
         if not isinstance(name, str):
-            raise ValidationError([Fault(field="name", bound="must be text", value=shown(name))])
+            raise fault("name", "must be text", name)
         try:
             return self._held[name][0]
         except KeyError:
@@ -162,32 +251,65 @@ class AgentRegistry:
         """All of them, by name."""
         return tuple(self._held[name][0] for name in sorted(self._held))
 
-    def _by_id(self, wanted: UUID) -> tuple[AgentManifest, AgentMaker]:
+    def _by_id(self, definition_id: UUID) -> tuple[AgentManifest, AgentMaker]:
         for manifest, maker in self._held.values():
-            if manifest.id == wanted:
+            if manifest.id == definition_id:
                 return manifest, maker
-        raise AgentNotFoundError(_unknown(f"with the id {wanted}", self._held))
+        raise AgentNotFoundError(_unknown(f"with the id {definition_id}", self._held))
 
     def _lifecycle(self, source: str, lifecycle: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._read_lifecycle is None:
             bound = "can be read only by a registry that was given a reader for it; pass defaults instead"
-            raise ValidationError([Fault(field="lifecycle", bound=bound)])
+            raise fault("lifecycle", bound)
         return self._read_lifecycle(source, lifecycle)
+
+
+class AgentFactory:
+    """Needs nothing but the registry: what an agent wants to know it is told when it is initialised.
+
+    With `get_config` the settings of the project must be good before an agent is made.
+    """
+
+    __slots__ = ("_get_config", "_registry")
+
+    def __init__(self, registry: AgentRegistry, get_config: Callable[[], Any] | None = None) -> None:
+        self._registry = registry
+        self._get_config = get_config
+
+    def new_agent(self, agent_id: str, agent_type: str) -> Agent:
+        """A fresh object, which remembers nothing of an earlier one with the same id."""
+        faults = tuple(name_faults("agent_id", agent_id))
+        if faults:
+            raise ValidationError(faults)
+        if self._get_config is not None:
+            self._get_config()
+        manifest = self._registry.find(agent_type)
+        try:
+            made = self._registry.maker(manifest.id)()
+        except Exception as error:
+            raise AgentInitializationError(f"a {agent_type} could not be made: {error}") from error
+        if not isinstance(made, Agent):
+            raise AgentInitializationError(f"{agent_type} must make an Agent, was {shown(made)}")
+        made.agent_id = agent_id
+        return made
+
+
+# --- what is registered ------------------------------------------------------------------------------
 
 
 def _maker(agent: Any) -> AgentMaker:
     if not callable(agent) or (isinstance(agent, type) and not issubclass(agent, Agent)):
         bound = "must be a subclass of Agent, a CommandSpec, or a function"
-        raise ValidationError([Fault(field="agent", bound=bound, value=shown(agent))])
+        raise fault("agent", bound, agent)
     if not isinstance(agent, type):
         return maker_of_callable(agent)
     try:
         inspect.signature(agent).bind()
     except TypeError:
         bound = "must be made without arguments; register a function that makes it, such as a lambda"
-        raise ValidationError([Fault(field="agent", bound=bound, value=shown(agent))]) from None
-    if (fault := process_fault(agent)) is not None:
-        raise ValidationError([fault])
+        raise fault("agent", bound, agent) from None
+    if (broken := process_fault(agent)) is not None:
+        raise ValidationError([broken])
     made: AgentMaker = agent
     return made
 
@@ -196,16 +318,16 @@ def _name(agent: Any) -> str | None:
     qualname = getattr(agent, "__qualname__", None)
     if isinstance(agent, CommandSpec) or not isinstance(qualname, str) or qualname.endswith("<lambda>"):
         return None
-    given = vars(agent).get("agent_name") if isinstance(agent, type) else None
-    return given or f"{agent.__module__}.{qualname}"
+    own_name = vars(agent).get("agent_name") if isinstance(agent, type) else None
+    return own_name or f"{agent.__module__}.{qualname}"
 
 
 def _required(name: Any) -> str:
     if name is None:
         bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
-        raise ValidationError([Fault(field="agent", bound=bound)])
+        raise fault("agent", bound)
     if not isinstance(name, str):
-        raise ValidationError([Fault(field="name", bound="must be text", value=shown(name))])
+        raise fault("name", "must be text", name)
     faults = tuple(unkeepable_faults("name", name))
     if faults:  # the rest is looked at in the manifest, for which an id is made of it first
         raise ValidationError(faults)
@@ -220,8 +342,8 @@ def _source(agent: Any) -> str:
     return f"{source}:{code.co_firstlineno}" if code is not None and "<" in source else source
 
 
-def _same_source(one: AgentManifest, other: AgentManifest) -> bool:
-    return one.kind is other.kind and one.source == other.source and (one.source is not None or one == other)
+def _same_source(first: AgentManifest, second: AgentManifest) -> bool:
+    return first.kind is second.kind and first.source == second.source and (first.source is not None or first == second)
 
 
 def _whence(manifest: AgentManifest) -> str:

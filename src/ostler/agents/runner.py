@@ -16,10 +16,11 @@ from ostler.agents.base import Agent, AgentMaker, yielding_fault
 from ostler.agents.context import CURRENT_CALL, AgentContext, CallId, CallToken, CleanupHook
 from ostler.agents.failures import error_text, execution_error
 from ostler.clock import Deadline
+from ostler.durations import duration_text
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.model.context import json_faults
-from ostler.model.faults import duration_text, shown
 from ostler.model.text import clipped
+from ostler.model.validation import shown
 
 MAX_HEALTH_TEXT = 1000
 #: How long a clean-up hook that is late has to react to being cancelled, before the next one starts.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,26 +10,27 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostler.api.context import Context
-from ostler.api.gate import Route
-from ostler.api.routes import ROUTES
-from ostler.errors import OstlerError
-from ostler.problems import TOO_LARGE, document
+from ostler.api.gate import AUTHENTICATE, GuardedRoute, problem
+from ostler.api.routes import HANDLERS
+from ostler.api.table import ROUTES
+from ostler.errors import TOO_LARGE, UNAUTHENTICATED, NotFoundError, OstlerError, ValidationError, document
 from ostler.version import __version__
 
 _log = logging.getLogger("ostler.api")
-_PROBLEM = "application/problem+json"
+_CODES = {401: UNAUTHENTICATED, 404: NotFoundError.code, 413: TOO_LARGE}
 
 
-def create_app(context: Context, routes: Sequence[Route] = ROUTES) -> FastAPI:
-    app = FastAPI(title="Ostler", version=__version__, docs_url=None, redoc_url=None)
+def create_app(context: Context) -> FastAPI:
+    app = FastAPI(title="Ostler", version=__version__, openapi_url=None, redirect_slashes=False)
     app.state.context = context
-    for route in routes:
+    app.router.route_class = GuardedRoute
+    for route in ROUTES:
         app.add_api_route(
             route.path,
-            route.handler,
+            HANDLERS[route.name],
             methods=[route.method],
             status_code=route.status,
-            name=route.handler.__name__,
+            name=route.name,
             response_model=None,
         )
     app.add_exception_handler(OstlerError, _on_error)
@@ -41,38 +40,36 @@ def create_app(context: Context, routes: Sequence[Route] = ROUTES) -> FastAPI:
     return app
 
 
-def _answer(status: int, body: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(body, status_code=status, media_type=_PROBLEM)
-
-
-def _plain(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
-    body = {"type": f"about:blank#{code}", "code": code, "status": status, "title": detail, "detail": detail, **more}
-    return _answer(status, body)
-
-
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
     del request
     if not isinstance(error, OstlerError):
         raise error
-    body = document(error)
-    return _answer(body["status"], body)
+    return JSONResponse(document(error), status_code=error.status, media_type="application/problem+json")
 
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     """What FastAPI itself finds wrong in a request, in the same words as our own faults."""
     del request
     details = error.errors() if isinstance(error, RequestValidationError) else []
-    faults = [f"{'.'.join(str(part) for part in one['loc'][1:]) or 'body'}: {one['msg']}" for one in details]
-    return _plain(422, "invalid", "; ".join(faults) or "the request is not valid", faults=faults)
+    faults = [f"{'.'.join(str(part) for part in item['loc'][1:]) or 'body'}: {item['msg']}" for item in details]
+    text = "; ".join(faults) or "the request is not valid"
+    return problem(422, ValidationError.code, text, faults=faults)
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
-    del request
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    code = {404: "not_found", 405: "not_found", 413: TOO_LARGE}.get(status, "failed")
-    return _plain(status, code, str(getattr(error, "detail", error)))
+    if not isinstance(error, HTTPException):
+        raise error
+    status, detail = error.status_code, str(error.detail)
+    if status in {404, 405}:  # of the router: no row has this path, or none with this method
+        status, detail = 404, f"there is no {request.method} {request.url.path}; see docs/guides/http-api.md"
+    if status == 404 and request.scope["principal"] is None:
+        status, detail = 401, AUTHENTICATE
+    answer = problem(status, _CODES.get(status, OstlerError.code), detail)
+    if status == 401:
+        answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     _log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _plain(500, "failed", f"internal error: {type(error).__name__}; the log of the daemon says where")
+    return problem(500, OstlerError.code, f"internal error: {type(error).__name__}; the log of the daemon says where")

@@ -1,4 +1,4 @@
-"""What the routes of one daemon share, and what each of them knows of its caller."""
+"""What the handlers of one daemon share, and on whose behalf each of them acts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ostler.agents.files import Discovery
 from ostler.crews.supervisor import Supervisor
+from ostler.definitions import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.loops import Loops
 from ostler.model.access import Principal
@@ -35,7 +35,7 @@ class Context:
     stop: Callable[[bool], None]
     #: Ends the agents in order, and says how each ended.
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
-    #: Makes definition files known before a name is looked up, and says which are broken.
+    #: Registers the definition files as they are now, and says which are broken.
     refresh: Callable[[], Discovery]
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +74,8 @@ def loops_of(request: Request) -> Loops:
     return context_of(request).loops.acting_as(tasks_of(request))
 
 
+#: The handlers of one resource, by the names of their routes.
+Handlers = dict[str, Callable[..., Any]]
 ContextOf = Annotated[Context, Depends(context_of)]
 ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
 TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, note, parse_seconds, plain, rough_duration, seconds_since, show, size_text
+from ostler.cli.output import as_json, note, plain, seconds_since, show
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.problems import ExitCode
+from ostler.durations import parse_seconds, rough_duration, size_text
+from ostler.errors import ExitCode
 
 _HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM", "DOING")
 _LOOK_SECONDS = 0.1
@@ -176,7 +177,7 @@ def _on_each(names: tuple[str, ...], everything: bool, verb: Any) -> None:
             note(str(error))
             failed = failed or error
     if failed is not None:
-        from ostler.problems import exit_code_of  # noqa: PLC0415 - only a failure needs it
+        from ostler.errors import exit_code_of  # noqa: PLC0415 - only a failure needs it
 
         raise click.exceptions.Exit(exit_code_of(failed.code))
 

@@ -15,9 +15,9 @@ import click
 from ostler.cli.output import note
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon
+from ostler.errors import ExitCode
 from ostler.home import KEEPER, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
-from ostler.problems import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, output_option
-from ostler.cli.output import as_json, moment, note, plain, rough_duration, seconds_since, table
+from ostler.cli.output import as_json, moment, note, plain, seconds_since, table
 from ostler.client.blocking import DaemonError
-from ostler.problems import ExitCode
+from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 
 _HEAD = ("MEMBER", "GENERATION", "STATE", "TASK", "SINCE", "COST", "LAST ERROR")
 _EVENTS = "task_state_changed,crew_changed"

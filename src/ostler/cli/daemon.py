@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, the_home
-from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, short_path
+from ostler.cli.output import as_json, note, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone
+from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 from ostler.home import DAEMON_LOG
-from ostler.problems import ExitCode
 
 #: The daemon ends its agents first; then it only has to close its files.
 _END_SECONDS = 60.0

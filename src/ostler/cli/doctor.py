@@ -16,9 +16,10 @@ from typing import NamedTuple
 import click
 
 from ostler.cli.common import the_home
-from ostler.cli.output import as_json, has_colour, plain, rough_duration, seconds_since, short_path, size_text
+from ostler.cli.output import as_json, has_colour, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, DaemonError, UnreachableError
-from ostler.problems import ExitCode
+from ostler.durations import rough_duration, size_text
+from ostler.errors import ExitCode
 
 _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, local_time, plain, rough_duration, seconds_since, show, table
-from ostler.problems import ExitCode
+from ostler.cli.output import as_json, local_time, plain, seconds_since, show, table
+from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 
 _NOT_SHOWN = frozenset(
     {"event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version", "instance_id", "attempt"}

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, output_option
-from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, show
+from ostler.cli.output import as_json, note, plain, seconds_since, show
 from ostler.cli.tasks import on_task
 from ostler.client.blocking import DaemonError
-from ostler.problems import ExitCode
+from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 
 _WORDS = {
     "exit": "ended without a signal",

@@ -14,7 +14,7 @@ import click
 from ostler.cli.common import Options
 from ostler.cli.output import note
 from ostler.client.blocking import DaemonError
-from ostler.problems import ExitCode, exit_code_of
+from ostler.errors import ExitCode, exit_code_of
 from ostler.version import __version__
 
 #: Set it to see where an unexpected error came from.
@@ -172,7 +172,6 @@ def _run() -> int:
 def _failed(error: Exception) -> int:
     """Errors of the library, where a command uses it without the daemon; anything else is a bug."""
     from ostler.errors import OstlerError, ValidationError  # noqa: PLC0415 - only a failure needs them
-    from ostler.problems import problem_of  # noqa: PLC0415 - likewise
 
     if not isinstance(error, OstlerError):
         note(f"internal error: {type(error).__name__}: {error}; set {TRACEBACK}=1 to see where")
@@ -180,4 +179,4 @@ def _failed(error: Exception) -> int:
     faults = error.faults if isinstance(error, ValidationError) else ()
     for sentence in [fault.message for fault in faults] or [str(error)]:
         note(sentence)
-    return problem_of(error).exit_code
+    return error.cli_exit

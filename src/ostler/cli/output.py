@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ from typing import Any
 import click
 
 _RIGHT = frozenset({"UP", "RESTARTS", "CPU", "MEM", "AGE", "EXIT", "NUMBER", "COST", "TOKENS", "GENERATION"})
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _COLOURS = {
     "processing": "green",
     "ready": "green",
@@ -86,18 +84,7 @@ def note(sentence: str) -> None:
         os.write(2, f"{line}\n".encode(errors="backslashreplace"))
 
 
-# --- times and sizes ---------------------------------------------------------------------------------
-
-
-def rough_duration(seconds: float) -> str:
-    """One unit below a day, two above: 12 s, 4 min, 3 d 4 h."""
-    left = max(int(seconds), 0)
-    for place, (size, unit) in enumerate(_UNITS):
-        if left >= size:
-            whole, rest = divmod(left, size)
-            more = f" {rest // 3600} h" if place == 0 and rest >= 3600 else ""
-            return f"{whole} {unit}{more}"
-    return "0 s"
+# --- times -------------------------------------------------------------------------------------------
 
 
 def moment(text: str | None) -> datetime | None:
@@ -112,28 +99,6 @@ def seconds_since(text: str | None) -> float:
 def local_time(text: str | None) -> str:
     when = moment(text)
     return "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def size_text(count: float) -> str:
-    for unit in ("B", "K", "M", "G"):
-        if count < 1024 or unit == "G":
-            return f"{count:.0f} {unit}" if unit in {"B", "K", "M"} else f"{count:.1f} {unit}"
-        count /= 1024
-    return ""
-
-
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-def parse_seconds(text: str) -> float | None:
-    """A duration as people write it, in seconds; None where it is none."""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = _DURATION_PART.findall(text)
-    if not parts or _DURATION_PART.sub("", text).strip():
-        return None
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

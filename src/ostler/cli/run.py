@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent
-from ostler.cli.output import as_json, local_time, note, parse_seconds, plain
+from ostler.cli.output import as_json, local_time, note, plain
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.problems import ExitCode, exit_code_of
+from ostler.durations import parse_seconds
+from ostler.errors import ExitCode, exit_code_of
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")

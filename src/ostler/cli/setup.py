@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, output_option, the_home
-from ostler.cli.output import as_json, local_time, note, parse_seconds, plain, short_path, show, table
+from ostler.cli.output import as_json, local_time, note, plain, short_path, show, table
+from ostler.durations import parse_seconds
+from ostler.errors import ExitCode
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
-from ostler.problems import ExitCode
 from ostler.version import __version__
 
 _EXAMPLE = """\
@@ -97,7 +98,7 @@ def show_agent(name: str) -> None:
 @agents.command()
 def validate() -> None:
     """Check the definition files and settings of this project; needs no daemon."""
-    from ostler.agents.files import validate_files  # noqa: PLC0415 - loads YAML and pydantic
+    from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
     root = project_of(the_home())
     found = validate_files(root)

@@ -25,6 +25,7 @@ from ostler.cli.common import the_home
 from ostler.cli.output import as_json, note, plain, table
 from ostler.errors import (
     DefinitionError,
+    ExitCode,
     InvalidOperationError,
     LeaseHeldError,
     OstlerError,
@@ -33,9 +34,8 @@ from ostler.errors import (
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
-from ostler.model.faults import shown
 from ostler.model.simulation import OnIdle, RunState, SimulationRun, SimulationSettings
-from ostler.problems import ExitCode, problem_of
+from ostler.model.validation import shown
 from ostler.simulation import (
     KeptRun,
     PlayedTurn,
@@ -196,7 +196,7 @@ def _play(plan: _Plan) -> int:
             note(sentence)
         if plan.run is not None:
             note(plan.hint())
-        return plan.stopped or problem_of(error).exit_code
+        return plan.stopped or error.cli_exit
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
         # Signals are heard by `_hear_signals`; code of a scenario that raises these must not look like a success.
         if plan.stopped is None:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, output_option
-from ostler.cli.output import as_json, note, plain, rough_duration, seconds_since, short_path, show
+from ostler.cli.output import as_json, note, plain, seconds_since, short_path, show
 from ostler.client.blocking import DaemonError
+from ostler.durations import rough_duration
 
 _HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
 
@@ -45,6 +46,8 @@ def task() -> None:
 @click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
 @click.option("--hold", is_flag=True, help="Keep it back until `ostler task requeue`.")
 @click.option("--timeout", help="How long one attempt may work, such as 45m.")
+@click.option("--max-failures", type=int, help="Failed attempts before it is parked for you.  [default: 3]")
+@click.option("--backoff", help="Before the next attempt after a failure; doubles up to 10m.  [default: 30s]")
 @click.option("--key", help="Its key; else the next number, such as T001.")
 @click.option("--id", "idempotency", help="Given twice, the task is added once.")
 def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> None:

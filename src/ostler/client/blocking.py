@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
+from ostler.errors import UNREACHABLE
 from ostler.home import SOCKET_FILE
-from ostler.problems import UNREACHABLE
 
 #: How long a stream tries to find its daemon again.
 RECONNECT_SECONDS = 60.0
@@ -150,8 +150,8 @@ class BlockingClient:
 
 def _refusal(body: bytes, status: int) -> DaemonError:
     try:
-        told = json.loads(body)
+        document = json.loads(body)
     except ValueError:
-        told = {}
-    detail = str(told.get("detail") or f"the daemon answered with HTTP {status}")
-    return DaemonError(str(told.get("code", "failed")), detail, tuple(told.get("faults") or ()))
+        document = {}
+    detail = str(document.get("detail") or f"the daemon answered with HTTP {status}")
+    return DaemonError(str(document.get("code", "failed")), detail, tuple(document.get("faults") or ()))

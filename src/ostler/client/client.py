@@ -16,7 +16,7 @@ import httpx2
 
 from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
-from ostler.errors import OstlerError, StoreError
+from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
 from ostler.lifecycle.logs import LogLine
 from ostler.model.crew import CrewView
@@ -26,9 +26,9 @@ from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task
 from ostler.model.wait import Wait
-from ostler.problems import error_of
 
 _PAUSE_SECONDS = 0.1
+_WAIT_EXTRA = ("instance_name", "task_key")
 _TASK_EXTRA = ("title", "next", "waits")
 _EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
@@ -86,11 +86,11 @@ class Client:
             body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.given}
         if job is not None:
             body["job"] = {"request": job}
-        found = await self.call("spawn", spawn={n: v for n, v in body.items() if v is not None}, key=key)
-        return _instance(found)
+        spawn = {name: value for name, value in body.items() if value is not None}
+        return _instance(await self.call("spawn", spawn=spawn, key=key))
 
-    async def instances(self, **wanted: Any) -> list[AgentInstance]:
-        return [_instance(one) for one in await self.call("instances", **wanted)]
+    async def instances(self, **criteria: Any) -> list[AgentInstance]:
+        return [_instance(values) for values in await self.call("instances", **criteria)]
 
     async def instance(self, instance: str | UUID) -> AgentInstance:
         return _instance(await self.call("instance", instance=instance))
@@ -118,15 +118,14 @@ class Client:
     # --- looking ---------------------------------------------------------------------------------
 
     async def waits(self, instance: str | UUID | None = None) -> list[Wait]:
-        found = await self.call("waits", instance=instance)
-        return [Wait.from_dict({n: v for n, v in one.items() if n != "instance_name"}) for one in found]
+        return [_wait(values) for values in await self.call("waits", instance=instance)]
 
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
 
     async def statistics(self) -> LifecycleStatistics:
-        found = await self.call("statistics")
-        return LifecycleStatistics.from_dict({name: value for name, value in found.items() if name != "tasks"})
+        totals = await self.call("statistics")
+        return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
 
     # --- tasks -----------------------------------------------------------------------------------
 
@@ -134,8 +133,8 @@ class Client:
         """`more` as in `TaskOrchestrator.submit`; `key` makes the call safe to repeat."""
         return _task(await self.call("add_task", key=key, new_task={"task": task, **more}))
 
-    async def tasks(self, **wanted: Any) -> list[Task]:
-        return [_task(one) for one in await self.call("tasks", **wanted)]
+    async def tasks(self, **criteria: Any) -> list[Task]:
+        return [_task(values) for values in await self.call("tasks", **criteria)]
 
     async def task(self, key: str) -> Task:
         return _task(await self.call("task", task=key))
@@ -152,21 +151,21 @@ class Client:
     # --- crews -----------------------------------------------------------------------------------
 
     async def crews(self) -> list[CrewView]:
-        return [CrewView.from_dict(one) for one in await self.call("crews")]
+        return [CrewView.from_dict(values) for values in await self.call("crews")]
 
     async def crew_up(self, *names: str) -> list[CrewView]:
         """Bring up these crews, or all that are declared."""
-        return [CrewView.from_dict(one) for one in (await self.call("crew_up", names=names))["crews"]]
+        return [CrewView.from_dict(values) for values in (await self.call("crew_up", names=names))["crews"]]
 
     async def crew_stop(self, *names: str, force: bool = False) -> list[CrewView]:
         """Stop these crews, or all, in order; it returns when their agents have ended."""
-        return [CrewView.from_dict(one) for one in await self.call("crew_stop", names=names, force=force)]
+        return [CrewView.from_dict(values) for values in await self.call("crew_stop", names=names, force=force)]
 
     async def crew_scale(self, name: str, count: int) -> CrewView:
         return CrewView.from_dict(await self.call("crew_scale", crew=name, count=count))
 
     async def crew_reload(self) -> list[CrewView]:
-        return [CrewView.from_dict(one) for one in await self.call("crew_reload")]
+        return [CrewView.from_dict(values) for values in await self.call("crew_reload")]
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -175,7 +174,7 @@ class Client:
         cursor = None if after is None else str(after)
         async for item in self._follow("events", cursor, {"instance": instance}):
             if (kind := EVENT_CLASSES.get(item.event)) is not None:
-                yield kind.from_dict({n: v for n, v in item.data.items() if n != "event_type"})
+                yield kind.from_dict({name: value for name, value in item.data.items() if name != "event_type"})
 
     async def logs(
         self,
@@ -188,19 +187,19 @@ class Client:
     ) -> AsyncIterator[LogLine]:
         """Lines of output; with `follow` until the instance has ended, with `raw` as they were written."""
         if not follow:
-            for one in await self.call("logs", instance=instance, after=after, tail=tail, raw=raw):
-                yield LogLine.from_dict(one)
+            for line in await self.call("logs", instance=instance, after=after, tail=tail, raw=raw):
+                yield LogLine.from_dict(line)
             return
         async for item in self._follow("logs", after, {"instance": instance, "tail": tail, "raw": raw}):
             yield LogLine.from_dict(item.data)
 
     async def _follow(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> AsyncIterator[StreamItem]:
-        """As in the blocking client: on and on from its cursor, until the daemon says that it is the end."""
+        """As in the blocking client: after a lost connection on from its cursor, until the daemon ends the stream."""
         lost_at: float | None = None
         while True:
-            given = parameters if cursor is None else {**parameters, "after": cursor}
+            query = parameters if cursor is None else {**parameters, "after": cursor}
             try:
-                async for item in self._stream(prepare(verb, {**given, "follow": True}, token=self._token)):
+                async for item in self._stream(prepare(verb, {**query, "follow": True}, token=self._token)):
                     lost_at = None
                     if item.event == "end":
                         return
@@ -230,16 +229,20 @@ def _instance(values: Mapping[str, Any]) -> AgentInstance:
     return AgentInstance.from_dict({name: value for name, value in values.items() if name not in _EXTRA})
 
 
+def _wait(values: Mapping[str, Any]) -> Wait:
+    return Wait.from_dict({name: value for name, value in values.items() if name not in _WAIT_EXTRA})
+
+
 def _task(values: Mapping[str, Any]) -> Task:
     return Task.from_dict({name: value for name, value in values.items() if name not in _TASK_EXTRA})
 
 
 def _document(body: bytes) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = json.loads(body)
+        document: Mapping[str, Any] = json.loads(body)
     except ValueError:
         return {"code": "failed", "detail": body.decode(errors="replace")[:500]}
-    return found
+    return document
 
 
 def _short(place: Path) -> str:

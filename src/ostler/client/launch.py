@@ -42,7 +42,7 @@ def start_daemon(home: Path, *, listen: str | None = None) -> Any:
             return client.call("status")
         except UnreachableError:
             if daemon.poll() not in {None, 0}:
-                try:  # another one may have been faster
+                try:  # a daemon of another command may have been faster
                     return client.call("status")
                 except UnreachableError:
                     raise DaemonStartError(_last_lines(home, begins)) from None
@@ -54,10 +54,10 @@ def _last_lines(home: Path, begins: int) -> str:
     try:
         with (home / DAEMON_LOG).open("rb") as log:
             log.seek(begins)
-            said = log.read()[-2000:].decode(errors="replace").strip()
+            output = log.read()[-2000:].decode(errors="replace").strip()
     except OSError:
-        said = ""
-    return said.splitlines()[-1] if said else f"it ended at once; see {home / DAEMON_LOG}"
+        output = ""
+    return output.splitlines()[-1] if output else f"it ended at once; see {home / DAEMON_LOG}"
 
 
 def wait_until_gone(pid: int, seconds: float) -> bool:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ostler.aio import first_of
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
@@ -23,7 +24,7 @@ from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.park import park
+from ostler.tasks.retry import fail_attempt
 from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
@@ -63,8 +64,6 @@ class CrewRules(attempt.AttemptRules):
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         """The worktree of the task; without a repository the member's own directory, new and empty."""
         workdir = workdir_of(task)
-        if workdir is not None:
-            self.tasks.workdirs.allow(Path(workdir.path).parent)
         if task.instance_id is not None or (workdir is not None and workdir.kind is WorkdirKind.WORKTREE):
             return await attempt.prepare(self.tasks, task)
         async with self._directories:
@@ -119,7 +118,7 @@ class CrewRules(attempt.AttemptRules):
         asking = []
         try:
             for event, grace in ((self._scope.cancelled, None), (self._scope.forced, _AT_ONCE)):
-                await _first_of(ended, event)
+                await first_of(ended, event.wait())
                 if ended.done():
                     break
                 asking.append(asyncio.ensure_future(self._terminate(instance, grace)))
@@ -149,24 +148,15 @@ class CrewRules(attempt.AttemptRules):
         is_spent = task.failures + 1 >= task.max_failures
         if is_spent or not self._is_submitted:
             self.error = error
-        if is_spent or (self.error is not None and self._plan.settings.on_error is CrewAction.RESTART):
-            return await park(self.tasks, task, error)
-        return await attempt.fail_attempt(self.tasks, task, error)
-
-
-async def _first_of(ended: asyncio.Future[Any], event: asyncio.Event) -> None:
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
+        is_last = self.error is not None and self._plan.settings.on_error is CrewAction.RESTART
+        return await fail_attempt(self.tasks, task, error, is_last=is_last)
 
 
 async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:
     """One attempt, which ends soon after its scope is forced. None where it was cut off, else the task as it is."""
     under_way = asyncio.ensure_future(orchestrator.work(task, rules))
     try:
-        await _first_of(under_way, scope.forced)
+        await first_of(under_way, scope.forced.wait())
         if not under_way.done():
             await asyncio.wait({under_way}, timeout=_FORCE_SECONDS)
         if not under_way.done():

@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
-from ostler.agents.files.config import ConfigFile
 from ostler.crews.crew import Crew, Member, Work
 from ostler.crews.factory import GetConfig, MemberFactory, MemberPlan
 from ostler.crews.members import Members
 from ostler.crews.rules import cut_off
+from ostler.definitions.project import ConfigFile
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED
@@ -40,6 +40,7 @@ _CLOSE_SECONDS = 5.0
 #: How long a retried task waits for another member than the one that failed it.
 _PATIENCE = timedelta(minutes=1)
 _MAX_COUNT = 1000
+_SETTINGS_SECONDS = 1.0
 
 
 class Supervisor(Members):
@@ -69,6 +70,8 @@ class Supervisor(Members):
         self.shutdown_reason: str | None = None
         #: Set when everything was.
         self.is_shut_down = asyncio.Event()
+        #: Called when the settings declare other crews than before: which tasks belong to one may have changed.
+        self.on_settings: Callable[[], None] = lambda: None
 
     @property
     def policy(self) -> Mapping[str, CrewPolicy]:
@@ -151,6 +154,7 @@ class Supervisor(Members):
             self._group = group
             group.create_task(self._hand_out(), name="ostler-crews-hand-out")
             group.create_task(self._listen(), name="ostler-crews-wake")
+            group.create_task(self._watch_settings(), name="ostler-crews-settings")
             ready.set()
             await asyncio.Event().wait()  # until it is cancelled, and all of the group with it
 
@@ -332,6 +336,17 @@ class Supervisor(Members):
         async for event in self._orchestrator.manager.observe():
             if isinstance(event, TaskEvent) or not isinstance(event, Event):
                 self._wake.set()
+
+    async def _watch_settings(self) -> None:
+        """A look at the file costs one stat; a change is followed without waiting for a task to move."""
+        before = self._declared()
+        while True:
+            await self._tasks.clock.sleep(_SETTINGS_SECONDS)
+            declared = self._declared()
+            if declared != before:
+                before = declared
+                self._wake.set()
+                self.on_settings()
 
     async def _hand_out(self) -> None:
         while True:

@@ -17,7 +17,7 @@ _LIMIT_SECONDS = 30.0
 
 
 class Hooks:
-    """Words of a command, no shell. It finds who and why in its environment; one that fails is logged."""
+    """Commands that run at an event, without a shell, with its details in the environment. A failure is logged."""
 
     def __init__(self, manager: AgentLifecycleManager, on_wait: str | None, on_change: str | None) -> None:
         self._manager = manager
@@ -39,8 +39,8 @@ class Hooks:
         async for event in self._manager.observe():
             match event:
                 case AgentWaitOpenedEvent(kind=WaitKind.HUMAN) if self._on_wait:
-                    found = await self._manager.get_instance(event.instance_id)
-                    name = (found.name if found is not None else None) or str(event.instance_id)
+                    instance = await self._manager.get_instance(event.instance_id)
+                    name = (instance.name if instance is not None else None) or str(event.instance_id)
                     await self._run(
                         "on-wait",
                         self._on_wait,

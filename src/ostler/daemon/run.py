@@ -19,28 +19,27 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ostler.agents.files import Discovery, register_files
-from ostler.agents.files.config import ConfigFile
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.api.gate import Gate
-from ostler.api.routes import ROUTES
 from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
+from ostler.definitions import Discovery, register_files
+from ostler.definitions.project import ConfigFile
 from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, chosen_home, project_of
+from ostler.home import SOCKET_FILE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.loop.loops import Loops
 from ostler.model.access import OWNER
-from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
+from ostler.model.validation import fault
 from ostler.tasks.attempt import DAEMON_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
@@ -62,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
     )
-    for name in ("uvicorn", "watchfiles"):  # they tell of every request and every change of a file
+    for name in ("uvicorn", "watchfiles"):  # they log every request and every change of a file
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
@@ -72,14 +71,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 async def serve(home: Path, *, listen: str | None = None) -> None:
-    """Until a signal, or until it is told to stop by the API."""
-    project = project_of(home)
-    if str(project) not in sys.path:
-        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
+    """Serve until a signal comes, or the API stops it."""
+    project, modules = project_of(home), str(modules_of(home))
+    if modules not in sys.path:
+        sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
     config = ConfigFile(project)
     settings = config()
-    wanted = listen or settings.daemon.listen
-    tcp = None if wanted is None else _tcp_socket(wanted)
+    address = listen or settings.daemon.listen
+    tcp = None if address is None else _tcp_socket(address)
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
@@ -102,6 +101,7 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             rules=loops.rules,
             settle=loops.settle,
         )
+        supervisor.on_settings = queue.wake
         context = Context(
             manager=manager,
             orchestrator=orchestrator,
@@ -144,24 +144,25 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
 
 
 async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
-    """In order, while the API still answers: who looks sees them end. Suspended ones are parked by the close."""
-    found = await manager.acting_as(OWNER).get_active_instances(GetInstancesFilter(limit=1000))
-    if found:
-        _log.info("stopping %d agents", len(found))
+    """In order, while the API still answers, so that a client sees them end. Suspended ones are parked by the close."""
+    instances = await manager.acting_as(OWNER).get_active_instances(GetInstancesFilter(limit=1000))
+    if instances:
+        _log.info("stopping %d agents", len(instances))
 
-    async def end(one: AgentInstance) -> dict[str, Any]:
+    async def end(instance: AgentInstance) -> dict[str, Any]:
         try:
-            result = await manager.terminate(one.instance_id, TerminationOptions(reason=DAEMON_STOPPED))
+            result = await manager.terminate(instance.instance_id, TerminationOptions(reason=DAEMON_STOPPED))
         except OstlerError as error:
-            _log.warning("%s: %s", one.name, error)
-            return {"name": one.name, "how": f"could not be ended: {error}"}
-        how = "gracefully" if result.was_graceful else "by force"
-        told = f"terminated {how} in {result.duration.total_seconds():.1f} s"
-        _log.info("%s %s", one.name, told)
-        return {"name": one.name, "how": told}
+            _log.warning("%s: %s", instance.name, error)
+            return {"name": instance.name, "how": f"could not be ended: {error}"}
+        manner = "gracefully" if result.was_graceful else "by force"
+        how = f"terminated {manner} in {result.duration.total_seconds():.1f} s"
+        _log.info("%s %s", instance.name, how)
+        return {"name": instance.name, "how": how}
 
-    parked = [{"name": one.name, "how": "parked"} for one in found if one.state == AgentState.SUSPENDED]
-    return parked + await asyncio.gather(*(end(one) for one in found if one.state != AgentState.SUSPENDED))
+    suspended = [instance for instance in instances if instance.state == AgentState.SUSPENDED]
+    parked = [{"name": instance.name, "how": "parked"} for instance in suspended]
+    return parked + await asyncio.gather(*(end(instance) for instance in instances if instance not in suspended))
 
 
 def _refresh(manager: AgentLifecycleManager, root: Path) -> Discovery:
@@ -174,17 +175,17 @@ def _signals(stop: Any, reload: Callable[[], object]) -> Iterator[None]:
     """SIGINT and SIGTERM stop the agents in order; a second one ends at once. SIGHUP reads the settings again."""
     loop, seen = asyncio.get_running_loop(), 0
 
-    def asked() -> None:
+    def on_signal() -> None:
         nonlocal seen
         seen += 1
         if seen > 1:
-            _log.warning("asked twice; ending now, agents are left to the next daemon")
+            _log.warning("a second signal; ending now, agents are left to the next daemon")
             os._exit(1)
-        _log.info("asked to stop; press Ctrl+C again to end at once")
+        _log.info("a signal to stop; press Ctrl+C again to end at once")
         stop(False)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     loop.add_signal_handler(signal.SIGHUP, reload)
     try:
         yield
@@ -212,7 +213,7 @@ class _PeerChecked(H11Protocol):
 
 class _Server:
     def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, *, is_local: bool) -> None:
-        gate = Gate(app, ROUTES, manager, is_local_socket=is_local)
+        gate = Gate(app, manager, is_local_socket=is_local)
         config = uvicorn.Config(
             gate,
             http=_PeerChecked if is_local else H11Protocol,

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from ostler.agents.command import CommandMaker
 from ostler.agents.commandspec import KIB, CommandSpec, HomeKind, PromptBy
-from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.agents.registry import BUILT_IN, AgentRegistry, definition_id
+from ostler.agents.registry import BUILT_IN, AgentKind, AgentManifest, AgentRegistry, definition_id
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits
 from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, shown
 
 if TYPE_CHECKING:
     from ostler.drivers.base import Driver

@@ -16,9 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ostler.agents.command import Ending
+from ostler.agents.command import Ending, KeptOutput
 from ostler.agents.messages import Message, MetricReported, Progress, TokensUsed
-from ostler.agents.output import KeptOutput
 from ostler.errors import AgentExecutionError, UsageLimitError
 from ostler.model.text import clipped
 

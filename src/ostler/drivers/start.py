@@ -16,8 +16,8 @@ from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.context import AgentContext
 from ostler.drivers.base import Driver, Order, SessionUsage
 from ostler.errors import AgentExecutionError, ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
+from ostler.model.validation import Fault, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 from ostler.agents import AgentContext, AgentRunner
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
@@ -226,9 +227,7 @@ class LoopCell(Cell):
         self._post(call.cancel)
         timer = self._clock.call_later(self.GIVE_UP.total_seconds(), partial(wake, stopped))
         try:
-            while not stopped.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((stopped,))
+            await wait_ignoring_cancel(stopped)
         finally:
             timer.cancel()
         call.given_up = call in self._running

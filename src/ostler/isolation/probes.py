@@ -19,10 +19,9 @@ from functools import cache
 from types import MappingProxyType
 
 from ostler.clock import Clock, Deadline
-from ostler.model.faults import duration_text
-from ostler.model.spawn import HealthCheckConfig
+from ostler.durations import duration_text
+from ostler.model.spawn import HealthCheckConfig, command_target, http_target, tcp_target
 from ostler.model.states import ProbeType
-from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import clipped
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.version import __version__

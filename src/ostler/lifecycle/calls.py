@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
+from ostler.durations import duration_text
 from ostler.errors import (
     AgentBusyError,
     AgentExecutionError,
@@ -28,8 +29,8 @@ from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspende
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.attempt import AttemptOutcome, Request, RequestState
-from ostler.model.faults import duration_text, fault
 from ostler.model.states import SuspendDepth
+from ostler.model.validation import fault
 from ostler.store import reports as commands
 from ostler.store.instances import error_event
 from ostler.store.reports import CallEnd

@@ -7,9 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.base import AgentMaker, maker_of_callable
-from ostler.agents.factory import maker_of
-from ostler.agents.manifest import AgentKind, AgentManifest
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentKind, AgentManifest, AgentRegistry, maker_of
 from ostler.clock import Clock
 from ostler.errors import AgentNotFoundError
 from ostler.model.spawn import Definition

@@ -10,8 +10,8 @@ from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.files import register_file
-from ostler.agents.manifest import AgentKind, AgentManifest
+from ostler.agents.registry import AgentKind, AgentManifest
+from ostler.definitions import register_file
 from ostler.errors import InvalidOperationError
 from ostler.lifecycle.logs import LogLine
 from ostler.lifecycle.observe import Observation

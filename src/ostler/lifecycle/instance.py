@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 from uuid import UUID
 
-from ostler.agents.manifest import AgentManifest
 from ostler.agents.messages import WaitAnswer
+from ostler.agents.registry import AgentManifest
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, InvalidOperationError, OstlerError, StaleWriterError, StoreError
 from ostler.failpoints import FaultPoint
@@ -208,7 +209,7 @@ class Instance:
         """Its caller has gone. Cancelling again does not shorten this."""
         withdrawal = Withdraw(of=verb)
         self.post(withdrawal)
-        await wait_through(withdrawal.done, *([] if self.task is None else [self.task]))
+        await wait_ignoring_cancel(withdrawal.done, *([] if self.task is None else [self.task]))
 
     def start(self, begin: Callable[[Instance], None]) -> None:
         """Begin to serve messages; `begin` sets the first phase."""
@@ -460,15 +461,6 @@ class Instance:
         return InvalidOperationError(
             f"{self.label} is {self.state} and cannot be {doing}; {advice}", current=self.state
         )
-
-
-async def wait_through(*ends: asyncio.Future[Any]) -> None:
-    """Until the first of them is done. Cancelling the caller once more does not shorten this."""
-    while not any(one.done() for one in ends):
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            continue
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from ostler.agents.manifest import AgentKind
+from ostler.agents.registry import AgentKind
 from ostler.errors import (
     AgentGoneError,
     AgentNotFoundError,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from ostler.clock import Deadline
+from ostler.durations import duration_text
 from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
 from ostler.isolation.base import Cell, Exit, Verb
 from ostler.isolation.probes import probe
@@ -14,7 +15,6 @@ from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.phases import Adopting, Pausing, Serving
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentMetricsUpdatedEvent
-from ostler.model.faults import duration_text
 from ostler.model.states import HealthState, IsolationLevel, ProbeType
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.policy.quota import plan

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from ostler.agents.files import read_lifecycle
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
+from ostler.aio import finish
+from ostler.definitions import read_lifecycle
 from ostler.drivers import register_built_in
 from ostler.errors import (
     InvalidOperationError,
@@ -45,7 +45,7 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
 from ostler.lifecycle.verbs import require_kind
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import leases, workspaces
 from ostler.store.store import Store, home_path, is_address
 from ostler.telemetry.log import LifecycleLog
@@ -112,7 +112,7 @@ async def open_manager(
             lease.keep(session.lose)
             yield session.manager
         finally:
-            await _uninterrupted(session)
+            await finish(session.close())
 
 
 def _build(
@@ -241,22 +241,6 @@ class _Session:
             await instance.ask(Detach() if stays else Close(grace=grace))
         if instance.task is not None:
             await asyncio.wait([instance.task])
-
-
-async def _uninterrupted(session: _Session) -> None:
-    """Closing is finished even when its caller is cancelled meanwhile; the cancellation comes after."""
-    task = asyncio.ensure_future(session.close())
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.done():
-                break
-            cancelled = True
-    task.result()
-    if cancelled:
-        raise asyncio.CancelledError
 
 
 def _require_no_template() -> None:

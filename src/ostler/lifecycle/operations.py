@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler.clock import Deadline
+from ostler.durations import duration_text
 from ostler.errors import (
     AgentExecutionError,
     AgentGoneError,
@@ -29,7 +30,6 @@ from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
 from ostler.lifecycle.reports import Listener
 from ostler.lifecycle.signs import Signs, Tally
 from ostler.model.access import SYSTEM, Actor
-from ostler.model.faults import duration_text
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import Enforcement, IsolationLevel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ostler.durations import duration_text
 from ostler.errors import (
     AgentNotFoundError,
     DeadlineError,
@@ -21,7 +22,6 @@ from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
 from ostler.lifecycle.work import start_clock, stop_clock
 from ostler.model.access import SYSTEM
 from ostler.model.attempt import AttemptOutcome
-from ostler.model.faults import duration_text
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import instances

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.agents.manifest import AgentKind, AgentManifest
+from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.errors import AgentNotFoundError, OstlerError, StoreError
 from ostler.isolation.base import Cell, Exit, Isolation
 from ostler.lifecycle.adopt import begin_adopted, first_phase

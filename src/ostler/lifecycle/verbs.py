@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from ostler.agents.registry import AgentRegistry
+from ostler.aio import wait_ignoring_cancel
+from ostler.durations import to_duration
 from ostler.errors import (
     AgentGoneError,
     AgentInitializationError,
@@ -25,7 +27,7 @@ from ostler.errors import (
 )
 from ostler.lifecycle.admit import Admission, admit, new_record
 from ostler.lifecycle.calls import answer_from, request_digest
-from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime, wait_through
+from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.logs import LogLine, LogWindow, read_log, render_of
 from ostler.lifecycle.messages import Answer, Join, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
@@ -36,14 +38,13 @@ from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Request, RequestState
-from ostler.model.faults import fault, shown
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
 from ostler.model.record import Record
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
-from ostler.model.types import parse_duration
+from ostler.model.validation import fault, shown
 from ostler.model.wait import Wait
 from ostler.policy.access import decide_access
 from ostler.store import audit, instances, moves, queries, requests, waits, workspaces
@@ -128,7 +129,7 @@ class Verbs:
             try:
                 await asyncio.wait([reserving])
             except asyncio.CancelledError:
-                await wait_through(reserving)
+                await wait_ignoring_cancel(reserving)
                 self._give_back(admission, reserving)
                 raise
             finally:
@@ -566,12 +567,15 @@ def _member(kind: type[E], field: str, value: Any) -> E:
 
 def _duration(field: str, value: timedelta | float | str | None) -> timedelta | None:
     """A positive duration, as people write it."""
-    parsed = parse_duration(value)
-    if isinstance(parsed, int | float) and not isinstance(parsed, bool):
-        parsed = timedelta(seconds=parsed)
-    if parsed is not None and (not isinstance(parsed, timedelta) or parsed <= timedelta(0)):
+    if value is None:
+        return None
+    try:
+        duration = to_duration(value)
+    except (ValueError, OverflowError):
+        duration = timedelta(0)
+    if duration <= timedelta(0):
         raise fault(field, "must be a duration above zero, such as 30s", value)
-    return parsed
+    return duration
 
 
 def _checked_request_id(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostler.durations import span
 from ostler.lifecycle.health import stall_of
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.phases import Backoff, Leaving, Suspended
@@ -9,7 +10,6 @@ from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance, Why
 from ostler.model.states import AgentState, SuspendDepth
 from ostler.model.wait import Wait, WaitKind
-from ostler.policy.phrases import span
 from ostler.policy.restart import RestartFacts, decide_restart
 from ostler.policy.why import WhyFacts, explain
 from ostler.store import waits

@@ -12,7 +12,7 @@ from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as task_rows
 from ostler.store import waits as wait_rows
 from ostler.store.transaction import Reader
-from ostler.tasks.attempt import new_wait
+from ostler.tasks.retry import new_wait
 from ostler.tasks.shared import Tasks
 
 _HUMAN = ("human", "you", "person")

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ostler.agents.files import load_settings, register_files
+from ostler.aio import first_of
 from ostler.clock import Deadline
+from ostler.definitions import load_settings, register_files
 from ostler.errors import AgentNotFoundError, OstlerError
 from ostler.home import project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -224,27 +225,18 @@ class _Drive:
     async def _work(self, task: Task) -> None:
         rules: AttemptRules | None = self._loops.rules(task)
         work = asyncio.ensure_future(self._orchestrator.work(task, rules))
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
-            while not work.done():
-                for instance in await self._manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
-                    await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)  # its agent, or a check
-                await asyncio.wait((work,), timeout=_START_SECONDS)  # it may be about to be started
-            await work
-        finally:
-            stop.cancel()
+        await first_of(work, self._stopping.wait())
+        while not work.done():
+            for instance in await self._manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+                await self._loops.parts.terminals.stop(instance, LOOP_STOPPED)  # its agent, or a check
+            await asyncio.wait((work,), timeout=_START_SECONDS)  # it may be about to be started
+        await work
 
     async def _sleep(self, seconds: float) -> None:
         """Until something happened to a task, the time is over, or the loop is told to stop."""
-        woken = [asyncio.ensure_future(one.wait()) for one in (self._wake, self._stopping)]
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with Deadline(self._manager.clock, seconds):
-                    await asyncio.wait(woken, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in woken:
-                one.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(self._manager.clock, seconds):
+                await first_of(self._wake.wait(), self._stopping.wait())
 
     async def _result(
         self, kind: LoopResultType, *, summary: str | None = None, blocked_on: tuple[str, ...] = ()

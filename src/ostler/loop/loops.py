@@ -11,9 +11,9 @@ from ostler.loop.blockers import cycles, wait_graph
 from ostler.loop.parts import LoopParts
 from ostler.loop.rules import IterationRules
 from ostler.model.access import Permission
-from ostler.model.faults import fault
 from ostler.model.loop import CiResult, Iteration, LoopSettings, OnClose, PullRequest, PullRequestState, TaskLoop
 from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
+from ostler.model.validation import fault
 from ostler.model.wait import Wait
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
@@ -31,7 +31,7 @@ class Loops:
         self, orchestrator: TaskOrchestrator, settings: LoopSettings | None = None, parts: LoopParts | None = None
     ) -> None:
         self.orchestrator = orchestrator
-        self.settings = settings or LoopSettings()
+        self.settings = LoopSettings.coerced(settings)
         self.parts = parts or LoopParts.of(orchestrator.tasks)
         self._store = orchestrator.manager.store
 

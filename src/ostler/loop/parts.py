@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -147,17 +146,3 @@ class LocalCi:
 
     def commands(self, task: Task) -> tuple[str, ...]:
         return (task.loop or TaskLoop()).ci or checks_of(self.tasks, task)
-
-
-async def first_of(*work: Any) -> None:
-    """Until one of them is done; the others are cancelled."""
-    running = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-    for one in running:
-        if not one.cancelled() and (error := one.exception()) is not None:
-            raise error

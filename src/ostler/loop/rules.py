@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from ostler.aio import first_of
 from ostler.clock import Deadline
 from ostler.errors import NotFoundError, ValidationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.loop.blockers import path_to, sort_blockers, wait_graph
 from ostler.loop.context import ContextBuilder
-from ostler.loop.parts import LocalCi, LoopParts, first_of
+from ostler.loop.parts import LocalCi, LoopParts
 from ostler.loop.signals import SignalFile, breakpoint_of, last_breakpoint
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
@@ -28,9 +29,10 @@ from ostler.store import requests as request_rows
 from ostler.store import tasks as task_rows
 from ostler.store.transaction import Transaction
 from ostler.tasks import attempt
-from ostler.tasks.attempt import AttemptFailedError, AttemptRules, AttemptWaitsError, new_wait
+from ostler.tasks.attempt import AttemptFailedError, AttemptRules, AttemptWaitsError
 from ostler.tasks.proof import checks_of
-from ostler.tasks.shared import BY
+from ostler.tasks.retry import new_wait
+from ostler.tasks.shared import BY, MAX_LOST
 from ostler.workdirs.records import Snapshot, Workdir
 
 _log = logging.getLogger("ostler.loop")
@@ -119,7 +121,7 @@ class IterationRules(AttemptRules):
         ended = asyncio.ensure_future(self.parts.terminals.ended(instance))
         try:
             await first_of(
-                asyncio.shield(ended),
+                ended,
                 self._hear(instance),
                 self._read(file, instance, loop.breakpoint_check_interval.total_seconds()),
             )
@@ -320,6 +322,14 @@ class IterationRules(AttemptRules):
             waits = [new_wait(self.tasks, task, WaitKind.BACKOFF, "the next retry", due_at=due)]
         return await self._end(task, changes, waits, error, ended_by=cause)
 
+    async def lost(self, task: Task, error: str) -> Task:
+        """Begun again at once; parked where the machine ended under it too often in a row."""
+        lost, waits = task.lost + 1, []
+        if lost > MAX_LOST:
+            waits = [self._parked(task, f"lost {lost} times in a row, at last: {_line(error)}", "lost")]
+        changes = {"lost": 0 if waits else lost, "error": clipped(error, _MAX_TEXT), "session": None}
+        return await self._end(task, changes, waits, f"start {task.attempt} was lost: {_line(error)}", ended_by="lost")
+
     async def waits(self, task: Task, waits: AttemptWaitsError) -> Task:
         wait = attempt.wait_of(self.tasks, task, waits)
         return await self._end(
@@ -356,6 +366,7 @@ class IterationRules(AttemptRules):
     ) -> Task:
         if task.state is not TaskState.RUNNING:
             return task
+        changes = {"lost": 0, **changes}
         said = self._breakpoint
         by = ended_by or self._ended_by or ("breakpoint" if said is not None else "exit")
         if to is TaskState.QUEUED and not any(wait.kind is WaitKind.HUMAN for wait in waits):

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.task import Task
 from ostler.model.text import name_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault, shown
 
 #: How the reason of a crew begins that stopped by itself and needs a person.
 MANUAL = "manual intervention required"

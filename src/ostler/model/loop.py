@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.text import clipped, plain_text_faults, unkeepable_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault
 
 MAX_SUMMARY = 4000
 MAX_BLOCKERS = 20

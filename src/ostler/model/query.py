@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.states import AgentState, HealthState
 from ostler.model.text import plain_text_faults, tag_faults
 from ostler.model.types import Interval
+from ostler.model.validation import Fault
 
 MAX_PAGE = 1000
 MAX_OFFSET = 1_000_000

@@ -10,18 +10,21 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.faults import Fault, shown
 from ostler.model.loop import TaskLoop
 from ostler.model.record import Record, record
 from ostler.model.states import AgentPriority
 from ostler.model.text import name_faults, tag_faults, unkeepable_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault, shown
 
 MAX_TASK = 100_000
 MAX_COMMENT = 20_000
 MAX_DEPENDENCIES = 100
 MAX_CHECKS = 20
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+TaskBackoff = Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=10))]
 
 
 class TaskState(StrEnum):
@@ -90,6 +93,10 @@ class Task(Record):
     #: Attempts that failed. Waits and sendings back spend nothing.
     failures: int = 0
     max_failures: Annotated[int, Interval(ge=1, le=1000)] = 3
+    #: Before the attempt after the first failure; doubled with each that follows, up to ten minutes.
+    backoff: TaskBackoff = timedelta(seconds=30)
+    #: Attempts in a row that were lost with the machine. They spend no failure.
+    lost: int = 0
     #: How long one attempt may work.
     timeout: Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=7))] | None = None
     #: The directory that it was submitted from.
@@ -208,8 +215,10 @@ class TaskSettings(Record):
     #: How long one attempt may work, where neither the task nor its agent says.
     timeout: _Long = timedelta(hours=2)
     check_timeout: _Long = timedelta(minutes=15)
-    #: Failed attempts before a task is rejected.
+    #: Failed attempts before a task is parked for a person.
     max_failures: Annotated[int, Interval(ge=1, le=1000)] = 3
+    #: Before the attempt after the first failure.
+    backoff: TaskBackoff = timedelta(seconds=30)
     #: How long accepted and rejected tasks stay before they go to the vault.
     retention: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=3650))] = timedelta(hours=24)
     #: A command line that is run on every change of state of a task.

@@ -5,11 +5,12 @@ Pydantic reads these marks when a record is first validated. None of them import
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any
+
+from ostler.durations import parse_duration, parse_megabytes, write_duration, write_megabytes
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -104,48 +105,6 @@ def from_micros(value: int) -> datetime:
 
 
 # --- durations and sizes -----------------------------------------------------------------------------
-
-_SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-#: More than any range allows. Beyond them lie numbers that no timedelta and no int can be made of.
-_LONGEST_SECONDS = 1e10
-_LARGEST_MEGABYTES = 1e10
-_DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|sec|min|m|h|d))+\s*")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|s|min|m|h|d)")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|t)i?b?\s*", re.IGNORECASE)
-_MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
-
-
-def parse_duration(value: Any) -> Any:
-    """Read "30s", "1h 30min" or "500ms"; return anything else unchanged, for pydantic takes a number of seconds."""
-    if isinstance(value, str) and _DURATION.fullmatch(value):
-        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(value))
-        return timedelta(seconds=min(seconds, _LONGEST_SECONDS))
-    return value
-
-
-def parse_megabytes(value: Any) -> Any:
-    """Read "256M" or "1.5G"; return anything else unchanged."""
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        return round(min(float(match[1]) * _MEGABYTES[match[2].lower()], _LARGEST_MEGABYTES))
-    return value
-
-
-def write_duration(value: timedelta) -> str:
-    """The shortest text that `parse_duration` reads back: "500ms", "30s", "5m", "7d"."""
-    milliseconds = round(value / timedelta(milliseconds=1))
-    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")):
-        if milliseconds % size == 0 and (milliseconds or unit == "s"):
-            return f"{milliseconds // size}{unit}"
-    return f"{milliseconds}ms"
-
-
-def write_megabytes(value: int) -> str:
-    """The shortest text that `parse_megabytes` reads back: "64M", "2G"."""
-    for size, unit in ((1024 * 1024, "T"), (1024, "G")):
-        if value and value % size == 0:
-            return f"{value // size}{unit}"
-    return f"{value}M"
-
 
 Duration = Annotated[
     timedelta, Parsed(parse_duration, write=write_duration, schema={"type": ["string", "number"], "examples": ["30s"]})

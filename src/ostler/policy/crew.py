@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from ostler.durations import duration_text
 from ostler.model.crew import MANUAL, CrewAction, CrewPolicy, CrewStrategy
-from ostler.model.faults import duration_text
 
 MAX_BACKOFF = timedelta(minutes=5)
 

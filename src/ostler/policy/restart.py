@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from ostler.model.faults import duration_text
+from ostler.durations import duration_text
 from ostler.model.spawn import RestartPolicy
 from ostler.model.states import RestartPolicyType
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from ostler.durations import span
 from ostler.model.states import INACTIVE_STATES, AgentState
-from ostler.policy.phrases import span
 
 _NOTHING = timedelta(0)
 

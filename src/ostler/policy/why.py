@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from ostler.model.faults import duration_text
+from ostler.durations import due, duration_text, moment, since, span
 from ostler.model.instance import AgentInstance, Why
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, HealthState, SuspendDepth
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.policy.phrases import due, moment, since, span
 from ostler.policy.stall import Liveness, StallVerdict
 
 #: Foreign text in a sentence: an error, a reason.

@@ -19,8 +19,8 @@ from uuid import UUID, uuid4
 
 from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.faults import fault, shown
 from ostler.model.simulation import OnIdle, SimulationSettings
+from ostler.model.validation import fault, shown
 from ostler.simulation.ask import Asker, Failed, Question, Round, discard, run_all
 from ostler.simulation.brains import Brains, Managed, call_of, is_async
 from ostler.simulation.managed import ManagedBrains

@@ -13,8 +13,8 @@ import pydantic
 from pydantic_core import from_json
 
 from ostler.agents.base import Agent
-from ostler.agents.files.load import Page, read_text
-from ostler.agents.files.positions import Positions, UnreadableError, read_toml, read_yaml
+from ostler.definitions.load import Page, read_text
+from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import (
     AgentInitializationError,
     DefinitionError,
@@ -24,11 +24,11 @@ from ostler.errors import (
 )
 from ostler.isolation.process.sources import source_of
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
 from ostler.model.states import IsolationLevel
 from ostler.model.types import MAX_COUNT, Interval
+from ostler.model.validation import Fault, shown
 from ostler.simulation.brains import Brains, ManagedKind
 from ostler.simulation.scenario import AgentGroup, Scenario
 from ostler.simulation.scenario_code import CodeError, CodeLoader
@@ -124,7 +124,7 @@ def _load(page: Page, source: Mapping[str, Any], overrides: Mapping[str, Any], *
     return scenario
 
 
-def _read_yaml(text: str) -> Positions:
+def _read_yaml(text: str) -> Document:
     try:
         return read_yaml(text)
     except UnreadableError as error:  # that reader speaks of front matter; here it is the whole file

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from ostler.aio import finish
 from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, StoreClosedError, StoreError
 from ostler.failpoints import FaultPoint, Seams
 from ostler.home import DATABASE_FILE
 from ostler.model.attempt import Lease
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import leases
 from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection
@@ -88,12 +89,7 @@ class Store:
         writer, readers, self._writer, self._readers = self._writer, self._readers, None, None
         if writer is None or readers is None or os.getpid() != self._process:
             return  # in a forked child the connections belong to the parent
-        closing = asyncio.ensure_future(asyncio.to_thread(_close_all, writer, readers))
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await asyncio.wait([closing])
-            raise
+        await finish(asyncio.to_thread(_close_all, writer, readers))
 
     async def __aenter__(self) -> Self:
         await self.open()

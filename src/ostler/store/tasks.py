@@ -10,11 +10,11 @@ from uuid import UUID
 from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
-from ostler.model.faults import fault
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
-from ostler.model.wait import Wait
+from ostler.model.validation import fault
+from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
@@ -215,7 +215,7 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
             waiting += [found for key in one.depends_on if (found := find_task(tx, task.workspace_id, key))]
 
 
-def claim_task(
+def claim_task(  # noqa: PLR0913 - a member of a crew, or a person, begins it
     tx: Transaction,
     old: Task,
     *,
@@ -223,15 +223,18 @@ def claim_task(
     crew: str | None = None,
     member: str | None = None,
     agent: str | None = None,
+    over_backoff: bool = False,
 ) -> Task | None:
     """Begin its next attempt; None where it cannot be begun now, or another one was faster.
 
-    A crew gives it to a member, whose definition is the agent from then on.
+    A crew gives it to a member, whose definition is the agent from then on. A person may begin it before its backoff
+    is over.
     """
     row = get_task(tx, old.task_id)
     if row is None or row.state is not TaskState.QUEUED or row.is_held:
         return None
-    if tx.fetch_one("SELECT 1 FROM waits WHERE task_id = :id AND ended_at IS NULL", id=row.task_id) or unmet(tx, row):
+    passed_over = {WaitKind.BACKOFF} if over_backoff else set()
+    if unmet(tx, row) or any(wait.kind not in passed_over for wait in task_waits(tx, row.task_id)):
         return None
     changes = {
         "attempt": row.attempt + 1,
@@ -390,7 +393,7 @@ def release_task(tx: Transaction, task: Task, *, by: Actor) -> Task:
     """A queued task is kept back by nothing but what it depends on: neither held, nor parked, nor waiting."""
     for wait in task_waits(tx, task.task_id):
         end_task_wait(tx, wait, "released", by=by)
-    return change_task(tx, task, {"is_held": False, "failures": 0}, by=by, act="task.requeue")
+    return change_task(tx, task, {"is_held": False, "failures": 0, "lost": 0}, by=by, act="task.requeue")
 
 
 def end_task_waits(tx: Transaction, task: Task, outcome: str) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from uuid import UUID
 
 from ostler.agents.command import DEFAULT_PATH
 from ostler.agents.commandspec import HomeKind
-from ostler.agents.manifest import AgentKind, AgentManifest
+from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
@@ -32,15 +32,14 @@ from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
-from ostler.model.text import MAX_REASON, clipped
+from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
-from ostler.store import tasks as rows
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
-from ostler.store.transaction import Transaction
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
+from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
 from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
@@ -78,6 +77,10 @@ class AttemptWaitsError(Exception):
 
 class AttemptStoppedError(Exception):
     """A person stopped its agent: the task is kept back."""
+
+
+class AttemptLostError(Exception):
+    """Its agent ended with the machine or the keeper, and how is not known. It spends no failure."""
 
 
 class AttemptRules:
@@ -129,6 +132,10 @@ class AttemptRules:
         """Its agent failed, or a check did."""
         return await fail_attempt(self.tasks, task, error)
 
+    async def lost(self, task: Task, error: str) -> Task:
+        """Its agent ended with the machine."""
+        return await lose_attempt(self.tasks, task, error)
+
     async def waits(self, task: Task, waits: AttemptWaitsError) -> Task:
         """It goes on later."""
         return await queue_with_waits(self.tasks, task, {}, [wait_of(self.tasks, task, waits)], str(waits))
@@ -139,7 +146,7 @@ class AttemptRules:
 
 
 async def run_attempt(rules: AttemptRules, task: Task) -> Task:
-    """`task` is running. Returns it as it was left: completed, queued again, or rejected."""
+    """`task` is running. Returns it as it was left: completed, or queued again."""
     tasks = rules.tasks
     try:
         task = await _work(rules, task)
@@ -149,6 +156,8 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
         return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
         return await rules.stopped(await tasks.reload(task), str(stopped))
+    except AttemptLostError as lost:
+        return await rules.lost(await tasks.reload(task), str(lost))
     except CheckStoppedError as stopped:
         return await _check_stopped(rules, await tasks.reload(task), stopped)
     except AttemptFailedError as failure:
@@ -175,6 +184,8 @@ async def _work(rules: AttemptRules, task: Task) -> Task:
     found, _ = await find_instance(tasks, task, _name(task))
     if found is not None and task.instance_id != found.instance_id:  # a killed program did not note it
         task = await tasks.change(task, {"instance_id": found.instance_id})
+    if found is None:
+        await end_instances(tasks, task, "another attempt begins")
     task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
     task, instance = await rules.spawn(task, workdir)
@@ -192,6 +203,8 @@ def _name(task: Task) -> str:
 async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
+    if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
+        tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
         workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
@@ -304,6 +317,8 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         if why in GOES_ON:
             raise AttemptWaitsError(WaitKind.BACKOFF, str(why), None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
+    if last is not None and last.outcome is AttemptOutcome.LOST:
+        raise AttemptLostError(last.detail or "its agent ended, and how is not known")
     raise _failure(record, last, row)
 
 
@@ -358,7 +373,7 @@ async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any)
         said = f"the check `{failed.command}` {how}:\n{failed.output}"
         task = await tasks.change(task, {"receipts": receipts})
         return await rules.failed(task, said, "check")
-    return await rules.complete(task, {"receipts": receipts, "error": None, "failures": 0})
+    return await rules.complete(task, {"receipts": receipts, "error": None, "failures": 0, "lost": 0})
 
 
 def submission_of(answer: Any) -> dict[str, Any]:
@@ -396,43 +411,7 @@ def used_by(task: Task, answer: Any) -> dict[str, Any]:
     return found
 
 
-# --- when it did not work ----------------------------------------------------------------------------
-
-
-async def fail_attempt(tasks: Tasks, task: Task, error: str) -> Task:
-    """Back to the queue with what went wrong, or rejected when that happened too often."""
-    if task.state is not TaskState.RUNNING:
-        return task
-    failures = task.failures + 1
-    # The next attempt begins afresh; only one that waits goes on in its session.
-    changes: dict[str, Any] = {"failures": failures, "error": clipped(error, _MAX_TEXT), "session": None}
-    if failures >= task.max_failures:
-        last = error.splitlines()[0]
-        return await tasks.change(
-            task, changes, to=TaskState.REJECTED, by=BY, reason=f"failed {failures} times, at last: {last}"
-        )
-    changes["comments"] = (*task.comments, clipped(error, _MAX_TEXT))[-20:]
-    return await requeue(tasks, task, changes, error)
-
-
-async def requeue(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
-    return await queue_with_waits(tasks, task, changes, [], reason)
-
-
-async def queue_with_waits(
-    tasks: Tasks, task: Task, changes: dict[str, Any], waits: Sequence[Wait | None], reason: str
-) -> Task:
-    """Back to the queue; it is not claimed while one of these waits is open. One commit."""
-    if task.state is not TaskState.RUNNING:
-        return task
-    return await tasks.store.run(_queue_with_waits, task, changes, tuple(one for one in waits if one), reason)
-
-
-def _queue_with_waits(tx: Transaction, task: Task, changes: dict[str, Any], waits: Sequence[Wait], reason: str) -> Task:
-    changed = rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
-    for wait in waits:
-        rows.open_task_wait(tx, changed, wait)
-    return changed
+# --- the end -----------------------------------------------------------------------------------------
 
 
 def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
@@ -441,25 +420,17 @@ def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
     return new_wait(tasks, task, waits.kind, str(waits), due_at=waits.due_at)
 
 
-def new_wait(tasks: Tasks, task: Task, kind: WaitKind, reason: str, **more: Any) -> Wait:
-    return Wait(
-        wait_id=tasks.manager.new_id(),
-        workspace_id=task.workspace_id,
-        kind=kind,
-        task_id=task.task_id,
-        reason=clipped(reason, MAX_REASON),
-        created_at=tasks.manager.now(),
-        **more,
-    )
-
-
 async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
     """End what runs for a task, its agent and its checks, proven, and the work on it in this program."""
     under_way = tasks.running.pop(task.key, None)
     if under_way is not None:
         under_way.cancel()
         await asyncio.wait([under_way])
-    wanted = GetInstancesFilter(task_id=task.task_id, limit=1000)
-    for one in await tasks.store.read(list_instances, wanted, task.workspace_id):
-        await tasks.manager.handle(one.instance_id).stop(reason=reason)
+    await end_instances(tasks, task, reason)
     await discard_proof(tasks, task)
+
+
+async def end_instances(tasks: Tasks, task: Task, reason: str) -> None:
+    active = GetInstancesFilter(task_id=task.task_id, limit=1000)
+    for instance in await tasks.store.read(list_instances, active, task.workspace_id):
+        await tasks.manager.handle(instance.instance_id).stop(reason=reason)

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
-from ostler.model.access import Permission
-from ostler.model.faults import fault
+from ostler.model.access import OWNER, Permission
+from ostler.model.query import GetInstancesFilter
 from ostler.model.task import FINISHED_STATES, Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import tasks as rows
 from ostler.tasks import attempt, retire
 from ostler.tasks.shared import BY, exists, near_of, workdir_of
@@ -202,11 +203,11 @@ class TaskOrchestrator(TaskVerbs):
         task = await self._find(agent_id)
         if task is None:
             return
-        await attempt.stop_agent(self.tasks, task, "cleaned up")
-        task = await self.tasks.reload(task)
         if task.state is TaskState.RUNNING:
-            held = {"is_held": True}  # else it would be begun again at once
-            task = await self.tasks.change(task, held, to=TaskState.QUEUED, by=BY, reason="cleaned up")
+            task = await self._hold(task.key, "cleaned up")  # else it would be begun again at once
+        else:
+            await attempt.stop_agent(self.tasks, task, "cleaned up")
+        task = await self.tasks.reload(task)
         self.tasks.active.pop(task.key, None)
         await retire.retire(self.tasks, task, by=self.manager.actor)
 
@@ -221,6 +222,7 @@ class TaskOrchestrator(TaskVerbs):
         """
         for trouble in await self.tasks.workdirs.recover():
             _log.warning("a checkout could not follow its branch: %s", trouble)
+        await self._end_leftovers()
         taken_up = []
         for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
             try:
@@ -228,6 +230,16 @@ class TaskOrchestrator(TaskVerbs):
             except (OstlerError, OSError) as error:
                 _log.warning("%s could not be recovered: %s", task.key, error)
         return taken_up
+
+    async def _end_leftovers(self) -> None:
+        """Agents of tasks that were cancelled, held or requeued by a program that was killed before it ended them."""
+        everything = GetInstancesFilter(limit=1000)
+        for instance in await self.manager.acting_as(OWNER).get_active_instances(everything):
+            if instance.task_id is None:
+                continue
+            task = await self.manager.store.read(rows.get_task, instance.task_id)
+            if task is not None and task.state is not TaskState.RUNNING:
+                await attempt.stop_agent(self.tasks, task, f"its task is {task.state}")
 
     async def _recover(self, task: Task) -> list[Task]:
         workdir = workdir_of(task)

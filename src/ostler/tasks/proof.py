@@ -24,7 +24,7 @@ from ostler.model.text import clipped
 from ostler.store import attempts as attempt_rows
 from ostler.store import requests as request_rows
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks, find_instance
+from ostler.tasks.shared import BY, MAX_LOST, Tasks, find_instance
 from ostler.workdirs.records import Snapshot, Workdir
 
 PROOF = "proof"
@@ -34,6 +34,10 @@ _KEPT = 128 * KIB
 #: Every exit code is an answer; whether it passed is seen from it.
 _ANY_EXIT = {str(code): ExitMeaning.DONE for code in range(256)}
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+
+
+class CheckLostError(Exception):
+    """A check ended with the machine; it is run again on a fresh checkout."""
 
 
 class CheckStoppedError(Exception):
@@ -54,10 +58,21 @@ async def prove(
     label: str = "check",
 ) -> tuple[Receipt, ...]:
     """The receipt of every check, up to the first that fails."""
-    receipts: list[Receipt] = []
     checks = checks_of(tasks, task) if commands is None else commands
     if not checks:
         return ()
+    while True:
+        place = await _checkout(tasks, task, workdir, snapshot, label)
+        try:
+            receipts = await _run_checks(tasks, task, checks, label, place, snapshot.tree)
+        except CheckLostError:
+            await discard_proof(tasks, task, label)
+        else:
+            await discard_proof(tasks, task, label)
+            return receipts
+
+
+async def _checkout(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot, label: str) -> Path:
     place = _place_of(tasks, task, label)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if not place.is_dir():  # else a check that outlived a killed program may be at work there
@@ -65,13 +80,19 @@ async def prove(
         await tasks.workdirs.remove(part)
         await tasks.workdirs.checkout(snapshot, part, include_for=workdir)
         part.rename(place)
+    return place
+
+
+async def _run_checks(
+    tasks: Tasks, task: Task, checks: tuple[str, ...], label: str, place: Path, tree: str | None
+) -> tuple[Receipt, ...]:
+    receipts: list[Receipt] = []
     for number, command in enumerate(checks, 1):
-        receipt = await _run(tasks, task, command, f"{label}-{number}", place, snapshot.tree)
+        receipt = await _run(tasks, task, command, f"{label}-{number}", place, tree)
         await tasks.store.run(_note, task, receipt)
         receipts.append(receipt)
         if not receipt.passed:
             break
-    await discard_proof(tasks, task, label)
     return tuple(receipts)
 
 
@@ -112,7 +133,9 @@ async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, 
         resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
     )
     request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
-    instance, cut_off = await find_instance(tasks, task, name)
+    instance, cut_off = await find_instance(tasks, task, name, again_after_loss=True)
+    if cut_off > MAX_LOST:
+        return _receipt(command, tree, None, 0.0, f"it was begun {cut_off} times and lost with the machine each time")
     if instance is None:
         key = f"{label}:{task.task_id}:{task.attempt}:{cut_off}"
         try:
@@ -127,6 +150,8 @@ async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, 
     last = await tasks.store.read(attempt_rows.get_attempt, instance.instance_id, instance.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         raise CheckStoppedError(instance)
+    if last is not None and last.outcome is AttemptOutcome.LOST:
+        raise CheckLostError
     why = "it did not end" if last is None or last.detail is None else last.detail
     code = None if last is None or last.outcome is AttemptOutcome.TIMEOUT else 128 + (last.exit_signal or 0)
     return _receipt(command, tree, code, 0.0, why)

@@ -76,6 +76,10 @@ class TaskQueue:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    def wake(self) -> None:
+        """Look at the queue now: which tasks are its own may have changed."""
+        self._wake.set()
+
     def _agents_live(self) -> bool:
         return self._orchestrator.manager.keep_agents
 

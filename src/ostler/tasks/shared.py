@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
+import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ _log = logging.getLogger("ostler.tasks")
 _HOOK_SECONDS = 30.0
 #: How a start ends whose manager ended first; one that was begun has a handle.
 _CUT_OFF = frozenset({AttemptOutcome.STOPPED, AttemptOutcome.LOST})
+#: How often in a row the same work may be lost with the machine before a person has to look.
+MAX_LOST = 3
 #: Who moves tasks on when no person does.
 BY = Actor(name="tasks")
 
@@ -40,6 +44,7 @@ class Tasks:
         self.manager = manager
         self.settings = settings
         self.clock = manager.seams.clock
+        self.chance = manager.seams.chance or random.Random(os.urandom(32))  # noqa: S311 - jitter, no secrets
         self.workdirs = Workdirs(home, manager.seams)
         self.home = home
         #: Key to open workdir of every task that is not cleaned up; a cache that no decision reads.
@@ -109,17 +114,22 @@ class Hooks:
             _log.exception("a hook failed on %s becoming %s", event.key, event.new_state)
 
 
-async def find_instance(tasks: Tasks, task: Task, name: str) -> tuple[AgentInstance | None, int]:
+async def find_instance(
+    tasks: Tasks, task: Task, name: str, *, again_after_loss: bool = False
+) -> tuple[AgentInstance | None, int]:
     """The instance that was spawned under this name for a task, also one that a killed program did not note; and how
-    many starts were cut off with their program, which count for nothing.
+    many starts were cut off with their program, which count for nothing. With `again_after_loss` what was lost while
+    it ran counts among these.
     """
-    wanted = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
-    found = await tasks.store.read(list_instances, wanted, task.workspace_id)
-    named = [one for one in found if one.name == name]
-    for one in named:
-        last = await tasks.store.read(get_attempt, one.instance_id, one.attempt)
-        if one.state is not AgentState.FAILED or last is None or last.outcome not in _CUT_OFF or last.handle:
-            return one, len(named) - 1
+    of_task = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=1000)
+    instances = await tasks.store.read(list_instances, of_task, task.workspace_id)
+    named = [instance for instance in instances if instance.name == name]
+    for instance in named:
+        last = await tasks.store.read(get_attempt, instance.instance_id, instance.attempt)
+        is_lost = again_after_loss and last is not None and last.outcome is AttemptOutcome.LOST
+        is_cut_off = is_lost or (last is not None and last.outcome in _CUT_OFF and not last.handle)
+        if instance.state is not AgentState.FAILED or not is_cut_off:
+            return instance, len(named) - 1
     return None, len(named)
 
 

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-from ostler.errors import AgentNotFoundError, InvalidOperationError, NotFoundError, TaskNotFoundError
+from ostler.errors import (
+    AgentNotFoundError,
+    InvalidOperationError,
+    NotFoundError,
+    StoreError,
+    TaskNotFoundError,
+)
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.faults import fault
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
-from ostler.model.wait import Wait
+from ostler.model.validation import fault
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
+from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
+from ostler.tasks.retry import new_wait
 from ostler.tasks.shared import Tasks, exists, workdir_of
 from ostler.workdirs.records import Accepted, Snapshot, Workdir
 
 _P = Permission
 _NO = frozenset({"no", "n"})
+#: A requeued task whose agent cannot be ended in this time is begun all the same; that ends what is left of it.
+_END_LIMIT = timedelta(minutes=1)
 
 
 class TaskVerbs:
@@ -36,7 +48,7 @@ class TaskVerbs:
         self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
@@ -99,6 +111,7 @@ class TaskVerbs:
         hold: bool = False,
         timeout: str | float | timedelta | None = None,  # noqa: ASYNC109 - of an attempt, not of this call
         max_failures: int | None = None,
+        backoff: str | float | timedelta | None = None,
         near: str | os.PathLike[str] | None = None,
         loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
@@ -107,6 +120,7 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_WRITE)
         if agent is not None:
             self._require_agent(agent)
+        place = None if near is None else await self._require_place(os.path.abspath(near))  # noqa: PTH100, ASYNC240 - no file is touched
         now = self.manager.now()
         record = Task.from_dict(
             {
@@ -123,7 +137,8 @@ class TaskVerbs:
                 "is_held": hold,
                 "timeout": timeout,
                 "max_failures": max_failures or self.tasks.settings.max_failures,
-                "near": None if near is None else os.path.abspath(near),  # noqa: PTH100, ASYNC240 - no file is touched
+                "backoff": self.tasks.settings.backoff if backoff is None else backoff,
+                "near": place,
                 "created_by": self.manager.actor.name,
                 "created_at": now,
                 "updated_at": now,
@@ -141,13 +156,24 @@ class TaskVerbs:
         except AgentNotFoundError as error:
             raise fault("agent", f"must be one that can be spawned: {error}") from error
 
+    async def _require_place(self, near: str) -> str:
+        """Refused now likewise: a repository in which no worktree can be made, such as one without a commit.
+
+        What an agent adds from inside its workdir is about the checkout that this came from.
+        """
+        for workdir in self.tasks.active.values():
+            if workdir.checkout is not None and Path(near).is_relative_to(workdir.path):
+                near = workdir.checkout
+        await self.tasks.workdirs.plan("new", near=Path(near))
+        return near
+
     async def run(self, key: str) -> Task:
-        """Claim it and work on it now, to its review or back to the queue."""
+        """Claim it and work on it now, also while it waits after a failure; to its review or back to the queue."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
         if task.agent is None:
             raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
-        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor)
+        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
@@ -185,33 +211,73 @@ class TaskVerbs:
     async def cancel(self, key: str, *, reason: str | None = None) -> Task:
         """End the work on it; it is rejected, and its workdir stays until it is retired."""
         await self.manager.require(_P.TASKS_WRITE)
-        task = await self._stopped(key, "cancelled")
-        if task.state is TaskState.REJECTED:
-            return task
-        said = reason or "cancelled"
-        return await self._change(task, {"error": said}, to=TaskState.REJECTED, reason=said, act="task.cancel")
+        return await self._reject(key, reason or "cancelled", act="task.cancel")
+
+    async def _reject(self, key: str, reason: str, *, act: str) -> Task:
+        def write(tx: Transaction) -> tuple[Task, Task]:
+            task = rows.require_task(tx, self._space, key)
+            if task.state is TaskState.REJECTED:
+                return task, task
+            by = self.manager.actor
+            return task, rows.change_task(
+                tx, task, {"error": reason}, to=TaskState.REJECTED, by=by, reason=reason, act=act
+            )
+
+        return await self._write_and_end(write, reason)
 
     async def requeue(self, key: str) -> Task:
         """Release a task that is held or parked, or end the present attempt and let it be done again."""
         await self.manager.require(_P.TASKS_WRITE)
-        task = await self._stopped(key, "requeued")
-        if task.state is TaskState.QUEUED:
-            return await self.manager.store.run(rows.release_task, task, by=self.manager.actor)
-        if task.state is not TaskState.RUNNING:
-            raise InvalidOperationError(
-                f"{task.key} is {task.state}; send it back with comments instead (`ostler task send-back {task.key}`)"
+        by, ending = self.manager.actor, None
+
+        def write(tx: Transaction) -> tuple[Task, Task]:
+            nonlocal ending
+            task = rows.require_task(tx, self._space, key)
+            if task.state is TaskState.QUEUED:
+                return task, rows.release_task(tx, task, by=by)
+            if task.state is TaskState.COMPLETED:
+                said = f"send it back with comments instead (`ostler task send-back {task.key}`)"
+                raise InvalidOperationError(f"{task.key} is {task.state}; {said}")
+            if task.is_finished:
+                raise InvalidOperationError(f"{task.key} is {task.state}, which is final; add it as a new task")
+            changes = {"failures": 0, "lost": 0}
+            queued = rows.change_task(
+                tx, task, changes, to=TaskState.QUEUED, by=by, reason="requeued", act="task.requeue"
             )
-        return await self._change(task, {"failures": 0}, to=TaskState.QUEUED, reason="requeued", act="task.requeue")
+            # Not begun again while its agent still works in its workdir.
+            due = self.manager.now() + _END_LIMIT
+            wait = new_wait(self.tasks, queued, WaitKind.BACKOFF, "its agent is being ended", due_at=due)
+            ending = rows.open_task_wait(tx, queued, wait, by=by)
+            return task, queued
+
+        task = await self._write_and_end(write, "requeued")
+        if ending is not None:
+            with contextlib.suppress(InvalidOperationError, StoreError):  # it ends by itself
+                await self.manager.store.run(rows.end_task_wait, ending, "its agent has ended")
+        return task
 
     async def hold(self, key: str) -> Task:
         """End the present attempt where there is one, and keep the task back until it is requeued."""
         await self.manager.require(_P.TASKS_WRITE)
-        task = await self._stopped(key, "held back")
-        if task.state not in {TaskState.QUEUED, TaskState.RUNNING}:
-            raise InvalidOperationError(f"{task.key} is {task.state}; only unfinished work can be held back")
-        return await self._change(
-            task, {"is_held": True}, to=TaskState.QUEUED, reason="it was held back", act="task.hold"
-        )
+        return await self._hold(key, "held back")
+
+    async def _hold(self, key: str, why: str) -> Task:
+        def write(tx: Transaction) -> tuple[Task, Task]:
+            task = rows.require_task(tx, self._space, key)
+            if task.state not in {TaskState.QUEUED, TaskState.RUNNING}:
+                raise InvalidOperationError(f"{task.key} is {task.state}; only unfinished work can be held back")
+            by, reason = self.manager.actor, f"it was {why}"
+            changes = {"is_held": True}
+            return task, rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.hold")
+
+        return await self._write_and_end(write, why)
+
+    async def _write_and_end(self, write: Callable[[Transaction], tuple[Task, Task]], why: str) -> Task:
+        """Commit, then end the agent: a store that cannot write leaves the agent at work."""
+        before, after = await self.manager.store.run(write)
+        if before.state is TaskState.RUNNING:
+            await attempt.stop_agent(self.tasks, after, why)
+        return after
 
     async def answer(self, wait_id: UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait of a task; it is queued again without it. One that is parked is held back when that is a no."""
@@ -289,12 +355,7 @@ class TaskVerbs:
     async def reject(self, key: str, *, reason: str) -> Task:
         """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
         await self.manager.require(_P.TASKS_REVIEW)
-        task = await self._load(key)
-        if task.state is TaskState.REJECTED:
-            return task
-        if task.state is TaskState.RUNNING:
-            task = await self._stopped(key, "rejected")
-        return await self._change(task, {"error": reason}, to=TaskState.REJECTED, reason=reason, act="task.reject")
+        return await self._reject(key, reason, act="task.reject")
 
     async def undo(self, key: str) -> Task:
         """Take an accepted task back out of its target; it is completed again."""
@@ -332,14 +393,6 @@ class TaskVerbs:
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
-
-    async def _stopped(self, key: str, why: str) -> Task:
-        """The task, with nobody working on it any more."""
-        task = await self._load(key)
-        if task.state is TaskState.RUNNING:
-            await attempt.stop_agent(self.tasks, task, why)
-            task = await self._load(key)
-        return task
 
     async def _submitted(self, task: Task) -> tuple[Workdir, Snapshot]:
         workdir = workdir_of(task) or retire.retired_workdir(task)

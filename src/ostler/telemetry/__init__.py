@@ -1,4 +1,4 @@
-"""What is seen: counted in metrics, told in a log. Nothing here decides, and nothing here may stop the work."""
+"""Metrics and log events. Nothing here decides, and nothing here may stop the work."""
 
 import logging
 

@@ -1,8 +1,8 @@
-"""The story of the lifecycle, as events over the standard `logging`.
+"""The events of the lifecycle over the standard `logging`.
 
 An event has a name, a level and a template. A value from outside can hold anything, so it is escaped: one event is
-one line, whatever an agent says. Whoever reads the log by program takes `record.event` and `record.fields`, or the
-lines of `JsonLines`.
+one line, whatever an agent says. A program that reads the log takes `record.event` and `record.fields`, or the lines
+of `JsonLines`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from ostler.model.faults import duration_text
+from ostler.durations import duration_text
 from ostler.model.record import Record
 from ostler.model.text import clipped
 
@@ -42,10 +42,10 @@ class LogEvent:
     def __post_init__(self) -> None:
         spelled = {name: _HUMP.sub("_", name).lower() for name in _FIELD.findall(self.template)}
         object.__setattr__(self, "fields", tuple(spelled.values()))
-        object.__setattr__(self, "_pattern", _FIELD.sub(lambda found: f"{{{spelled[found[1]]}}}", self.template))
+        object.__setattr__(self, "_pattern", _FIELD.sub(lambda match: f"{{{spelled[match[1]]}}}", self.template))
 
     def render(self, fields: Mapping[str, Any]) -> str:
-        # A field that was forgotten shows as a question mark: a log must not break what it tells of.
+        # A missing field shows as a question mark: a log must not break the work.
         texts = {name: text(fields[name]) if name in fields else _MISSING for name in self.fields}
         return self._pattern.format_map(texts)
 
@@ -78,7 +78,6 @@ LOG_EVENTS: Mapping[str, LogEvent] = MappingProxyType(
             _event("shutdown_timeout", _WARN, f"Graceful shutdown timeout. {_ID}, Forcing termination."),
             _event("initialization_failed", _ERROR, f"Agent initialization failed. {_ID}, Error: {{Error}}"),
             _event("crashed", _ERROR, f"Agent crashed. {_ID}, Error: {{Error}}, StackTrace: {{StackTrace}}"),
-            _event("spawn_refused", _WARN, "Spawn refused. DefinitionId: {DefinitionId}, Reason: {Reason}"),
             _event("suspended", _INFO, f"Agent suspended. {_ID}, Depth: {{Depth}}, ResumesAt: {{ResumesAt}}"),
             _event("resumed", _INFO, f"Agent resumed. {_ID}, To: {{ToState}}"),
             _event("execution_timeout", _WARN, f"Execution timeout. {_ID}, Limit: {{Limit}}"),
@@ -96,17 +95,11 @@ LOG_EVENTS: Mapping[str, LogEvent] = MappingProxyType(
             _event("restart_given_up", _ERROR, f"Restart given up. {_ID}, Reason: {{Reason}}"),
             _event("cleanup_failed", _WARN, f"Cleanup hook failed. {_ID}, Error: {{Error}}"),
             _event("left_behind", _ERROR, f"Agent left behind. {_ID}, What: {{What}}"),
-            _event(
-                "observer_dropped",
-                _WARN,
-                f"Observer fell behind. {_ID}, Dropped: {{Dropped}}, ReadAgainFrom: {{ReadAgainFrom}}",
-            ),
             _event("report_lost", _WARN, f"Report not written down. {_ID}, Error: {{Error}}"),
             _event("look_failed", _WARN, f"Look at the agent failed. {_ID}, Error: {{Error}}"),
             _event("resume_failed", _ERROR, f"Resume failed. {_ID}, Error: {{Error}}"),
             _event("restart_failed", _ERROR, f"Restart failed. {_ID}, Error: {{Error}}"),
             _event("recovery_failed", _ERROR, f"Recovery failed. {_ID}, Error: {{Error}}"),
-            _event("settle_refused", _WARN, f"Record not brought up to date. {_ID}, Error: {{Error}}"),
             _event("death_unwritten", _ERROR, f"End of the agent not written down. {_ID}, Error: {{Error}}"),
             _event("audit_failed", _ERROR, "Audit entry not written down. Error: {Error}"),
             _event("ownership_lost", _ERROR, "Ownership of the home lost. Error: {Error}"),
@@ -118,16 +111,16 @@ LOG_EVENTS: Mapping[str, LogEvent] = MappingProxyType(
 
 
 class LifecycleLog:
-    """Emits the events of the table. Costs one question to the logger while the level is off."""
+    """Emits the events of the table. While the level is off it costs one check of the logger."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger(LOGGER_NAME)
 
     def emit(self, name: str, /, **fields: Any) -> None:
-        """Say it. Fields that the template does not show travel with the record all the same.
+        """Log an event. Fields that the template does not show travel with the record all the same.
 
-        A name that is not in the table is told as a warning, under that name: a test finds such a slip, and
-        until then it must not break what it tells of.
+        A name that is not in the table is logged as a warning under that name: a test finds such a slip, and until
+        then it must not break the work that is logged.
         """
         event = LOG_EVENTS.get(name) or _event(name, _WARN, "Event without a template.")
         if self._logger.isEnabledFor(event.level):
@@ -143,7 +136,7 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _said(record),
+            "message": _message(record),
         }
         if isinstance(event := getattr(record, "event", None), str):
             line["event"] = event
@@ -180,11 +173,11 @@ def _plain(value: Any) -> str:
         if isinstance(value, tuple | list):
             return "; ".join(map(_plain, value))
         return value.to_json() if isinstance(value, Record) else str(value)
-    except Exception:  # noqa: BLE001 - a foreign object may do anything when asked for its text
+    except Exception:  # noqa: BLE001 - the __str__ of a foreign object may raise anything
         return f"an unprintable {type(value).__name__}"
 
 
-def _said(record: logging.LogRecord) -> str:
+def _message(record: logging.LogRecord) -> str:
     try:
         return clipped(record.getMessage(), MAX_VALUE)
     except Exception:  # noqa: BLE001 - a message that does not fit its arguments is still a line
@@ -192,7 +185,7 @@ def _said(record: logging.LogRecord) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    """What JSON has a word for stays as it is, the rest becomes text."""
+    """A value of JSON stays as it is, any other becomes text."""
     if value is None or isinstance(value, bool):
         return value
     if type(value) is int and abs(value) < 2**63:

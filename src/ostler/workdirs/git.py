@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from ostler.errors import DeadlineError, GitError
-from ostler.model.faults import fault
 from ostler.model.text import clipped
+from ostler.model.validation import fault
 
 #: `git merge-tree --write-tree` came with it.
 MINIMUM_VERSION = (2, 38)

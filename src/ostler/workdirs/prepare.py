@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ostler.errors import InvalidOperationError
 from ostler.failpoints import FaultPoint
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs.files import copy, opened, read_small, write_durably
 from ostler.workdirs.git import Git, object_id, path_text, require_version
 from ostler.workdirs.mirror import PLAIN, Mirror, quoted

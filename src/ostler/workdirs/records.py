@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.record import Record, record
 from ostler.model.types import Moment
+from ostler.model.validation import Fault, fault, shown
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 #: Where an agent says that it stops, and why; never a part of the work.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ostler.errors import InvalidOperationError, MergeConflictError
 from ostler.failpoints import FaultPoint
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs.capture import merge_base
 from ostler.workdirs.follow import Follower, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text

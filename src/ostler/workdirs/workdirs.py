@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.failpoints import Seams
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs import capture, prepare, review
 from ostler.workdirs.files import create, opened, parent_of, remove_tree, sync_folder, write_all
 from ostler.workdirs.follow import recover

@@ -1,8 +1,8 @@
-"""The one table of routes. A resource is a module with its handlers and its rows."""
+"""The handler of each route of the table. A resource is a module with its handlers."""
 
 from __future__ import annotations
 
-from ostler.api.gate import Route
+from ostler.api.context import Handlers
 from ostler.api.routes import (
     audit,
     crews,
@@ -17,16 +17,17 @@ from ostler.api.routes import (
     waits,
 )
 
-ROUTES: tuple[Route, ...] = (
-    *daemon.ROUTES,
-    *definitions.ROUTES,
-    *instances.ROUTES,
-    *requests.ROUTES,
-    *waits.ROUTES,
-    *tasks.ROUTES,
-    *loops.ROUTES,
-    *crews.ROUTES,
-    *events.ROUTES,
-    *audit.ROUTES,
-    *tokens.ROUTES,
-)
+#: By the name of the route.
+HANDLERS: Handlers = {
+    **daemon.HANDLERS,
+    **definitions.HANDLERS,
+    **instances.HANDLERS,
+    **requests.HANDLERS,
+    **waits.HANDLERS,
+    **tasks.HANDLERS,
+    **loops.HANDLERS,
+    **crews.HANDLERS,
+    **events.HANDLERS,
+    **audit.HANDLERS,
+    **tokens.HANDLERS,
+}

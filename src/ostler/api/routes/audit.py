@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostler.api.context import ManagerOf
-from ostler.api.gate import Route
-from ostler.model.access import Permission
+from ostler.api.context import Handlers, ManagerOf
 from ostler.store import audit as chains
 
 
 async def list_entries(manager: ManagerOf, limit: int = 100) -> list[dict[str, Any]]:
     count = max(1, min(limit, 1000))
-    found = await manager.store.read(chains.last_entries, manager.principal.workspace_id, count)
-    return [entry.to_dict() for entry in found]
+    entries = await manager.store.read(chains.last_entries, manager.principal.workspace_id, count)
+    return [entry.to_dict() for entry in entries]
 
 
 async def verify(manager: ManagerOf) -> dict[str, Any]:
@@ -21,7 +19,7 @@ async def verify(manager: ManagerOf) -> dict[str, Any]:
     return {**report.to_dict(), "is_sound": report.is_sound}
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/audit", handler=list_entries, permission=Permission.AUDIT_READ),
-    Route(method="GET", path="/v1/audit/verify", handler=verify, permission=Permission.AUDIT_READ),
-)
+HANDLERS: Handlers = {
+    "audit": list_entries,
+    "verify_audit": verify,
+}

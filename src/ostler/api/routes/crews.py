@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, Request
 
-from ostler.api.context import ContextOf, ManagerOf, context_of, manager_of
-from ostler.api.gate import Route
+from ostler.api.context import ContextOf, Handlers, ManagerOf, context_of, manager_of
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
-from ostler.model.access import Permission
 from ostler.model.crew import CrewView
 
 Names = Annotated[tuple[str, ...], Body(embed=True)]
@@ -38,8 +36,8 @@ async def list_crews(crews: SupervisorOf) -> list[dict[str, Any]]:
 async def up(crews: SupervisorOf, manager: ManagerOf, names: Names = ()) -> dict[str, Any]:
     """The crews, and the number of the last event before they came up: a stream from there misses nothing."""
     cursor = manager.store.newest
-    found = await crews.up(*names, by=manager.actor)
-    return {"crews": _shown(found), "cursor": cursor}
+    views = await crews.up(*names, by=manager.actor)
+    return {"crews": _shown(views), "cursor": cursor}
 
 
 async def stop(
@@ -64,11 +62,10 @@ async def scale(
     return (await crews.scale(crew, count, by=manager.actor)).to_dict()
 
 
-_P = Permission
-ROUTES = (
-    Route(method="GET", path="/v1/crews", handler=list_crews, permission=_P.TASKS_READ),
-    Route(method="POST", path="/v1/crews/up", handler=up, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/stop", handler=stop, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/reload", handler=reload, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/crews/{crew}/scale", handler=scale, permission=_P.TASKS_WRITE),
-)
+HANDLERS: Handlers = {
+    "crews": list_crews,
+    "crew_up": up,
+    "crew_stop": stop,
+    "crew_reload": reload,
+    "crew_scale": scale,
+}

@@ -8,9 +8,7 @@ from typing import Any
 from fastapi import Body
 from fastapi.responses import PlainTextResponse
 
-from ostler.api.context import ContextOf, ManagerOf, TasksOf
-from ostler.api.gate import Route
-from ostler.model.access import Permission
+from ostler.api.context import ContextOf, Handlers, ManagerOf, TasksOf
 from ostler.model.wait import WaitKind
 from ostler.version import __version__
 
@@ -33,7 +31,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "listens": context.listens,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
-        "waits": sum(one.kind is WaitKind.HUMAN for one in await manager.open_waits()),
+        "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
     }
 
@@ -49,10 +47,10 @@ async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True))
     return {"pid": os.getpid(), "kept": keep, "ended": ended}
 
 
-ROUTES = (
-    Route(method="GET", path="/healthz", handler=healthz, public=True),
-    Route(method="GET", path="/metrics", handler=metrics, permission=Permission.AGENTS_READ),
-    Route(method="GET", path="/v1/status", handler=status, permission=Permission.AGENTS_READ),
-    Route(method="GET", path="/v1/statistics", handler=statistics, permission=Permission.AGENTS_READ),
-    Route(method="POST", path="/v1/daemon/stop", handler=stop, permission=Permission.WORKSPACE_ADMIN),
-)
+HANDLERS: Handlers = {
+    "health": healthz,
+    "metrics": metrics,
+    "status": status,
+    "statistics": statistics,
+    "stop_daemon": stop,
+}

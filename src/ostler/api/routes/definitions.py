@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ostler.agents.registry import COMMAND_PREFIX
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import Route
-from ostler.model.access import Permission
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 
 
 async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:
     context.refresh()
-    return [one.to_dict() for one in manager.registry.list() if not one.name.startswith(COMMAND_PREFIX)]
+    return [manifest.to_dict() for manifest in manager.registry.list() if not manifest.name.startswith(COMMAND_PREFIX)]
 
 
 async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
@@ -20,7 +18,7 @@ async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> d
     return manager.registry.find(name).to_dict()
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/definitions", handler=list_definitions, permission=Permission.AGENTS_READ),
-    Route(method="GET", path="/v1/definitions/{name}", handler=get_definition, permission=Permission.AGENTS_READ),
-)
+HANDLERS: Handlers = {
+    "definitions": list_definitions,
+    "definition": get_definition,
+}

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 from fastapi import Header
 from fastapi.responses import StreamingResponse
 
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import Route
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.lifecycle.logs import LogLine
-from ostler.model.access import Permission
 from ostler.model.events import Event, EventsMissed
 from ostler.model.query import ObservationOptions
 
@@ -35,28 +33,28 @@ async def list_events(
     last_event_id: Annotated[int | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
-    wanted = None if types is None else frozenset(types.split(","))
+    event_types = None if types is None else frozenset(types.split(","))
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
-        found = await manager.list_events(instance, after=cursor, limit=limit)
-        return [_document(one) for one in found if wanted is None or one.event_type in wanted]
+        events = await manager.list_events(instance, after=cursor, limit=limit)
+        return [_document(event) for event in events if event_types is None or event.event_type in event_types]
     if cursor is not None:
         await manager.list_events(instance, after=cursor, limit=1)  # 410 before the stream has begun
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
-    return StreamingResponse(_events(context, stream, wanted), media_type=_STREAM)
+    return StreamingResponse(_events(context, stream, event_types), media_type=_STREAM)
 
 
-async def _events(context: ContextOf, stream: Any, wanted: frozenset[str] | None) -> AsyncIterator[str]:
+async def _events(context: ContextOf, stream: Any, event_types: frozenset[str] | None) -> AsyncIterator[str]:
     async with stream:
-        async for one in _with_heartbeat(context, stream):
-            if one is None:
+        async for event in _with_heartbeat(context, stream):
+            if event is None:
                 yield ": heartbeat\n\n"
-            elif isinstance(one, EventsMissed):
-                yield f"event: missed\ndata: {one.to_json()}\n\n"
-            elif wanted is None or one.event_type in wanted:
-                number = f"id: {one.sequence}\n" if one.sequence else ""
-                yield f"{number}event: {one.event_type}\ndata: {json.dumps(_document(one))}\n\n"
+            elif isinstance(event, EventsMissed):
+                yield f"event: missed\ndata: {event.to_json()}\n\n"
+            elif event_types is None or event.event_type in event_types:
+                number = f"id: {event.sequence}\n" if event.sequence else ""
+                yield f"{number}event: {event.event_type}\ndata: {json.dumps(_document(event))}\n\n"
 
 
 def _document(event: Event) -> dict[str, Any]:
@@ -90,7 +88,7 @@ async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> Asy
 
 
 async def logs(
-    instance_id: str,
+    instance: str,
     context: ContextOf,
     manager: ManagerOf,
     after: str | None = None,
@@ -103,18 +101,18 @@ async def logs(
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
     cursor = last_event_id or after
-    last = tail if cursor is None else None  # who goes on from a line gets all that follow it
-    lines = manager.log(instance_id, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
+    last = tail if cursor is None else None  # a caller that goes on from a line gets every line after it
+    lines = manager.log(instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
     if not follow:
         return [line.to_dict() async for line in lines]
-    await manager.require_instance(instance_id)  # refused before the stream has begun
+    await manager.require_instance(instance)  # refused before the stream has begun
     return StreamingResponse(_log_lines(context, lines), media_type=_STREAM)
 
 
 async def _log_lines(context: ContextOf, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
     async for line in _with_heartbeat(context, lines):
         yield ": heartbeat\n\n" if line is None else _log_line(line)
-    # Where the daemon ends first, its follower goes on with the next one.
+    # Where the daemon ends first, the client goes on with the next daemon.
     yield f"event: {'bye' if context.stopping.is_set() else 'end'}\ndata: {{}}\n\n"
 
 
@@ -122,7 +120,7 @@ def _log_line(line: LogLine) -> str:
     return f"id: {line.cursor}\nevent: line\ndata: {line.to_json()}\n\n"
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/events", handler=list_events, permission=Permission.AGENTS_READ),
-    Route(method="GET", path="/v1/instances/{instance_id}/logs", handler=logs, permission=Permission.AGENTS_READ),
-)
+HANDLERS: Handlers = {
+    "events": list_events,
+    "logs": logs,
+}

@@ -11,14 +11,11 @@ from typing import Annotated, Any
 from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.manifest import AgentManifest
-from ostler.agents.registry import COMMAND_PREFIX
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import LARGE_BODY, Route
+from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import Permission
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, record
@@ -46,20 +43,20 @@ async def spawn(
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    wanted = SpawnBody.from_dict(body)
-    broken = context.refresh().broken.get(wanted.definition or "")
+    spawned = SpawnBody.from_dict(body)
+    broken = context.refresh().broken.get(spawned.definition or "")
     if broken:
         raise DefinitionError(broken)
-    options = wanted.options
-    definition: Any = wanted.definition or ""
-    if wanted.command is not None:
-        definition = register_command(manager, wanted.command, wanted.cwd).id
-        given = options or AgentSpawnOptions()
-        name = given.name or f"{Path(wanted.command[0]).name[:40] or 'command'}-{token_hex(3)}"
-        options = given.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
-    elif wanted.cwd is not None and (options is None or options.workdir is None):
-        options = _in_directory(manager, definition, wanted.cwd, options)
-    request = SpawnRequest(agent_definition_id=definition, options=options, context=wanted.context, job=wanted.job)
+    options = spawned.options
+    definition: Any = spawned.definition or ""
+    if spawned.command is not None:
+        definition = register_command(manager, spawned.command, spawned.cwd).id
+        options = options or AgentSpawnOptions()
+        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
+    elif spawned.cwd is not None and (options is None or options.workdir is None):
+        options = _in_directory(manager, definition, spawned.cwd, options)
+    request = SpawnRequest(agent_definition_id=definition, options=options, context=spawned.context, job=spawned.job)
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
 
@@ -75,7 +72,7 @@ def _in_directory(
     manager: AgentLifecycleManager, name: str, cwd: str, options: AgentSpawnOptions | None
 ) -> AgentSpawnOptions | None:
     """A coding agent works where it was called, as a command does; any other agent in a directory of its own."""
-    with contextlib.suppress(AgentNotFoundError):  # told by the spawn
+    with contextlib.suppress(AgentNotFoundError):  # the spawn says so
         if driver_of(manager.registry.find(name)) is not None:
             return (options or AgentSpawnOptions()).evolve(workdir=cwd)
     return options
@@ -94,7 +91,7 @@ async def get_instances(
     offset: int = 0,
     before: str | None = None,
 ) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "state": state,
         "health_state": health_state,
         "tag": tag,
@@ -103,13 +100,12 @@ async def get_instances(
     }
     if definition is not None:
         context.refresh()
-        given["definition_id"] = manager.registry.find(definition).id
-    chosen = {name: value for name, value in given.items() if value is not None}
-    wanted = GetInstancesFilter.from_dict(
+        criteria["definition_id"] = manager.registry.find(definition).id
+    chosen = {name: value for name, value in criteria.items() if value is not None}
+    query = GetInstancesFilter.from_dict(
         {**chosen, "include_terminated": include_terminated, "limit": limit, "offset": offset}
     )
-    found = await manager.get_active_instances(wanted)
-    return [await _shown(manager, one) for one in found]
+    return [await _shown(manager, instance) for instance in await manager.get_active_instances(query)]
 
 
 async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dict[str, Any]:
@@ -117,65 +113,57 @@ async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dic
     return {**instance.to_dict(), **await manager.details(instance)}
 
 
-async def get_instance(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    found = await manager.require_instance(instance_id)
-    attempts = await manager.get_attempts(found.instance_id)
-    return {**await _shown(manager, found), "attempts": [one.to_dict() for one in attempts]}
+async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    record = await manager.require_instance(instance)
+    attempts = await manager.get_attempts(record.instance_id)
+    return {**await _shown(manager, record), "attempts": [attempt.to_dict() for attempt in attempts]}
 
 
-async def why(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return (await manager.why(instance_id)).to_dict()
+async def why(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return (await manager.why(instance)).to_dict()
 
 
 async def suspend(
-    instance_id: str,
+    instance: str,
     manager: ManagerOf,
     depth: Annotated[str | None, Body()] = None,
     resume_after: Annotated[str | float | None, Body()] = None,
     timeout: Annotated[str | float | None, Body()] = None,  # noqa: ASYNC109 - the time for its work to end
     reason: Annotated[str | None, Body()] = None,
 ) -> dict[str, Any]:
-    found = await manager.suspend(instance_id, depth, resume_after=resume_after, timeout=timeout, reason=reason)
-    return found.to_dict()
+    record = await manager.suspend(instance, depth, resume_after=resume_after, timeout=timeout, reason=reason)
+    return record.to_dict()
 
 
-async def resume(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return (await manager.resume(instance_id)).to_dict()
+async def resume(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return (await manager.resume(instance)).to_dict()
 
 
 async def restart(
-    instance_id: str, manager: ManagerOf, reason: Annotated[str | None, Body(embed=True)] = None
+    instance: str, manager: ManagerOf, reason: Annotated[str | None, Body(embed=True)] = None
 ) -> dict[str, Any]:
-    return (await manager.restart(instance_id, reason=reason)).to_dict()
+    return (await manager.restart(instance, reason=reason)).to_dict()
 
 
 async def terminate(
-    instance_id: str, manager: ManagerOf, body: Annotated[dict[str, Any] | None, Body()] = None
+    instance: str, manager: ManagerOf, body: Annotated[dict[str, Any] | None, Body()] = None
 ) -> dict[str, Any]:
     options = TerminationOptions.from_dict(body or {})
-    return (await manager.terminate(instance_id, options)).to_dict()
+    return (await manager.terminate(instance, options)).to_dict()
 
 
-async def remove(instance_id: str, manager: ManagerOf) -> dict[str, Any]:
-    return await manager.remove(instance_id)
+async def remove(instance: str, manager: ManagerOf) -> dict[str, Any]:
+    return await manager.remove(instance)
 
 
-_ONE = "/v1/instances/{instance_id}"
-ROUTES = (
-    Route(
-        method="POST",
-        path="/v1/instances",
-        handler=spawn,
-        permission=Permission.AGENTS_SPAWN,
-        body_limit=LARGE_BODY,
-        status=201,
-    ),
-    Route(method="GET", path="/v1/instances", handler=get_instances, permission=Permission.AGENTS_READ),
-    Route(method="GET", path=_ONE, handler=get_instance, permission=Permission.AGENTS_READ),
-    Route(method="DELETE", path=_ONE, handler=remove, permission=Permission.AGENTS_TERMINATE),
-    Route(method="GET", path=f"{_ONE}/why", handler=why, permission=Permission.AGENTS_READ),
-    Route(method="POST", path=f"{_ONE}/suspend", handler=suspend, permission=Permission.AGENTS_SUSPEND),
-    Route(method="POST", path=f"{_ONE}/resume", handler=resume, permission=Permission.AGENTS_SUSPEND),
-    Route(method="POST", path=f"{_ONE}/restart", handler=restart, permission=Permission.AGENTS_SPAWN),
-    Route(method="POST", path=f"{_ONE}/terminate", handler=terminate, permission=Permission.AGENTS_TERMINATE),
-)
+HANDLERS: Handlers = {
+    "spawn": spawn,
+    "instances": get_instances,
+    "instance": get_instance,
+    "remove": remove,
+    "why": why,
+    "suspend": suspend,
+    "resume": resume,
+    "restart": restart,
+    "terminate": terminate,
+}

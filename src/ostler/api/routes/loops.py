@@ -6,15 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import Body, Request
 
-from ostler.api.context import ContextOf, LoopsOf
-from ostler.api.gate import LARGE_BODY, Route
+from ostler.api.context import ContextOf, Handlers, LoopsOf
 from ostler.errors import InvalidOperationError
 from ostler.isolation.process.speaker import speaker_of
 from ostler.loop.signals import BREAKPOINTS, note_refusal
-from ostler.model.access import Permission
-from ostler.model.faults import fault
 from ostler.model.loop import Breakpoint
 from ostler.model.query import GetInstancesFilter
+from ostler.model.validation import fault
 from ostler.store.reports import add_signal
 from ostler.store.tasks import get_task
 from ostler.tasks.shared import BY
@@ -23,15 +21,15 @@ from ostler.tasks.shared import BY
 PEER = "pid"
 
 
-async def iterations(key: str, loops: LoopsOf) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in await loops.iterations(key)]
+async def iterations(task: str, loops: LoopsOf) -> list[dict[str, Any]]:
+    return [iteration.to_dict() for iteration in await loops.iterations(task)]
 
 
 async def put_in_loop(
-    key: str, loops: LoopsOf, settings: Annotated[dict[str, Any], Body(embed=True)], agent: str | None = None
+    task: str, loops: LoopsOf, settings: Annotated[dict[str, Any], Body(embed=True)], agent: str | None = None
 ) -> dict[str, Any]:
-    task = await loops.orchestrator.get(key)
-    return (await loops.put_in_loop(task, agent, **loops.given(settings))).to_dict()
+    record = await loops.orchestrator.get(task)
+    return (await loops.put_in_loop(record, agent, **loops.given(settings))).to_dict()
 
 
 async def graph(loops: LoopsOf) -> dict[str, Any]:
@@ -80,14 +78,14 @@ async def report_ci(
 
 
 async def pull_requests(loops: LoopsOf, include_ended: bool = False) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in await loops.pull_requests(include_ended=include_ended)]
+    return [pull.to_dict() for pull in await loops.pull_requests(include_ended=include_ended)]
 
 
 async def pull_request(number: int, loops: LoopsOf) -> dict[str, Any]:
     return (await loops.pull_request(number)).to_dict()
 
 
-async def comment(number: int, loops: LoopsOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+async def comment_on(number: int, loops: LoopsOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
     return (await loops.comment(number, comment)).to_dict()
 
 
@@ -103,18 +101,16 @@ async def close(number: int, loops: LoopsOf, reason: Annotated[str | None, Body(
     return (await loops.close(number, reason=reason)).to_dict()
 
 
-_P = Permission
-_ONE = "/v1/pull-requests/{number}"
-ROUTES = (
-    Route(method="GET", path="/v1/tasks/{key}/iterations", handler=iterations, permission=_P.TASKS_READ),
-    Route(method="POST", path="/v1/tasks/{key}/loop", handler=put_in_loop, permission=_P.TASKS_WRITE),
-    Route(method="GET", path="/v1/wait-graph", handler=graph, permission=_P.TASKS_READ),
-    Route(method="POST", path="/v1/signals", handler=signal, permission=_P.TASKS_WRITE),
-    Route(method="POST", path="/v1/ci", handler=report_ci, permission=_P.TASKS_WRITE, body_limit=LARGE_BODY),
-    Route(method="GET", path="/v1/pull-requests", handler=pull_requests, permission=_P.TASKS_READ),
-    Route(method="GET", path=_ONE, handler=pull_request, permission=_P.TASKS_READ),
-    Route(method="POST", path=f"{_ONE}/comment", handler=comment, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/approve", handler=approve, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/merge", handler=merge, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/close", handler=close, permission=_P.TASKS_REVIEW),
-)
+HANDLERS: Handlers = {
+    "iterations": iterations,
+    "put_in_loop": put_in_loop,
+    "wait_graph": graph,
+    "signal": signal,
+    "report_ci": report_ci,
+    "pull_requests": pull_requests,
+    "pull_request": pull_request,
+    "comment": comment_on,
+    "approve": approve,
+    "merge": merge,
+    "close": close,
+}

@@ -1,4 +1,4 @@
-"""Requests to an instance: asked, asked in the background, read again."""
+"""Requests to an instance: sent, sent in the background, read again."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from uuid import uuid4
 
 from fastapi import Body
 
-from ostler.api.context import ContextOf, ManagerOf
-from ostler.api.gate import LARGE_BODY, Route
+from ostler.api.context import ContextOf, Handlers, ManagerOf
 from ostler.errors import NotFoundError
-from ostler.model.access import Permission
 from ostler.model.attempt import Request, RequestState
 
 
 async def ask(
-    instance_id: str,
+    instance: str,
     context: ContextOf,
     manager: ManagerOf,
     request: Annotated[Any, Body()],
@@ -28,7 +26,7 @@ async def ask(
 ) -> dict[str, Any]:
     """The answer. A request with an id, or one that is detached, goes on when its caller leaves."""
     name = request_id or (f"r-{uuid4().hex[:8]}" if detach else None)
-    record = await manager.require_instance(instance_id)
+    record = await manager.require_instance(instance)
     asking = manager.process(record.instance_id, request, request_id=name, timeout=timeout, wait=wait)
     if name is None:
         return {"request_id": None, "state": RequestState.DONE, "answer": await asking}
@@ -38,15 +36,15 @@ async def ask(
     return {"request_id": name, "state": RequestState.DONE, "answer": await asyncio.shield(task)}
 
 
-async def list_requests(instance_id: str, manager: ManagerOf, state: str | None = None) -> list[dict[str, Any]]:
-    return [_shown(one) for one in await manager.get_requests(instance_id, state=state)]
+async def list_requests(instance: str, manager: ManagerOf, state: str | None = None) -> list[dict[str, Any]]:
+    return [_shown(record) for record in await manager.get_requests(instance, state=state)]
 
 
-async def get_request(instance_id: str, request_id: str, manager: ManagerOf) -> dict[str, Any]:
-    for one in await manager.get_requests(instance_id):
-        if one.request_id == request_id:
-            return _shown(one)
-    raise NotFoundError(f"{instance_id} has no request {request_id}; list what it was asked")
+async def get_request(instance: str, request_id: str, manager: ManagerOf) -> dict[str, Any]:
+    for record in await manager.get_requests(instance):
+        if record.request_id == request_id:
+            return _shown(record)
+    raise NotFoundError(f"{instance} has no request {request_id}; list its requests")
 
 
 def _shown(request: Request) -> dict[str, Any]:
@@ -55,9 +53,8 @@ def _shown(request: Request) -> dict[str, Any]:
     return values
 
 
-_ONE = "/v1/instances/{instance_id}/requests"
-ROUTES = (
-    Route(method="POST", path=_ONE, handler=ask, permission=Permission.AGENTS_PROCESS, body_limit=LARGE_BODY),
-    Route(method="GET", path=_ONE, handler=list_requests, permission=Permission.AGENTS_READ),
-    Route(method="GET", path=f"{_ONE}/{{request_id}}", handler=get_request, permission=Permission.AGENTS_READ),
-)
+HANDLERS: Handlers = {
+    "ask": ask,
+    "requests": list_requests,
+    "request": get_request,
+}

@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, LoopsOf, TasksOf
-from ostler.api.gate import LARGE_BODY, Route
+from ostler.api.context import ContextOf, Handlers, LoopsOf, TasksOf
 from ostler.errors import OstlerError
-from ostler.model.access import Permission
 from ostler.model.record import Record, record
 from ostler.model.task import Task, TaskFilter, TaskState
 from ostler.tasks.orchestrator import TaskOrchestrator
@@ -31,6 +29,7 @@ class TaskBody(Record):
     hold: bool = False
     timeout: str | float | None = None
     max_failures: int | None = None
+    backoff: str | float | None = None
     near: str | None = None
     #: Settings of a loop, which it is then driven by; see `LoopSettings`.
     loop: dict[str, Any] | None = None
@@ -43,11 +42,11 @@ async def add(
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
-    wanted = TaskBody.from_dict(body)
+    new_task = TaskBody.from_dict(body)
     context.refresh()
-    values = {name: getattr(wanted, name) for name in wanted.to_dict()}
-    if wanted.loop is not None:
-        values["loop"] = loops.new_loop(**wanted.loop)
+    values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    if new_task.loop is not None:
+        values["loop"] = loops.new_loop(**new_task.loop)
     return _shown(await tasks.submit(**values, idempotency_key=idempotency_key))
 
 
@@ -63,7 +62,7 @@ async def list_tasks(
     limit: int = 100,
     offset: int = 0,
 ) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {
+    criteria: dict[str, Any] = {
         "state": state,
         "agent": agent,
         "tag": tag,
@@ -74,15 +73,13 @@ async def list_tasks(
         "limit": limit,
         "offset": offset,
     }
-    found = await tasks.list_tasks(
-        TaskFilter.from_dict({name: value for name, value in given.items() if value is not None})
-    )
-    return [{**_shown(task), "next": await _next(tasks, task)} for task in found]
+    query = TaskFilter.from_dict({name: value for name, value in criteria.items() if value is not None})
+    return [{**_shown(task), "next": await _next(tasks, task)} for task in await tasks.list_tasks(query)]
 
 
-async def get(key: str, tasks: TasksOf) -> dict[str, Any]:
-    task, waits = await tasks.look(key)
-    return {**_shown(task), "next": await _next(tasks, task), "waits": [wait.to_dict() for wait in waits]}
+async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
+    record, waits = await tasks.look(task)
+    return {**_shown(record), "next": await _next(tasks, record), "waits": [wait.to_dict() for wait in waits]}
 
 
 def _shown(task: Task) -> dict[str, Any]:
@@ -105,78 +102,69 @@ async def _next(tasks: TaskOrchestrator, task: Task) -> str:
     return "" if task.agent is not None else "names no agent"
 
 
-async def cancel(key: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
-    return _shown(await tasks.cancel(key, reason=reason))
+async def cancel(task: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
+    return _shown(await tasks.cancel(task, reason=reason))
 
 
-async def requeue(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.requeue(key))
+async def requeue(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.requeue(task))
 
 
-async def hold(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.hold(key))
+async def hold(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.hold(task))
 
 
 async def send_back(
-    key: str, tasks: TasksOf, comment: Annotated[str | None, Body(embed=True)] = None
+    task: str, tasks: TasksOf, comment: Annotated[str | None, Body(embed=True)] = None
 ) -> dict[str, Any]:
-    return _shown(await tasks.send_back(key, comment))
+    return _shown(await tasks.send_back(task, comment))
 
 
-async def diff(key: str, tasks: TasksOf, paths: str = "", stat: bool = False) -> dict[str, Any]:
+async def diff(task: str, tasks: TasksOf, paths: str = "", stat: bool = False) -> dict[str, Any]:
     chosen = tuple(path for path in paths.split("\0") if path)
-    text = await tasks.diff(key, paths=chosen, stat=stat)
-    task = await tasks.get(key)
+    text = await tasks.diff(task, paths=chosen, stat=stat)
+    record = await tasks.get(task)
     try:
-        state = await tasks.merge_state(key) if task.workdir is not None else None
+        state = await tasks.merge_state(task) if record.workdir is not None else None
     except OstlerError as error:
         state = {"trouble": str(error)}
-    claimed, actual = set(task.claimed_files or ()), set(task.changed_files or ())
-    mismatch = [] if task.claimed_files is None else sorted(claimed ^ actual)
-    return {"diff": text, "merge": state, "task": _shown(task), "claims_differ": mismatch}
+    claimed, actual = set(record.claimed_files or ()), set(record.changed_files or ())
+    mismatch = [] if record.claimed_files is None else sorted(claimed ^ actual)
+    return {"diff": text, "merge": state, "task": _shown(record), "claims_differ": mismatch}
 
 
-async def accept(key: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
-    return _shown(await tasks.accept(key, paths=paths or ()))
+async def accept(task: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
+    return _shown(await tasks.accept(task, paths=paths or ()))
 
 
-async def reject(key: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-    return _shown(await tasks.reject(key, reason=reason))
+async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+    return _shown(await tasks.reject(task, reason=reason))
 
 
-async def undo(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.undo(key))
+async def undo(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.undo(task))
 
 
-async def retire(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.retire(key))
+async def retire(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.retire(task))
 
 
-async def unretire(key: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.unretire(key))
+async def unretire(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.unretire(task))
 
 
-_P = Permission
-_ONE = "/v1/tasks/{key}"
-ROUTES = (
-    Route(
-        method="POST",
-        path="/v1/tasks",
-        handler=add,
-        permission=_P.TASKS_WRITE,
-        body_limit=LARGE_BODY,
-        status=201,
-    ),
-    Route(method="GET", path="/v1/tasks", handler=list_tasks, permission=_P.TASKS_READ),
-    Route(method="GET", path=_ONE, handler=get, permission=_P.TASKS_READ),
-    Route(method="POST", path=f"{_ONE}/cancel", handler=cancel, permission=_P.TASKS_WRITE),
-    Route(method="POST", path=f"{_ONE}/requeue", handler=requeue, permission=_P.TASKS_WRITE),
-    Route(method="POST", path=f"{_ONE}/hold", handler=hold, permission=_P.TASKS_WRITE),
-    Route(method="POST", path=f"{_ONE}/send-back", handler=send_back, permission=_P.TASKS_REVIEW),
-    Route(method="GET", path=f"{_ONE}/diff", handler=diff, permission=_P.TASKS_READ),
-    Route(method="POST", path=f"{_ONE}/accept", handler=accept, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/reject", handler=reject, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/undo", handler=undo, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/retire", handler=retire, permission=_P.TASKS_REVIEW),
-    Route(method="POST", path=f"{_ONE}/unretire", handler=unretire, permission=_P.TASKS_REVIEW),
-)
+HANDLERS: Handlers = {
+    "add_task": add,
+    "tasks": list_tasks,
+    "task": get,
+    "cancel_task": cancel,
+    "requeue_task": requeue,
+    "hold_task": hold,
+    "send_back": send_back,
+    "diff": diff,
+    "accept": accept,
+    "reject": reject,
+    "undo": undo,
+    "retire": retire,
+    "unretire": unretire,
+}

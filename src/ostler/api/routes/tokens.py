@@ -6,15 +6,14 @@ import hashlib
 import secrets
 from datetime import timedelta
 from typing import Annotated, Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from fastapi import Body
 
-from ostler.api.context import ManagerOf
-from ostler.api.gate import Route
+from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
-from ostler.model.access import Actor, Permission, Principal, Role, Token
-from ostler.model.faults import fault
+from ostler.model.access import Actor, Principal, Role, Token
+from ostler.model.validation import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 
@@ -62,24 +61,25 @@ def _by(manager: ManagerOf) -> Actor:
 
 
 async def list_tokens(manager: ManagerOf) -> list[dict[str, Any]]:
-    found = await manager.store.read(workspaces.list_tokens)
-    return [{name: value for name, value in one.to_dict().items() if name != "token_hash"} for one in found]
+    tokens = await manager.store.read(workspaces.list_tokens)
+    return [{name: value for name, value in token.to_dict().items() if name != "token_hash"} for token in tokens]
 
 
 async def revoke(token_id: str, manager: ManagerOf) -> dict[str, Any]:
     """By its id or its name."""
-    found = await manager.store.read(workspaces.list_tokens)
-    wanted = [one for one in found if token_id in {str(one.token_id), one.name} and one.revoked_at is None]
-    if not wanted:
+    tokens = await manager.store.read(workspaces.list_tokens)
+    chosen = [token for token in tokens if token_id in {str(token.token_id), token.name} and token.revoked_at is None]
+    if not chosen:
         raise NotFoundError(f"there is no valid token {token_id}; list them with `ostler token list`")
-    for one in wanted:
-        token = UUID(str(one.token_id))
-        await manager.store.run(workspaces.revoke_token, token, manager.principal.workspace_id, by=_by(manager))
-    return {"revoked": [one.name for one in wanted]}
+    for token in chosen:
+        await manager.store.run(
+            workspaces.revoke_token, token.token_id, manager.principal.workspace_id, by=_by(manager)
+        )
+    return {"revoked": [token.name for token in chosen]}
 
 
-ROUTES = (
-    Route(method="POST", path="/v1/tokens", handler=create, permission=Permission.WORKSPACE_ADMIN, status=201),
-    Route(method="GET", path="/v1/tokens", handler=list_tokens, permission=Permission.WORKSPACE_ADMIN),
-    Route(method="DELETE", path="/v1/tokens/{token_id}", handler=revoke, permission=Permission.WORKSPACE_ADMIN),
-)
+HANDLERS: Handlers = {
+    "create_token": create,
+    "tokens": list_tokens,
+    "revoke_token": revoke,
+}

@@ -8,9 +8,7 @@ from uuid import UUID
 
 from fastapi import Body
 
-from ostler.api.context import ManagerOf, TasksOf
-from ostler.api.gate import Route
-from ostler.model.access import Permission
+from ostler.api.context import Handlers, ManagerOf, TasksOf
 from ostler.store.tasks import get_task
 from ostler.store.waits import get_wait
 
@@ -18,28 +16,28 @@ from ostler.store.waits import get_wait
 async def list_waits(manager: ManagerOf, instance: str | None = None) -> list[dict[str, Any]]:
     shown = []
     for wait in await manager.open_waits(instance):
-        found = None if wait.instance_id is None else await manager.get_instance(wait.instance_id)
+        instance_record = None if wait.instance_id is None else await manager.get_instance(wait.instance_id)
         task = None if wait.task_id is None else await manager.store.read(get_task, wait.task_id)
-        name = None if found is None else found.name
+        name = None if instance_record is None else instance_record.name
         shown.append({**wait.to_dict(), "instance_name": name, "task_key": None if task is None else task.key})
     return shown
 
 
-async def answer(
-    wait_id: str,
+async def answer_wait(
+    wait: str,
     manager: ManagerOf,
     tasks: TasksOf,
     outcome: Annotated[str, Body()] = "done",
     answer: Annotated[dict[str, Any] | None, Body()] = None,
 ) -> dict[str, Any]:
     with contextlib.suppress(ValueError):  # a part of an id is looked for by the manager
-        found = await manager.store.read(get_wait, UUID(wait_id))
-        if found is not None and found.instance_id is None:
-            return (await tasks.answer(found.wait_id, outcome, answer)).to_dict()
-    return (await manager.answer(wait_id, outcome, answer)).to_dict()
+        record = await manager.store.read(get_wait, UUID(wait))
+        if record is not None and record.instance_id is None:
+            return (await tasks.answer(record.wait_id, outcome, answer)).to_dict()
+    return (await manager.answer(wait, outcome, answer)).to_dict()
 
 
-ROUTES = (
-    Route(method="GET", path="/v1/waits", handler=list_waits, permission=Permission.AGENTS_READ),
-    Route(method="POST", path="/v1/waits/{wait_id}/answer", handler=answer, permission=Permission.AGENTS_PROCESS),
-)
+HANDLERS: Handlers = {
+    "waits": list_waits,
+    "answer": answer_wait,
+}

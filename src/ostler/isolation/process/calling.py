@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation import wire
@@ -18,7 +19,7 @@ from ostler.isolation.base import Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process.hearing import key_of
 from ostler.isolation.wire import WireError
-from ostler.model.faults import Fault, shown
+from ostler.model.validation import Fault, shown
 
 Say = Callable[[Mapping[str, Any]], None]
 #: More are in flight at no agent.
@@ -192,9 +193,7 @@ class Calls:
                 timer = self._clock.call_later(self._give_up.total_seconds(), lose)
             try:
                 with self.heard_out():
-                    while not stopped.done():
-                        with contextlib.suppress(asyncio.CancelledError):
-                            await asyncio.wait((stopped,))
+                    await wait_ignoring_cancel(stopped)
             finally:
                 timer.cancel()
             call.given_up = call.call_id in self._running

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from uuid import UUID
 
-from ostler.agents.output import KeptOutput
+from ostler.agents.command import KeptOutput
 from ostler.isolation.base import StartPlan
 from ostler.keeper.output import Log
 

@@ -1,0 +1,275 @@
+"""One agent from one file: Markdown with front matter, or the TOML of Codex. Nothing that it names is imported."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from ostler.agents.base import AgentMaker
+from ostler.agents.registry import MAX_DESCRIPTION, AgentKind, AgentManifest, definition_id, maker_of
+from ostler.definitions.keys import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
+from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
+from ostler.errors import DefinitionError, ValidationError
+from ostler.model.record import Record
+from ostler.model.states import IsolationLevel
+from ostler.model.text import clean_text
+from ostler.model.validation import Fault, as_written, named
+
+MAX_BYTES = 256 * 1024
+#: A file of nothing but mistakes says so and stops there.
+MAX_FAULTS = 100
+#: What runs an agent whose file of Codex names no driver.
+CODEX = "codex"
+
+_FENCE = "---"
+_LIFECYCLE = "lifecycle"
+_CODEX_PROMPT = "developer_instructions"
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFault:
+    """One mistake in a file. Line 0 is the file as a whole."""
+
+    path: str
+    line: int
+    sentence: str
+
+    @property
+    def message(self) -> str:
+        return f"{self.path}:{self.line}: {self.sentence}" if self.line else f"{self.path}: {self.sentence}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedDefinition:
+    manifest: AgentManifest
+    maker: AgentMaker
+
+
+class Page:
+    """A file while it is read, with everything that is wrong with it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path if path.isprintable() else ascii(path)
+        self._faults: list[FileFault] = []
+        self._find_lines: Callable[[], Mapping[str, int]] = dict
+        self._lines: Mapping[str, int] | None = None
+
+    def read(self, reader: Callable[..., Document], *arguments: Any) -> dict[str, Any]:
+        """The data that `reader` finds; what it cannot read is raised at once."""
+        try:
+            document = reader(*arguments)
+        except UnreadableError as error:
+            self.stop(error.line, error.sentence)
+        self._find_lines = document.find_lines
+        for line, sentence in document.duplicates:
+            self._add(line, sentence)
+        return document.data
+
+    def check(self, cls: type[R], values: Any, prefix: str = "") -> R | None:
+        """The record that stands under `prefix`; None where something is wrong with it."""
+        if not isinstance(values, Mapping):
+            bound = "has no value; write one, or remove the key" if values is None else "must be a mapping"
+            self.blame([Fault(field=prefix, bound=bound, value="" if values is None else as_written(values))])
+            return None
+        try:
+            return cls.from_dict(values)
+        except ValidationError as error:
+            # A value of a wrong type hides what the rules say of others, so each key is judged by itself as well.
+            single = [fault for key, value in values.items() for fault in _faults(cls, {key: value})]
+            self.blame(single or _own(error), prefix)
+            return None
+
+    def blame(self, faults: Iterable[Fault], prefix: str = "") -> None:
+        """Each fault with the line of its field, or of the nearest key around it."""
+        for fault in faults:
+            if self._lines is None:
+                self._lines = self._find_lines()
+            placed, lines = fault.under(prefix) if prefix else fault, self._lines
+            around = placed.field
+            while around and around not in lines:
+                around = around.rpartition(".")[0]
+            self._add(lines.get(around, 1 if lines else 0), placed.message)
+
+    def stop(self, line: int, sentence: str) -> NoReturn:
+        """Nothing more can be read."""
+        self._add(line, sentence)
+        raise self._error()
+
+    def settle(self) -> None:
+        """Raise one `DefinitionError` with every fault, in the order of the lines."""
+        if self._faults:
+            raise self._error()
+
+    def _add(self, line: int, sentence: str) -> None:
+        self._faults.append(FileFault(path=self.path, line=line, sentence=sentence))
+
+    def _error(self) -> DefinitionError:
+        ordered = sorted(dict.fromkeys(self._faults), key=lambda fault: fault.line)
+        more = len(ordered) - MAX_FAULTS
+        if more > 0:
+            rest = FileFault(path=self.path, line=0, sentence=f"{more} more faults are not shown")
+            ordered = [*ordered[:MAX_FAULTS], rest]
+        return DefinitionError(ordered)
+
+
+def _faults(cls: type[Record], values: Mapping[str, Any]) -> list[Fault]:
+    try:
+        cls.from_dict(values)
+    except ValidationError as error:
+        return _own(error)
+    return []
+
+
+def _own(error: ValidationError) -> list[Fault]:
+    return [fault for fault in error.faults if isinstance(fault, Fault)]
+
+
+# --- one file ----------------------------------------------------------------------------------------
+
+
+def load_agent_file(path: str | Path) -> LoadedDefinition:
+    """Read one agent; raises one `DefinitionError` that carries every fault of the file.
+
+    `.toml` is read as Codex writes it, everything else as Markdown.
+    """
+    return read_definition(Path(path), Path(path))
+
+
+def read_definition(shown: Path, real: Path, *, follow: bool = True) -> LoadedDefinition:
+    """`shown` gives the name and stands in the sentences, `real` is opened; without `follow` it may be no link."""
+    page = Page(str(shown))
+    text = read_text(page, real, follow=follow)
+    data, body, driver = _read_codex(page, text) if shown.suffix == ".toml" else _read_markdown(page, text)
+    _blame_misspelt(page, data)
+    lifecycle = data.pop(_LIFECYCLE, {})
+    top = page.check(AgentFile, {key: data.pop(key) for key in ("name", "description") if key in data}) or AgentFile()
+    said = {"name": top.name or shown.stem, "description": top.description, "prompt": body, "extra": data or None}
+    found = define(page, said, page.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
+    page.settle()
+    return found
+
+
+def define(
+    page: Page, said: Mapping[str, Any], keys: LifecycleKeys | None, *, driver: str = CLAUDE, name_key: str = "name"
+) -> LoadedDefinition:
+    """From fields of the manifest that are `said` beside the keys of `lifecycle`.
+
+    `driver` runs what names none itself. What is wrong is blamed on the page, which the caller settles.
+    """
+    runs = keys.driver if keys is not None and "driver" in keys.given else DriverKeys(name=driver)
+    fields = (keys or LifecycleKeys()).manifest_fields()
+    if runs.kind is AgentKind.COMMAND and "isolation_level" not in fields["defaults"].given:
+        fields["defaults"] = fields["defaults"].evolve(isolation_level=IsolationLevel.PROCESS)  # there is no other way
+    manifest = AgentManifest(
+        id=definition_id(runs.kind, clean_text(said["name"])),
+        kind=runs.kind,
+        source=page.path,
+        command=runs.spec,
+        driver=runs.text,
+        **{**said, "description": _clipped(said["description"]), "prompt": said["prompt"].strip() or None},
+        **fields,
+    )
+    result = manifest.validate()
+    for fault in result:
+        key = name_key if fault.field == "name" else fault.field.removeprefix("extra.")
+        page.blame([replace(fault, field=key)])
+    return LoadedDefinition(manifest=result.value or manifest, maker=maker_of(manifest))
+
+
+def read_lifecycle(source: str, lifecycle: Mapping[str, Any]) -> dict[str, Any]:
+    """The same keys on a class in Python, as fields of its manifest; an `AgentRegistry` takes this function."""
+    page = Page(source)
+    keys = page.check(LifecycleKeys, lifecycle, _LIFECYCLE)
+    if keys is not None and "driver" in keys.given:
+        page.blame([Fault(field=f"{_LIFECYCLE}.driver", bound="is not for a class, which runs itself")])
+    page.settle()
+    return {} if keys is None else keys.manifest_fields()
+
+
+# --- the text of a file ------------------------------------------------------------------------------
+
+
+def file_faults(error: DefinitionError) -> tuple[FileFault, ...]:
+    return tuple(fault for fault in error.faults if isinstance(fault, FileFault))
+
+
+def locate(path: Path, base: Path, *, is_above: bool) -> Path:
+    """Where a file or folder under `base` really is.
+
+    Raises `DefinitionError` for a link that leads out of `base`, and for what stands above the project and belongs to
+    another user: a directory such as /tmp is everybody's.
+    """
+    try:
+        real = path.resolve(strict=True)
+        leads_out, owner = not real.is_relative_to(base.resolve()), real.stat().st_uid
+    except (OSError, RuntimeError) as error:
+        sentence = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    else:
+        if not leads_out and not (is_above and owner not in {0, os.geteuid()}):
+            return real
+        sentence = "is a link that leads out of the project" if leads_out else "belongs to another user"
+        sentence += ", and is not read"
+    raise DefinitionError([FileFault(path=str(path), line=0, sentence=sentence)])
+
+
+def read_text(page: Page, path: Path, *, follow: bool = True) -> str:
+    """The text with plain line ends. Opened without waiting, for a pipe under that name would wait for ever."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+        with open(handle, "rb") as file:  # noqa: PTH123 - it is open already
+            regular = stat.S_ISREG(os.fstat(handle).st_mode)
+            raw = file.read(MAX_BYTES + 1) if regular else b""
+    except (OSError, ValueError) as error:
+        page.stop(0, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the path and who owns it")
+    if not regular:
+        page.stop(0, "is not a regular file")
+    if len(raw) > MAX_BYTES:
+        page.stop(0, f"is larger than {MAX_BYTES // 1024} KiB")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        page.stop(raw.count(b"\n", 0, error.start) + 1, "this is not UTF-8 text; save the file as UTF-8")
+    if "\0" in text:
+        page.stop(text.count("\n", 0, text.index("\0")) + 1, "there is a NUL character; remove it")
+    return text.replace("\r\n", "\n")
+
+
+def _read_codex(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
+    data = page.read(read_toml, text)
+    prompt = data.pop(_CODEX_PROMPT, "")
+    if not isinstance(prompt, str):
+        page.blame([Fault(field=_CODEX_PROMPT, bound="must be text", value=as_written(prompt))])
+        prompt = ""
+    return data, prompt, CODEX
+
+
+def _read_markdown(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
+    if not text.strip():
+        page.stop(1, "the file is empty; write what the agent is to do")
+    lines = text.split("\n")
+    if lines[0].rstrip() != _FENCE:
+        return {}, text, CLAUDE
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == _FENCE), None)
+    if end is None:
+        page.stop(1, f"the front matter begins here and never ends; close it with a line of {_FENCE}")
+    return page.read(read_yaml, "\n".join(lines[1:end]), 2), "\n".join(lines[end + 1 :]), CLAUDE
+
+
+def _blame_misspelt(page: Page, data: Mapping[str, Any]) -> None:
+    """Unknown keys are kept, but this one misspelt would silently switch off all that it says."""
+    for key in data:
+        if key != _LIFECYCLE and difflib.get_close_matches(key.lower(), [_LIFECYCLE], n=1, cutoff=0.75):
+            page.blame([Fault(field=named(key), bound=f"is not known; did you mean {_LIFECYCLE}?")])
+
+
+def _clipped(text: str) -> str | None:
+    """Other tools set no limit to it, so a long one is no fault."""
+    return (text if len(text) <= MAX_DESCRIPTION else f"{text[: MAX_DESCRIPTION - 1]}…") or None

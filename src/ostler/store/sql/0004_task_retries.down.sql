@@ -1,0 +1,2 @@
+ALTER TABLE tasks DROP COLUMN lost;
+ALTER TABLE tasks DROP COLUMN backoff_us;
