@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID, uuid4
@@ -21,86 +19,25 @@ from ostler.errors import InvalidOperationError, OstlerError, SimulationError, V
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.simulation import OnIdle, SimulationSettings
 from ostler.model.validation import fault, shown
-from ostler.simulation.ask import Asker, Failed, Question, Round, discard, run_all
-from ostler.simulation.brains import Brains, Managed, call_of, is_async
+from ostler.simulation.active_brains import ActiveBrains, failures_by_place
+from ostler.simulation.ask import Asker, Failed, Round, discard
+from ostler.simulation.brains import Brains, Managed
 from ostler.simulation.managed import ManagedBrains
 from ostler.simulation.membership import AddResult, LifecycleManager, LifecycleValidator
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.turn import (
-    Failure,
     Operations,
     Performed,
     RunReport,
+    Turn,
     TurnReport,
     apply_failures,
     apply_requests,
 )
-from ostler.simulation.view import AgentView, Decisions, LifecycleRequest, MergeEngine, Operation, World
+from ostler.simulation.view import Decisions, LifecycleRequest, MergeEngine, Operation, World
 
 #: Why a run ends in which no agent is active, and none will resume by itself.
 NONE_ACTIVE = "no agent is active"
-_NO_DECISIONS = Decisions()
-_STILL_RUNS = Failed(True, "TimeoutError", "not asked: it still works on what it was asked in an earlier turn")
-
-
-@dataclass(slots=True)
-class _BrainCall:
-    """How a member is asked; kept as long as it has the same brain."""
-
-    agent: Any
-    question: Question
-    is_async: bool
-
-
-@dataclass(slots=True)
-class _ActiveBrains:
-    """The active members and how they are asked. Kept until an agent joins, leaves, pauses or resumes."""
-
-    version: int
-    paused: set[str]
-    members: list[Member]
-    #: Places among the members and their questions: of plain brains, and of async and managed ones.
-    plain_places: list[int] = field(default_factory=list)
-    plain: list[Question] = field(default_factory=list)
-    async_places: list[int] = field(default_factory=list)
-    tasks: list[Question] = field(default_factory=list)
-    #: Agents that cannot be asked, by place.
-    unasked: dict[int, Failed] = field(default_factory=dict)
-    #: Whether all of them are asked by the worker thread.
-    all_plain: bool = False
-
-
-class _Turn:
-    """A turn that is being played."""
-
-    __slots__ = (
-        *("active", "counters", "decisions", "engine_answer", "failed"),
-        *("failures", "is_over", "number", "operations", "resumed"),
-    )
-
-    def __init__(self, state: SimulationState, active: _ActiveBrains, resumed: list[str]) -> None:
-        self.number = state.turn
-        self.counters = dict(state.auto_resume)
-        self.active = active
-        self.resumed = resumed
-        self.operations: list[Performed] = []
-        #: Agents that gave no answer, and what became of each.
-        self.failed: list[tuple[Member, Failed]] = []
-        self.failures: dict[str, Failure] = {}
-        self.decisions = _NO_DECISIONS
-        self.engine_answer: Any = None
-        self.is_over = False
-
-    def report(self) -> TurnReport:
-        return TurnReport(self.number, self.resumed, self.decisions, self.failures, self.operations)
-
-    def set_aside(self, failed: Mapping[int, Failed]) -> None:
-        """Take the agents that failed, by place, out of the decisions."""
-        members, values = self.decisions.members, self.decisions.values_in_order
-        self.failed += [(members[place], answer) for place, answer in failed.items()]
-        self.failed.sort(key=lambda entry: entry[0].number)
-        kept = [place for place in range(len(members)) if place not in failed]
-        self.decisions = Decisions([members[place] for place in kept], [values[place] for place in kept])
 
 
 class SimulationOrchestrator:
@@ -137,10 +74,7 @@ class SimulationOrchestrator:
         #: Whether a turn of plain brains needs the event loop all the same.
         self._needs_loop = manager is not None or self._engine_is_async
         self._own_id = uuid4()
-        self._active: _ActiveBrains | None = None
-        self._brain_calls: dict[int, _BrainCall] = {}
-        #: Calls of agents that were given up and whose brain could not be replaced, by number.
-        self._late: dict[int, _BrainCall] = {}
+        self._active_brains = ActiveBrains(self.world, self._asker, self._managed)
         #: The types of the answers of the last turn, where no answer was a failure.
         self._answer_types: list[type] = []
         #: Operations from outside since the last turn.
@@ -316,7 +250,7 @@ class SimulationOrchestrator:
             self._playing = False
         return report
 
-    async def _play_in_thread(self, turn: _Turn, most: int, total: RunReport) -> _Turn:
+    async def _play_in_thread(self, turn: Turn, most: int, total: RunReport) -> Turn:
         """The last turn; or one that has begun and needs the event loop."""
 
         def finish(answers: list[Any]) -> Round | None:
@@ -338,14 +272,14 @@ class SimulationOrchestrator:
         await self._asker.play(Round(turn.active.plain), finish)
         return turn
 
-    async def _play_on_loop(self, turn: _Turn) -> None:
+    async def _play_on_loop(self, turn: Turn) -> None:
         managed = self._managed
         if managed is not None:  # starting is not thinking, so it comes before the asking
             self.world.listening = False
             members = [member for member in turn.active.members if isinstance(member.agent, Managed)]
             await managed.prepare(self.run_id, members)
             self.world.listening = True
-        answers = await self._ask(turn.active)
+        answers = await self._active_brains.ask(turn.active)
         await self._asker.in_thread(lambda: self._conclude(turn, answers))
         if self._engine_is_async:
             await self._update_async(turn)
@@ -357,28 +291,25 @@ class SimulationOrchestrator:
 
     # --- a turn ----------------------------------------------------------------------------------
 
-    def _begin_turn(self) -> _Turn:
+    def _begin_turn(self) -> Turn:
         state, world = self.state, self.world
         state.turn += 1
         resumed = self.lifecycle_manager.process_auto_resume(state)
         self._asker.require_room()
-        active = self._active
-        if active is None or active.version != state.version or active.paused != state.paused_agents:
-            active = self._active_brains()
-        turn = _Turn(state, active, resumed)
+        turn = Turn(state, self._active_brains.current(), resumed)
         if self._outside:
             turn.operations, self._outside = self._outside, []
         world.begin_turn()
         return turn
 
-    def _conclude(self, turn: _Turn, answers: list[Any]) -> None:
+    def _conclude(self, turn: Turn, answers: list[Any]) -> None:
         """With all answers, in a thread: sort failures out, note the decisions, run a plain engine."""
         self.world.listening = False
         turn.decisions = Decisions(turn.active.members, answers)
         types = list(map(type, answers))
         if types != self._answer_types:
             if any(kind is Failed or hasattr(kind, "__await__") for kind in set(types)):
-                turn.set_aside({place: failed for place, answer in enumerate(answers) if (failed := _failure(answer))})
+                turn.set_aside(failures_by_place(answers))
             else:
                 self._answer_types = types
         if self._is_recorded and (unkept := self._note(turn.decisions)):
@@ -389,7 +320,7 @@ class SimulationOrchestrator:
             except BaseException as error:
                 raise self._engine_error(error) from error
 
-    async def _update_async(self, turn: _Turn) -> None:
+    async def _update_async(self, turn: Turn) -> None:
         task = asyncio.current_task()
         try:
             turn.engine_answer = await self.engine.update(self.state, turn.decisions, self.world)
@@ -398,7 +329,7 @@ class SimulationOrchestrator:
                 raise
             raise self._engine_error(error) from error
 
-    def _end_turn(self, turn: _Turn) -> None:
+    def _end_turn(self, turn: Turn) -> None:
         """Apply refusals of the engine, failures and requests."""
         state, active = self.state, turn.active
         if (
@@ -419,12 +350,14 @@ class SimulationOrchestrator:
             turn.operations += performed
             for member, answer in turn.failed:
                 if answer.timed_out:
-                    self._give_up(member)
+                    is_managed = isinstance(member.agent, Managed)
+                    stays = state.members.get(member.name) is member and not is_managed
+                    self._active_brains.give_up(member, is_late=stays and not self._replace_brain(member))
         if self.world.requests:
             turn.operations += apply_requests(self.world.requests, turn.decisions, self._operations)
         turn.is_over = True
 
-    def _take_refusals(self, turn: _Turn) -> None:
+    def _take_refusals(self, turn: Turn) -> None:
         """The engine names the agents whose decision it could not use: these have failed."""
         answer, members = turn.engine_answer, turn.decisions.members
         names = {member.name for member in members}
@@ -442,63 +375,6 @@ class SimulationOrchestrator:
 
     def _engine_error(self, error: BaseException) -> SimulationError:
         return SimulationError(f"the engine failed in turn {self._last_complete + 1}: {Failed.of(error).message}")
-
-    # --- asking ----------------------------------------------------------------------------------
-
-    async def _ask(self, active: _ActiveBrains) -> list[Any]:
-        """The answers in the order of joining."""
-        answers: dict[int, Any] = dict(active.unasked)
-
-        async def ask(places: list[int], asking: Coroutine[Any, Any, list[Any]]) -> None:
-            answers.update(zip(places, await asking, strict=True))
-
-        plain = ask(active.plain_places, self._asker.ask_plain(active.plain))
-        await run_all([plain, ask(active.async_places, self._asker.ask_async(active.tasks))])
-        return [answers[place] for place in range(len(active.members))]
-
-    def _active_brains(self) -> _ActiveBrains:
-        state = self.state
-        active = _ActiveBrains(state.version, set(state.paused_agents), state.active_members())
-        if len(self._brain_calls) > 2 * len(state.members):
-            numbers = {member.number for member in state.members.values()}
-            self._brain_calls = {number: call for number, call in self._brain_calls.items() if number in numbers}
-        for place, member in enumerate(active.members):
-            call = self._brain_calls.get(member.number)
-            if call is None or call.agent is not member.agent:
-                call = self._brain_calls[member.number] = self._new_brain_call(member)
-            late = self._late.get(member.number)
-            if late is not None and late.agent is member.agent and self._asker.still_runs(late.question[1]):
-                active.unasked[place] = _STILL_RUNS
-            elif call.is_async:
-                active.async_places.append(place)
-                active.tasks.append(call.question)
-            else:
-                active.plain_places.append(place)
-                active.plain.append(call.question)
-        active.all_plain = len(active.plain) == len(active.members)
-        # An agent whose call still runs may be free in the next turn.
-        self._active = None if active.unasked else active
-        return active
-
-    def _new_brain_call(self, member: Member) -> _BrainCall:
-        view, call = AgentView(member, self.world), call_of(member.agent)
-        if isinstance(member.agent, Managed):
-            if self._managed is None:
-                raise InvalidOperationError(
-                    f"the brain of {member.name} is managed, and there is no lifecycle manager; pass it as manager="
-                )
-            return _BrainCall(member.agent, (partial(self._managed.ask, member), view), is_async=True)
-        if call is None:
-            raise InvalidOperationError(f"the agent of {member.name} is no brain; give it one with `decide`")
-        return _BrainCall(member.agent, (call, view), is_async(call))
-
-    def _give_up(self, member: Member) -> None:
-        """Its time was over: its old view is closed, and a new brain takes its place where one can be made."""
-        call = self._brain_calls.pop(member.number, None)
-        self._active = None
-        stays = self.state.members.get(member.name) is member and not isinstance(member.agent, Managed)
-        if call is not None and stays and not self._replace_brain(member):
-            self._late[member.number] = call
 
     # --- what a kept run does otherwise ----------------------------------------------------------
 
@@ -552,12 +428,3 @@ class SimulationOrchestrator:
         self._require_usable()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise InvalidOperationError("this task holds the turns back with between_turns(); play after that block")
-
-
-def _failure(answer: Any) -> Failed | None:
-    if isinstance(answer, Failed):
-        return answer
-    if not hasattr(type(answer), "__await__"):
-        return None
-    discard(answer)
-    return Failed(False, "TypeError", "a plain brain returned something to await; define its decide as `async def`")

@@ -68,11 +68,11 @@ class RecordedOrchestrator(SimulationOrchestrator):
         """Everything as it was after a turn, with brains and engine made anew."""
         scenario = scenario.checked()
         state = kept.state(scenario.brains, scenario.schema)
-        found = cls(scenario, settings, state, digest=kept.digest, manager=manager)
-        restore(found.engine, kept.memory, "engine", "the engine")
-        found.require_manager()
-        found.writer.learn()
-        return found
+        run = cls(scenario, settings, state, digest=kept.digest, manager=manager)
+        restore(run.engine, kept.memory, "engine", "the engine")
+        run.require_manager()
+        run.writer.learn()
+        return run
 
     def _note(self, decisions: Decisions) -> dict[int, str]:
         return self.writer.note(decisions.members, decisions.values_in_order)
@@ -94,8 +94,8 @@ class RecordedOrchestrator(SimulationOrchestrator):
         return self._operations.add(request)[1]
 
     def require_manager(self) -> None:
-        """Without one, no managed brain could decide."""
-        managed = [one.name for one in self.state.members.values() if isinstance(one.agent, Managed)]
+        """Raise where a brain is managed and there is no lifecycle manager to ask it."""
+        managed = [member.name for member in self.state.members.values() if isinstance(member.agent, Managed)]
         if managed and self._managed is None:
             raise InvalidOperationError(
                 f"the brain of {managed[0]} is an instance of Ostler, and no lifecycle manager is here to spawn it; "
@@ -170,7 +170,7 @@ class KeptRun(RecordedOrchestrator):
             await self._move(simulations.end_run, outcome)
 
     async def _move(self, command: Callable[..., SimulationRun], *values: Any, **more: Any) -> None:
-        """Also when it is cancelled, the commit is waited for: whether the turn is complete must be known."""
+        """Also when it is cancelled, the commit is waited for: the run stands at the turn that the store has."""
         committing = asyncio.ensure_future(self._commit(command, self._record, *values, **more))
         try:
             await asyncio.wait((committing,))
@@ -243,8 +243,8 @@ async def fork_run(
 async def remove_run(store: Store, run_id: UUID | str) -> int:
     """Remove a run and its turns; how many turns it had of its own. A run that others were forked from is refused.
 
-    An open run is removed too; whoever plays it is refused at the next turn. A removal that was broken off leaves the
-    run in the state `removing`, and is finished by removing it again.
+    An open run is removed too; the program that plays it is refused at the next turn. A removal that was broken off
+    leaves the run in the state `removing`, and is finished by removing it again.
     """
     record = await find_run(store, run_id)
     try:
@@ -257,9 +257,9 @@ async def remove_run(store: Store, run_id: UUID | str) -> int:
 
 
 def _populate(run: KeptRun, scenario: Scenario) -> None:
-    wanted = sum(group.count for group in scenario.agents)
-    if wanted > run.settings.max_agents:
-        bound = f"must be at least {wanted}, the agents of the scenario"
+    count = sum(group.count for group in scenario.agents)
+    if count > run.settings.max_agents:
+        bound = f"must be at least {count}, the agents of the scenario"
         raise fault("settings.max_agents", bound, run.settings.max_agents)
     faults: list[Fault] = []
     for place, group in enumerate(scenario.agents):
@@ -274,8 +274,8 @@ def _populate(run: KeptRun, scenario: Scenario) -> None:
                 )
             )
             if not result:
-                found = result.faults or (Fault(field="name", bound=f"cannot join: {result.reason}"),)
-                faults += [one.under(f"agents.{place}") for one in found]
+                wrong = result.faults or (Fault(field="name", bound=f"cannot join: {result.reason}"),)
+                faults += [fault.under(f"agents.{place}") for fault in wrong]
                 break
     if faults:
         raise ValidationError(faults)

@@ -33,7 +33,7 @@ class Member:
         self.params: Mapping[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Brains read their states far more often than these are exchanged, so who exchanges one pays for it."""
+        """Brains read their states far more often than these are exchanged, so exchanging a state may cost more."""
         object.__setattr__(self, name, value)
         if name == "state" and self.view is not None:
             self.view.show(value)
@@ -67,7 +67,7 @@ class SimulationState:
         self.form = StateForm(schema)
         self.members: dict[str, Member] = {}
         self.paused_agents: set[str] = set()
-        #: The turns that are left to a paused agent; whoever is not in it stays paused.
+        #: The turns that are left to a paused agent; a paused agent that is not in it stays paused.
         self.auto_resume: dict[str, int] = {}
         #: The last complete turn; during a turn the one that is played.
         self.turn = turn

@@ -14,6 +14,7 @@ from typing import Any
 from ostler.errors import ValidationError
 from ostler.model.simulation import OnFailure, SimulationSettings
 from ostler.model.validation import Fault, fault, shown
+from ostler.simulation.active_brains import ActiveSet
 from ostler.simulation.ask import Failed
 from ostler.simulation.brains import Brains
 from ostler.simulation.membership import AddResult, LifecycleManager, log_event
@@ -105,6 +106,39 @@ class RunReport:
             for name, failure in report.failures.items()
         )
         self.first_failures = self.first_failures[:_MAX_DESCRIBED]
+
+
+class Turn:
+    """A turn that is being played."""
+
+    __slots__ = (
+        *("active", "counters", "decisions", "engine_answer", "failed"),
+        *("failures", "is_over", "number", "operations", "resumed"),
+    )
+
+    def __init__(self, state: SimulationState, active: ActiveSet, resumed: list[str]) -> None:
+        self.number = state.turn
+        self.counters = dict(state.auto_resume)
+        self.active = active
+        self.resumed = resumed
+        self.operations: list[Performed] = []
+        #: Agents that gave no answer, and what became of each.
+        self.failed: list[tuple[Member, Failed]] = []
+        self.failures: dict[str, Failure] = {}
+        self.decisions = Decisions()
+        self.engine_answer: Any = None
+        self.is_over = False
+
+    def report(self) -> TurnReport:
+        return TurnReport(self.number, self.resumed, self.decisions, self.failures, self.operations)
+
+    def set_aside(self, failed: Mapping[int, Failed]) -> None:
+        """Take the agents that failed, by place, out of the decisions."""
+        members, values = self.decisions.members, self.decisions.values_in_order
+        self.failed += [(members[place], answer) for place, answer in failed.items()]
+        self.failed.sort(key=lambda entry: entry[0].number)
+        kept = [place for place in range(len(members)) if place not in failed]
+        self.decisions = Decisions([members[place] for place in kept], [values[place] for place in kept])
 
 
 # --- operations --------------------------------------------------------------------------------------
