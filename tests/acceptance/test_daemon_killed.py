@@ -101,6 +101,15 @@ def test_of_two_commands_that_start_the_daemon_at_once_both_succeed(shell: Shell
     assert sorted(out for (out, _), _ in outcomes) == ["0\n", "1\n", "2\n", "3\n"]
 
 
+def test_down_ends_a_daemon_that_is_still_starting_and_whose_command_was_killed(shell: Shell) -> None:
+    with shell.start("up", "-d") as starting:
+        until(lambda: any("ostler.daemon" in line for line in shell.left_over()))
+        starting.kill()
+    said = shell.run("down")
+    assert (said.code, said.out) == (0, "The daemon has ended.\n"), said
+    assert not shell.left_over()
+
+
 def test_the_library_is_refused_a_home_that_a_daemon_owns(shell: Shell) -> None:
     shell.ok("up", "-d")
     code = "import asyncio, ostler\nasync def main():\n  async with ostler.open(): pass\nasyncio.run(main())"
