@@ -35,6 +35,9 @@ from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as Ta
 from ostler.model.validation import Fault as Fault, ValidationResult as ValidationResult
 from ostler.model.wait import Wait as Wait, WaitKind as WaitKind
 from ostler.policy.retention import RetentionPolicy as RetentionPolicy
+from ostler.simulation.membership import LifecycleManager as LifecycleManager, LifecycleValidator as LifecycleValidator, PauseTracker as PauseTracker
+from ostler.simulation.orchestrator import SimulationOrchestrator as SimulationOrchestrator
+from ostler.simulation.state import SimulationState as SimulationState
 from ostler.store.store import Store as Store
 from ostler.tasks.orchestrator import AgentLifecycle as AgentLifecycle, TaskOrchestrator as TaskOrchestrator
 from ostler.workdirs.records import Workdir as Workdir, WorkdirKind as WorkdirKind
