@@ -21,6 +21,7 @@
     │   ├── IdempotencyConflictError  the same key came with another body
     │   ├── LeaseHeldError          another owner holds the lease
     │   ├── MergeConflictError      the work does not merge; names the paths, nothing was changed
+    │   ├── CheckoutBlockedError    files in the user's checkout stand in the way; names the paths, nothing was changed
     │   └── StaleWriterError        an old epoch or attempt tried to write
     ├── DeadlineError               also a TimeoutError
     │   ├── InitializationTimeoutError
@@ -208,7 +209,7 @@ class AgentExecutionError(OstlerError):
     code = "agent_error"
     status = 502
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is known of a run that failed
         self,
         message: str | None = None,
         *,
@@ -216,6 +217,7 @@ class AgentExecutionError(OstlerError):
         stack_trace: str | None = None,
         exit_code: int | None = None,
         signal: str | None = None,
+        out_of_memory: bool = False,
         answer: Mapping[str, Any] | None = None,
     ) -> None:
         self.exception_type = exception_type
@@ -223,6 +225,8 @@ class AgentExecutionError(OstlerError):
         #: Of a command: the exit code of its run, or the name of the signal that ended it.
         self.exit_code = exit_code
         self.signal = signal
+        #: It was killed because it used more memory than its limit.
+        self.out_of_memory = out_of_memory
         #: Of a coding agent: what its answer would have been, with the session, the tokens and the cost of the run.
         self.answer = answer
         super().__init__(message)
@@ -288,6 +292,16 @@ class MergeConflictError(ConflictError):
     """The work does not merge; nothing was changed, so send it back to its agent or resolve it by hand."""
 
     code = "merge_conflict"
+
+    def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        super().__init__(message)
+
+
+class CheckoutBlockedError(ConflictError):
+    """Files in your checkout stand in the way; nothing was changed, so commit or stash them and try again."""
+
+    code = "checkout_blocked"
 
     def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
         self.paths = tuple(paths)
@@ -444,7 +458,7 @@ def document(error: OstlerError) -> dict[str, Any]:
     }
     if isinstance(error, ValidationError):
         body["faults"] = [fault.message for fault in error.faults]
-    if isinstance(error, MergeConflictError):
+    if isinstance(error, MergeConflictError | CheckoutBlockedError):
         body["paths"] = list(error.paths)
     if isinstance(error, UsageLimitError):
         body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
@@ -466,8 +480,8 @@ def error_of(body: Mapping[str, Any]) -> OstlerError:
     error_class = AuthorizationError if code == UNAUTHENTICATED else CLASS_OF_CODE.get(code, OstlerError)
     if error_class is ValidationError:
         return ValidationError([_RemoteFault(str(sentence)) for sentence in body.get("faults") or [text]])
-    if error_class is MergeConflictError:
-        return MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
+    if error_class is MergeConflictError or error_class is CheckoutBlockedError:
+        return error_class(text, paths=[str(path) for path in body.get("paths") or ()])
     if error_class is UsageLimitError:
         when = body.get("retry_at")
         return UsageLimitError(

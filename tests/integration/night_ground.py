@@ -200,7 +200,7 @@ class Night:
             await self._open()
             await self._submit()
             kills = sorted(self.chance.uniform(60, 5000) for _ in range(KILLS))
-            while not await self._is_over() and self.clock.mono() < 72 * 3600:
+            while (kills or not await self._is_over()) and self.clock.mono() < 72 * 3600:
                 await self.clock.sleep(120)
                 if kills and self.clock.mono() > kills[0]:
                     del kills[0]

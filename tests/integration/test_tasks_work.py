@@ -274,6 +274,17 @@ async def test_a_verb_that_cannot_be_written_leaves_the_agent_at_work(
     assert (await running).state is T.COMPLETED
 
 
+async def test_the_agent_of_an_attempt_that_is_over_is_not_restarted(ground: TaskGround) -> None:
+    """It used to work in the workdir once more, and what it answered was read by nothing."""
+    task = await ground.tasks.run((await ground.add("echo x >> tries; exit 3")).key)
+    with pytest.raises(InvalidOperationError, match="T001-1 worked on T001, which is queued; `ostler why T001`"):
+        await ground.manager.restart(task.instance_id or "")
+    done = await ground.done("true")
+    with pytest.raises(InvalidOperationError, match="which is completed; `ostler task send-back T002`"):
+        await ground.manager.restart(done.instance_id or "")
+    assert (ground.place(task) / "tries").read_text() == "x\n"
+
+
 async def test_a_task_whose_agent_a_person_stops_is_held_back(ground: TaskGround) -> None:
     task = await ground.add(LONG)
     running = await begun(ground, task)

@@ -31,6 +31,8 @@ class GetInstancesFilter(Record):
     #: `*` stands for any text, every other character for itself; case does not matter.
     name_pattern: str | None = None
     include_terminated: bool = False
+    #: Failed instances that wait for their restart are listed beside the active ones.
+    include_restarting: bool = False
     limit: Annotated[int, Interval(ge=1, le=MAX_PAGE)] = 100
     offset: Annotated[int, Interval(ge=0, le=MAX_OFFSET)] = 0
     #: The last id of the previous page: every page costs the same, unlike with `offset`.

@@ -77,11 +77,13 @@ class Task(Record):
     state: TaskState = TaskState.QUEUED
     #: What is to be done.
     task: str
-    #: The definition that works on it; without one it waits for somebody who claims it.
+    #: The definition that works on it; without one it waits until a program claims it.
     agent: str | None = None
     model: str | None = None
     priority: AgentPriority = AgentPriority.NORMAL
     tags: tuple[str, ...] = ()
+    #: The key of the task whose agent added it.
+    parent: str | None = None
     #: Keys of tasks that must be accepted before.
     depends_on: tuple[str, ...] = ()
     #: Command lines that must pass on the submitted tree.
@@ -179,6 +181,17 @@ def _long_text_faults(field: str, text: str, most: int) -> Iterator[Fault]:
 
 
 @record
+class TaskWhy(Record):
+    """Why a task is where it is; see `Why` for instances."""
+
+    key: str
+    state: TaskState
+    verdict: str
+    evidence: tuple[str, ...] = ()
+    what_would_change_it: tuple[str, ...] = ()
+
+
+@record
 class TaskFilter(Record):
     state: TaskState | None = None
     agent: str | None = None
@@ -196,7 +209,9 @@ class TaskFilter(Record):
 @record
 class TaskStatistics(Record):
     by_state: Mapping[TaskState, int]
-    #: Accepted among those that were accepted or rejected; None before the first.
+    #: Queued ones that wait for a person.
+    parked: int = 0
+    #: Accepted among those that a person reviewed, by accepting or rejecting them; None before the first.
     success_rate: float | None = None
     #: From the first start to the completion.
     average_duration: Duration | None = None

@@ -105,16 +105,16 @@ def claimable_tasks(
     return found
 
 
-def unmet(reader: Reader, task: Task) -> list[str]:
-    """The keys that it depends on and that are not accepted."""
-    missing = []
+def unmet(reader: Reader, task: Task) -> dict[str, TaskState]:
+    """The keys that it depends on and that are not accepted, with their states."""
+    missing = {}
     for key in task.depends_on:
         row = reader.fetch_one(
             "SELECT state FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=key
         )
         # One that was purged had been accepted: a task that an unfinished one needs is not purged while it is rejected.
         if row is not None and row[0] != TaskState.ACCEPTED:
-            missing.append(key)
+            missing[key] = TaskState(row[0])
     return missing
 
 
@@ -138,7 +138,9 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     ):
         counts[TaskState(state)] = count
         cost += float(spent or 0.0)
-    ended = counts[TaskState.ACCEPTED] + counts[TaskState.REJECTED]
+    turned_down = _count(reader, workspace_id, "state = 'rejected' AND completed_at IS NOT NULL")
+    waiting = "SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL AND waits.kind = 'human'"
+    reviewed = counts[TaskState.ACCEPTED] + turned_down
     average = reader.fetch_one(
         "SELECT avg(completed_at - started_at) FROM tasks WHERE workspace_id = :space AND completed_at IS NOT NULL",
         space=workspace_id,
@@ -146,10 +148,18 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     lasted = None if average is None or average[0] is None else timedelta(microseconds=int(average[0]))
     return TaskStatistics(
         by_state=counts,
-        success_rate=counts[TaskState.ACCEPTED] / ended if ended else None,
+        parked=_count(reader, workspace_id, f"state = 'queued' AND EXISTS ({waiting})"),
+        success_rate=counts[TaskState.ACCEPTED] / reviewed if reviewed else None,
         average_duration=lasted,
         cost_usd=cost,
     )
+
+
+def _count(reader: Reader, workspace_id: UUID, condition: str) -> int:
+    row = reader.fetch_one(
+        f"SELECT count(*) FROM tasks WHERE workspace_id = :space AND {condition}", space=workspace_id
+    )
+    return 0 if row is None else int(row[0])
 
 
 # --- changing ----------------------------------------------------------------------------------------
@@ -166,6 +176,8 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
         "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=named.key
     ):
         raise ConflictError(f"there is a task {named.key} already; choose another key, or leave it out")
+    if named.parent is not None:
+        require_task(tx, task.workspace_id, named.parent)
     needed = _require_dependencies(tx, named, named.depends_on)
     added = named.evolve(depends_on=needed, created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
     TASKS.insert(tx, added, rank=_RANK[added.priority])

@@ -12,7 +12,7 @@ from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
-from ostler.api.context import ContextOf, Handlers, ManagerOf
+from ostler.api.context import ContextOf, Handlers, ManagerOf, Number
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -52,7 +52,9 @@ async def spawn(
     if spawned.command is not None:
         definition = register_command(manager, spawned.command, spawned.cwd).id
         options = options or AgentSpawnOptions()
-        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        # The same for the same key, because a repeated request must not differ from the first.
+        suffix = token_hex(3) if idempotency_key is None else _digest(idempotency_key)[:6]
+        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{suffix}"
         options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
     elif spawned.cwd is not None and (options is None or options.workdir is None):
         options = _in_directory(manager, definition, spawned.cwd, options)
@@ -64,8 +66,12 @@ def register_command(manager: AgentLifecycleManager, words: tuple[str, ...], cwd
     """A command is a definition named after its own words, so that a restart runs the same one."""
     argv = tuple(word.replace("{", "{{").replace("}", "}}") for word in words)
     spec = CommandSpec(argv=argv) if cwd is None else CommandSpec(argv=argv, cwd=cwd)
-    digest = hashlib.sha256("\0".join((cwd or "", *words)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    digest = _digest("\0".join((cwd or "", *words)))[:12]
     return manager.registry.register(spec, name=f"{COMMAND_PREFIX}{digest}", replace=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _in_directory(
@@ -87,9 +93,11 @@ async def get_instances(
     definition: str | None = None,
     name_pattern: str | None = None,
     include_terminated: bool = False,
-    limit: int = 100,
-    offset: int = 0,
+    include_restarting: bool = False,
+    limit: Number = 100,
+    offset: Number = 0,
     before: str | None = None,
+    task_id: str | None = None,
 ) -> list[dict[str, Any]]:
     criteria: dict[str, Any] = {
         "state": state,
@@ -97,13 +105,20 @@ async def get_instances(
         "tag": tag,
         "name_pattern": name_pattern,
         "before": before,
+        "task_id": task_id,
     }
     if definition is not None:
         context.refresh()
         criteria["definition_id"] = manager.registry.find(definition).id
     chosen = {name: value for name, value in criteria.items() if value is not None}
     query = GetInstancesFilter.from_dict(
-        {**chosen, "include_terminated": include_terminated, "limit": limit, "offset": offset}
+        {
+            **chosen,
+            "include_terminated": include_terminated,
+            "include_restarting": include_restarting,
+            "limit": limit,
+            "offset": offset,
+        }
     )
     return [await _shown(manager, instance) for instance in await manager.get_active_instances(query)]
 
