@@ -132,6 +132,8 @@ class Daemon:
         alive = status["statistics"]["active_instances"]
         adopted = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
         note(f"the daemon was not running; started it{adopted}")
+        if status.get("home_notice"):
+            note(status["home_notice"])
         if status.get("settings_fault"):
             note(f"{status['settings_fault']} ({status['settings_in_force']})")
 
