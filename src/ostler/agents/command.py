@@ -1,4 +1,4 @@
-"""An agent that is a program: what one run of it is given, and what its end says about the work.
+"""An agent that is a program: the input of one run, and the meaning of its end.
 
 Nothing is started here. Level process has a keeper run the program, once per request, and goes by these functions.
 """
@@ -23,14 +23,14 @@ from ostler.errors import AgentExecutionError, InvalidOperationError, Validation
 from ostler.model.text import clean_text, unkeepable_faults
 from ostler.model.validation import Fault, shown
 
-#: How long the program has to end when it is asked to, before it is forced; in seconds.
+#: Between SIGTERM and SIGKILL; in seconds.
 STOP_GRACE_S = 2.0
 
 _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 #: What Linux allows for one argument, with its end mark.
 _MAX_ARGUMENT = 128 * KIB - 1
-_UNKNOWN = "ended, and its exit code is not known"
+UNKNOWN_EXIT = "ended, and its exit code is not known"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _BASE_ENV: Mapping[str, str] = MappingProxyType({"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"})
 
@@ -53,6 +53,17 @@ class Ending:
 
     code: int | None = None
     signal_name: str | None = None
+    #: It was killed because it used more memory than this limit.
+    memory_limit_mb: int | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """What a run did that did not end by its own exit code."""
+        if self.memory_limit_mb is not None:
+            return f"used more memory than its limit of {self.memory_limit_mb} MB and was killed (oom)"
+        if self.signal_name is not None:
+            return f"was killed by {self.signal_name}"
+        return UNKNOWN_EXIT if self.code is None else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +147,7 @@ def answer_of(
 
 def environment(spec: CommandSpec, context: AgentContext, place: Place | None = None) -> dict[str, str]:
     """All that the program gets to see of our environment, and its identity. The spawn's own variables win."""
-    given = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
     ours = {
         **identity(context.instance_id, context.attempt, None if place is None else place.workdir),
         "OSTLER_MAX_WORKER_THREADS": str(context.limits.max_worker_threads),
@@ -147,7 +158,7 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
         **_BASE_ENV,
         "TERM": "xterm-256color" if spec.pty else "dumb",
         "HOME": "/",
-        **given,
+        **inherited,
         **(spec.set_env or {}),
         **context.env,
         **ours,
@@ -156,8 +167,8 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
 
 def identity(instance_id: UUID, attempt: int, workdir: Path | None) -> dict[str, str]:
     """The variables by which a program knows which agent it is."""
-    known = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
-    return known if workdir is None else {**known, "OSTLER_WORKDIR": str(workdir)}
+    variables = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
+    return variables if workdir is None else {**variables, "OSTLER_WORKDIR": str(workdir)}
 
 
 def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) -> Place:
@@ -218,13 +229,10 @@ def prompt_of(request: Any, instructions: str | None) -> str:
 
 
 def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeaning:
-    """What the exit says; a failure is raised, with the end of what the program said."""
-    if ending.signal_name is not None:
-        how = f"was killed by {ending.signal_name}"
-    elif ending.code is None:
-        how = _UNKNOWN
-    else:
-        meaning = spec.meaning(ending.code)
+    """The meaning of the exit; a failure is raised, with the last lines of the output."""
+    how = ending.failure
+    if how is None:
+        meaning = spec.meaning(ending.code or 0)
         if meaning is not ExitMeaning.FAILED:
             return meaning
         how = f"failed with exit code {ending.code}"
@@ -233,6 +241,7 @@ def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeani
         f"{spec.argv[0]} {how}" + (f"; its last lines:\n{last}" if last else " and said nothing"),
         exit_code=ending.code,
         signal=ending.signal_name,
+        out_of_memory=ending.memory_limit_mb is not None,
     )
 
 

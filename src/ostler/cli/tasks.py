@@ -49,7 +49,8 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     name = plain(added["key"])
     who = f"queued for {plain(added['agent'])}." if added["agent"] else "queued; it names no agent."
     held = " It is held back." if added["is_held"] else ""
-    click.echo(f"{name} {who}{held}   Follow it: ostler logs -f {name}")
+    next_step = f"See why: ostler why {name}" if added["warning"] else f"Follow it: ostler logs -f {name}"
+    click.echo(f"{name} {who}{held}   {next_step}")
     if added["warning"]:
         note(added["warning"])
 
