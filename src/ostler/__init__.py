@@ -32,9 +32,8 @@ _NAMES = {
         "StoreTooNewError TaskNotFoundError UsageLimitError ValidationError VaultError VersionConflictError "
         "WorkspaceNotFoundError"
     ),
-    "lifecycle.handle": "AgentHandle",
     "lifecycle.logs": "LogLine",
-    "lifecycle.manager": "AgentLifecycleManager",
+    "lifecycle.manager": "AgentHandle AgentLifecycleManager",
     "lifecycle.observe": "Observation",
     "lifecycle.open": "open_manager",
     "lifecycle.settings": "LifecycleSettings",

@@ -14,7 +14,7 @@ from ostler.aio import first_of
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
-from ostler.lifecycle.handle import AgentHandle
+from ostler.lifecycle.manager import AgentHandle
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
