@@ -1,15 +1,16 @@
 """What stands before every handler: Host and Origin, authentication, permission, size of the body. The default is no.
 
-Two listeners share the application. On the Unix socket the peer was checked by its user id, and acts as the owner of
-the home. On loopback TCP a token is needed.
+Two listeners share the application. On the Unix socket the peer was checked by its user id: a person acts as the owner
+of the home, a process of an agent as that agent. On loopback TCP a token is needed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostler.api.speaker import AGENT, Speaker, find_speaker, require_own
 from ostler.api.table import PUBLIC, ROUTE_OF
 from ostler.errors import AuthorizationError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -25,12 +27,15 @@ from ostler.policy.access import require_access
 from ostler.store import workspaces
 
 _KIB = 1024
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 AUTHENTICATE = "send the token of this daemon as `Authorization: Bearer TOKEN`; make one with `ostler token create`"
 
 
 class Gate:
-    """ASGI middleware of one listener. The principal is left in `scope["principal"]`, None where there is none."""
+    """ASGI middleware of one listener. The principal is left in `scope["principal"]`, None where there is none.
+
+    A stream asks `scope["still_valid"]` from time to time: its token may be revoked, or expire, while it is open.
+    """
 
     def __init__(self, app: ASGIApp, manager: AgentLifecycleManager, *, is_local_socket: bool) -> None:
         self._app = app
@@ -42,13 +47,20 @@ class Gate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if self._is_local_socket:
-            scope["principal"] = OWNER
+            kind, pid = scope["client"]
+            speaker = await find_speaker(self._manager, self._manager.require_home(), pid) if kind == AGENT else None
+            scope["speaker"] = speaker
+            scope["principal"] = OWNER if speaker is None else speaker.principal
         elif (refusal := _foreign(headers)) is not None:
             await problem(403, AuthorizationError.code, refusal)(scope, receive, send)
             return
         else:
             scope["principal"] = await self._principal(headers)
+            scope["still_valid"] = partial(self._is_valid, headers)
         await self._app(scope, receive, send)
+
+    async def _is_valid(self, headers: dict[str, str]) -> bool:
+        return await self._principal(headers) is not None
 
     async def _principal(self, headers: dict[str, str]) -> Principal | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -64,9 +76,12 @@ class GuardedRoute(APIRoute):
         handle, row = super().get_route_handler(), ROUTE_OF[self.name]
 
         async def guarded(request: Request) -> Response:
-            if row.permission != PUBLIC:
+            manager: AgentLifecycleManager = request.app.state.context.manager
+            speaker: Speaker | None = request.scope.get("speaker")
+            if speaker is not None:
+                await require_own(manager, speaker, row, request)
+            elif row.permission != PUBLIC:
                 principal = require_principal(request)
-                manager: AgentLifecycleManager = request.app.state.context.manager
                 tier = manager.tier_of(principal.workspace_id)
                 require_access(principal, Permission(row.permission), principal.workspace_id, tier=tier)
             length = request.headers.get("content-length", "0")
@@ -103,11 +118,11 @@ def problem(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
 def _foreign(headers: dict[str, str]) -> str | None:
     """Why a request is refused that a page of another site may have sent; None where it is ours."""
     host = headers.get("host", "")
-    if host.rsplit(":", 1)[0].lower() not in _LOOPBACK:
+    if not _HOST.fullmatch(host):
         return f"the Host {host!a} is not this machine; use http://localhost"
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).hostname not in {"localhost", "127.0.0.1", "::1"}:
-        return f"the Origin {origin!a} is another site"
+    if origin is not None and origin.lower() != f"http://{host.lower()}":
+        return f"the Origin {origin!a} is another site than the Host {host!a}"
     return None
 
 

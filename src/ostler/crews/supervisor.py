@@ -20,6 +20,7 @@ from ostler.crews.rules import cut_off
 from ostler.definitions.project import ConfigFile
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
+from ostler.loop.loops import Loops
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
@@ -57,13 +58,17 @@ class Supervisor(Members):
         *,
         get_config: GetConfig | None = None,
         refresh: Callable[[], object] | None = None,
+        loops: Loops | None = None,
     ) -> None:
-        """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins."""
+        """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins.
+        `loops` are those that a task queue drives as well, which then ends their waits.
+        """
         manager = orchestrator.manager
         home = manager.require_home()
         self._config = get_config or ConfigFile(project_of(home))
         self.factory = MemberFactory(manager.registry, self._config, home, crews=crews, refresh=refresh)
-        super().__init__(orchestrator)
+        self._own_loops = Loops(orchestrator) if loops is None else None
+        super().__init__(orchestrator, (loops or Loops(orchestrator)).parts)
         self._space = manager.principal.workspace_id
         self._crews: dict[str, Crew] = {}
         self._runner: asyncio.Task[None] | None = None
@@ -242,12 +247,14 @@ class Supervisor(Members):
         """Whether a crew works on it, so that the plain queue leaves it alone."""
         if task.state is TaskState.RUNNING:
             return task.crew is not None and task.member is not None and task.crew in self._declared()
+        if task.loop is not None:  # a person waits for it: without members the queue drives it
+            return any(crew.is_up and crew.settings.selects(task) for crew in self._crews.values())
         return any(settings.selects(task) for settings in self._declared().values())
 
     def _taker(self, task: Task) -> Taker | None:
         """Of the crews that select a task, the one that is nearest to taking it."""
         names = [name for name, settings in self._declared().items() if settings.selects(task)]
-        if not names:
+        if not names or not self.owns(task):
             return None
         up = [name for name in names if name in self._crews and self._crews[name].is_up]
         name = (up or names)[0]
@@ -380,6 +387,8 @@ class Supervisor(Members):
             self._wake.clear()
             wait = LOOK_SECONDS
             try:
+                if self._own_loops is not None:
+                    await self._own_loops.settle()
                 wait = min(wait, await end_due_waits(self._orchestrator))
                 if not self.draining:
                     await self._follow_settings()

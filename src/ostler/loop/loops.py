@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ostler.errors import InvalidOperationError, OstlerError
@@ -38,9 +38,9 @@ class Loops:
     def acting_as(self, orchestrator: TaskOrchestrator) -> Loops:
         return Loops(orchestrator, self.settings, self.parts)
 
-    def rules(self, task: Task, fields: Callable[[Task], dict[str, Any]] = lambda _: {}) -> IterationRules | None:
+    def rules(self, task: Task) -> IterationRules | None:
         """None for a task without a loop."""
-        return None if task.loop is None else IterationRules(self.parts, fields)
+        return None if task.loop is None else IterationRules(self.parts)
 
     def new_loop(self, **given: Any) -> TaskLoop:
         """The settings of the project, with those that are given over them."""

@@ -73,9 +73,7 @@ class CrewSettings(CrewPolicy):
     tasks: str | None = None
 
     def selects(self, task: Task) -> bool:
-        """Whether it works on this task. A loop drives its own tasks."""
-        if task.loop is not None:
-            return False
+        """Whether it works on this task."""
         kind, _, name = (self.tasks or f"agent:{self.agent}").partition(":")
         match kind:
             case "tag":
@@ -94,7 +92,7 @@ class CrewSettings(CrewPolicy):
 
 @record
 class CrewRecord(Record):
-    """What is kept of a crew: whether it is up, and how many members were asked for by hand."""
+    """What is kept of a crew: whether it is up, and how many members a person has asked for."""
 
     workspace_id: UUID
     name: str
