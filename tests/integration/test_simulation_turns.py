@@ -99,7 +99,7 @@ async def test_decisions_stand_in_the_order_of_joining_whoever_answers_first() -
     order: list[str] = []
 
     def plain(view: AgentView) -> str:
-        assert done[after[view.name]].wait(30)
+        assert done[after[view.name]].wait(60)
         order.append(view.name)
         done[view.name].set()
         return view.name
