@@ -32,6 +32,10 @@ _NAMES = {
         "StoreTooNewError TaskNotFoundError UsageLimitError ValidationError VaultError VersionConflictError "
         "WorkspaceNotFoundError"
     ),
+    "loop": (
+        "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
+        "LoopSettings"
+    ),
     "lifecycle.handle": "AgentHandle",
     "lifecycle.logs": "LogLine",
     "lifecycle.manager": "AgentLifecycleManager",
@@ -67,6 +71,7 @@ _NAMES = {
     "failpoints": "Seams",
     "ids": "IdSource Uuid7Source",
     "home": "default_home",
+    "simulation": "LifecycleManager LifecycleValidator PauseTracker SimulationOrchestrator SimulationState",
     "store.store": "Store",
     "tasks.orchestrator": "AgentLifecycle TaskOrchestrator",
     "workdirs.records": "Workdir WorkdirKind",

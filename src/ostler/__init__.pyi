@@ -20,6 +20,7 @@ from ostler.lifecycle.manager import AgentLifecycleManager as AgentLifecycleMana
 from ostler.lifecycle.observe import Observation as Observation
 from ostler.lifecycle.open import open_manager as open_manager
 from ostler.lifecycle.settings import LifecycleSettings as LifecycleSettings
+from ostler.loop import AgentLifecycleLoop as AgentLifecycleLoop, Breakpoint as Breakpoint, BreakpointType as BreakpointType, ContextBuilder as ContextBuilder, ContextSnapshot as ContextSnapshot, LoopResult as LoopResult, LoopResultType as LoopResultType, LoopSettings as LoopSettings
 from ostler.model.access import HOME_WORKSPACE_ID as HOME_WORKSPACE_ID, Actor as Actor, Permission as Permission, Principal as Principal, Role as Role, Token as Token, Workspace as Workspace
 from ostler.model.attempt import Attempt as Attempt, AttemptOutcome as AttemptOutcome, Lease as Lease, Request as Request, RequestState as RequestState
 from ostler.model.audit import AuditEntry as AuditEntry, AuditHead as AuditHead, AuditReport as AuditReport
@@ -35,6 +36,7 @@ from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as Ta
 from ostler.model.validation import Fault as Fault, ValidationResult as ValidationResult
 from ostler.model.wait import Wait as Wait, WaitKind as WaitKind
 from ostler.policy.retention import RetentionPolicy as RetentionPolicy
+from ostler.simulation import LifecycleManager as LifecycleManager, LifecycleValidator as LifecycleValidator, PauseTracker as PauseTracker, SimulationOrchestrator as SimulationOrchestrator, SimulationState as SimulationState
 from ostler.store.store import Store as Store
 from ostler.tasks.orchestrator import AgentLifecycle as AgentLifecycle, TaskOrchestrator as TaskOrchestrator
 from ostler.workdirs.records import Workdir as Workdir, WorkdirKind as WorkdirKind

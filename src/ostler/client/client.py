@@ -84,7 +84,7 @@ class Client:
         body: dict[str, Any] = {"definition": definition, "command": command, "context": context}
         if options is not None:
             checked = options.checked()
-            body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.given}
+            body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.fields_set}
         if job is not None:
             body["job"] = {"request": job}
         spawn = {name: value for name, value in body.items() if value is not None}

@@ -177,10 +177,8 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             watch.cancel()
             if not manager.keep_agents:
                 await end_agents()
-            await supervisor.close()
-            await queue.close()
-            await orchestrator.close()
-            await hooks.close()
+            for part in (supervisor, queue, orchestrator, hooks):
+                await part.close()
             for listener in listeners:
                 listener.stop()
             await asyncio.wait(running, timeout=STREAM_SECONDS + 3)

@@ -89,8 +89,8 @@ def parse_restart(value: Any) -> Any:
     word, _, number = value.strip().lower().partition(":")
     word = {"no": "none", "never": "none", "on-failure": "exponential"}.get(word, word)
     if word not in {*RestartPolicyType} or (number and not number.isdecimal()):
-        known = ", ".join(RestartPolicyType)
-        raise ValueError(f"must be a restart policy, or one of {known}, on-failure:N")
+        words = ", ".join(RestartPolicyType)
+        raise ValueError(f"must be a restart policy, or one of {words}, on-failure:N")
     policy = {"none": RestartPolicy.none, "immediate": RestartPolicy.immediate}.get(word, RestartPolicy)()
     return policy.evolve(
         type=RestartPolicyType(word), **({"max_retries": int(number)} if number and word != "none" else {})

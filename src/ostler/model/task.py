@@ -77,7 +77,7 @@ class Task(Record):
     state: TaskState = TaskState.QUEUED
     #: What is to be done.
     task: str
-    #: The definition that works on it; without one it waits for somebody who claims it.
+    #: The definition that works on it; without one it waits until a program claims it.
     agent: str | None = None
     model: str | None = None
     priority: AgentPriority = AgentPriority.NORMAL
