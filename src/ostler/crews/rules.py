@@ -15,7 +15,7 @@ from ostler.aio import first_of
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
-from ostler.lifecycle.handle import AgentHandle
+from ostler.lifecycle.manager import AgentHandle
 from ostler.loop.parts import LoopParts
 from ostler.loop.rules import IterationRules
 from ostler.model.crew import CrewAction

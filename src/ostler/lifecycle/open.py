@@ -41,11 +41,11 @@ from ostler.lifecycle.messages import Close, Detach, Disowned, Registered
 from ostler.lifecycle.monitor import Monitor
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Starting
+from ostler.lifecycle.reach import require_kind
 from ostler.lifecycle.recover import recover
 from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
-from ostler.lifecycle.verbs import require_kind
 from ostler.model.validation import fault
 from ostler.store import leases, workspaces
 from ostler.store.store import Store, home_path, is_address
