@@ -26,7 +26,8 @@ Brain = Callable[[AgentView], Any]
 def views(count: int) -> list[AgentView]:
     world = World(SimulationState())
     world.begin_turn()
-    return [AgentView(Member(f"agent-{place}", place, None, {}), world) for place in range(count)]
+    members = [Member(f"agent-{place}", place, None, {}) for place in range(count)]
+    return [AgentView(member, world, lambda _: None, is_async=False) for member in members]
 
 
 def questions(brains: Sequence[Brain]) -> list[tuple[Brain, AgentView]]:
@@ -82,8 +83,9 @@ def gates() -> Iterator[list[Gate]]:
 
 @pytest.fixture(autouse=True)
 async def _no_thread_stays() -> AsyncIterator[None]:
+    before = set(threading.enumerate())  # other tests in this program may have left brains that hang
     yield
-    await until(lambda: not any(thread.name == "ostler-brains" for thread in threading.enumerate()))
+    await until(lambda: not any(thread.name == "ostler-brains" for thread in set(threading.enumerate()) - before))
 
 
 # --- plain brains ------------------------------------------------------------------------------------
