@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from ostler.agents.base import Agent
 from ostler.agents.failures import error_text
-from ostler.definitions.load import Page, read_text
+from ostler.definitions.load import CheckedFile, read_text
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import (
     AgentInitializationError,
@@ -85,7 +85,7 @@ def load_scenario(path: str | Path, *, overrides: Mapping[str, Any] | None = Non
 
     `overrides` puts other values at dotted keys: `{"parameters.tax": 0.2, "agents.0.count": 5, "seed": 3}`.
     """
-    page = Page(str(path))
+    page = CheckedFile(str(path))
     return _load(page, _read_source(page, path), overrides or {}, has_history=False)
 
 
@@ -101,12 +101,12 @@ def scenario_of_run(
         raise InvalidOperationError(
             f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
         )
-    page = Page(str(source["path"] if file is None else file))
+    page = CheckedFile(str(source["path"] if file is None else file))
     overrides = {**(source.get("overrides") or {}), **(overrides or {})}
     return _load(page, source if file is None else _read_source(page, file), overrides, has_history=True)
 
 
-def _read_source(page: Page, path: str | Path) -> dict[str, Any]:
+def _read_source(page: CheckedFile, path: str | Path) -> dict[str, Any]:
     whole = Path(path).absolute()
     if whole.suffix.lower() not in _SUFFIXES:
         page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_SUFFIXES)}")
@@ -114,20 +114,20 @@ def _read_source(page: Page, path: str | Path) -> dict[str, Any]:
     return {"path": str(whole), "kind": kind, "text": read_text(page, whole)}
 
 
-def _load(page: Page, source: Mapping[str, Any], overrides: Mapping[str, Any], *, has_history: bool) -> Scenario:
+def _load(page: CheckedFile, source: Mapping[str, Any], overrides: Mapping[str, Any], *, has_history: bool) -> Scenario:
     for fault in json_faults("overrides", overrides):
         page.stop(0, fault.message)
     overrides = from_json(write_json(dict(overrides)))
     written = page.read(read_toml if source["kind"] == "toml" else _read_yaml, source["text"])
     builder = _Builder(written, overrides, Path(source["path"]).parent)
     scenario = builder.build({**source, "overrides": overrides}, has_history=has_history)
-    override_page, faults = Page("override"), list[FaultLike]()  # an override stands in no line of the file
+    override_page, faults = CheckedFile("override"), list[FaultLike]()  # an override stands in no line of the file
     for fault in builder.faults:
         is_override = any(_overlap(fault.field, key) for key in overrides)
-        (override_page if is_override else page).blame([fault])
+        (override_page if is_override else page).add_faults([fault])
     for blamed in (page, override_page):
         try:
-            blamed.settle()
+            blamed.raise_faults()
         except DefinitionError as error:
             faults += error.faults
     if faults:
