@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 HOME_VARIABLE = "OSTLER_HOME"
+#: The token of a person for a daemon at a TCP address; never handed on to an agent.
+TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token
 HOME_NAME = ".ostler"
 DATABASE_FILE = "ostler.db"
 LOCK_FILE = "manager.lock"

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -539,6 +540,34 @@ def test_a_refused_value_is_named_by_its_option_and_as_it_was_typed(
     said = sh.run(*words)
     assert said.code == 2, said
     assert re.fullmatch(f"ostler: {told}", said.err.splitlines()[-1]), said.err
+
+
+def test_broken_settings_stop_no_daemon_and_keep_no_command_from_working(shell: Shell) -> None:
+    settings = shell.project / "ostler.toml"
+    settings.write_text('[crew.coder]\nagent = "claude"\n')
+    name = background(shell, "beside")
+    pid = shell.daemon_pid()
+    settings.write_text("[daemon]\nlisten = 7\n")
+    refused = shell.run("restart-daemon")
+    assert (refused.code, shell.daemon_pid()) == (2, pid)
+    assert "ostler.toml:2: daemon.listen" in refused.err
+    settings.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = shell.run("restart-daemon", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (refused.code, shell.daemon_pid()) == (2, pid)
+    assert "choose another port" in refused.err
+    settings.write_text('[crew.coder]\nagent = "claude"\n')
+    shell.ok("restart-daemon")
+    shell.kill_daemon()
+    settings.write_text("[crew\n")
+    looked = shell.run("ps", "-q")
+    assert (looked.code, looked.out) == (0, f"{name}\n")
+    assert "the last good ones are in force" in looked.err
+    assert "coder" in shell.ok("crew", "ps")
+    assert "ostler.toml:1" in shell.ok("status")
+    shell.ok("stop", name)
+    shell.ok("down")
+    assert shell.run("up", "-d").code == 6, "told to start it, it says what is wrong"
 
 
 def test_a_daemon_that_hangs_is_told_by_every_command_within_ten_seconds(sh: Shell) -> None:

@@ -50,7 +50,7 @@ def test_a_loop_in_the_foreground_tells_each_iteration_and_the_end(loops: LoopSh
         (("loop", "PROMPT.md"), 2, "--agent"),
         (("loop", "PROMPT.md", "--agent", "nobody"), 2, "nobody"),
         (("loop", "PROMPT.md", "--agent", "fixer", "--max-iterations", "0"), 2, "max-iterations"),
-        (("loop", "PROMPT.md", "--agent", "fixer", "--retry-interval", "soon"), 2, "retry_interval"),
+        (("loop", "PROMPT.md", "--agent", "fixer", "--retry-interval", "soon"), 2, "--retry-interval"),
         (("loop", "show", "T999"), 4, "T999"),
         (("loop", "follow", "T999"), 4, "T999"),
         (("pr", "show", "99"), 4, "#99"),

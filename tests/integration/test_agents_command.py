@@ -154,7 +154,7 @@ async def test_what_outlives_the_program_is_ended_and_does_not_keep_the_answer(
     script = "trap '' TERM HUP; setsid sh -c 'echo $$ > child; exec sleep 1000' & while ! [ -s child ]; do :; done"
     since = time.monotonic()
     assert (await run(await make("sh", "-c", f"{script}; echo started", pty=pty)))["output"] == "started\n"
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < 60
     assert not any(lives(child) for child in numbers(place / "child"))
 
 

@@ -147,7 +147,7 @@ def test_one_that_nobody_needs_goes(home: Home) -> None:
     manager = home.manager(lease=1000)
     keeper = manager.about["pid"]
     manager.close()
-    wait_until(lambda: not is_alive(keeper), 5)
+    wait_until(lambda: not is_alive(keeper))
 
 
 def test_bye_ends_everything_and_a_new_one_may_come_at_once(home: Home) -> None:

@@ -219,7 +219,7 @@ async def test_with_a_keeper_that_hangs_a_spawn_fails_within_its_time(
             try:
                 with pytest.raises((InitializationTimeoutError, AgentInitializationError)):
                     await crew.start(initialization_timeout=timedelta(seconds=1))
-                assert time.monotonic() - began < 6
+                assert time.monotonic() - began < 30
                 assert await first.ask(do("echo", value=1)) == 1, "the others go on"
             finally:
                 os.kill(keeper, signal.SIGCONT)

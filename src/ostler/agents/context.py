@@ -77,7 +77,7 @@ class AgentContext:
     attempt: int
     definition_id: UUID
     name: str
-    #: Read it with keys in any case. What is given as a plain mapping is taken over.
+    #: Keys are read in any case. A plain mapping becomes `ContextData`.
     data: ContextData = field(default_factory=ContextData, repr=False)
     limits: ResourceLimits = field(repr=False)
     #: Time as Ostler counts it; an agent that waits by it can be tested without waiting.
@@ -121,7 +121,7 @@ class AgentContext:
     # --- speaking ------------------------------------------------------------------------------------
 
     def report(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
-        """Say how far the work is. From any thread; returns at once."""
+        """Report how far the work is. From any thread; returns at once."""
         progress = checked_message(Progress(fraction=fraction, message=message, details=details))
         self.voice.say(replace(progress, details=_own(details)))
 
@@ -131,7 +131,7 @@ class AgentContext:
         self.voice.say(replace(signal, payload=_own(payload)))
 
     def report_tokens(self, count: int, model: str | None = None) -> None:
-        """Say that so many more tokens were used."""
+        """Report tokens that were used since the last report."""
         self.voice.say(checked_message(TokensUsed(count=count, model=model)))
 
     def report_metric(self, name: str, value: float) -> None:
@@ -213,7 +213,7 @@ class AgentLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **kwargs)
 
     def failed(self, what: str, trace: str | None) -> None:
-        """A call of ours to the agent failed. Its caller is told, so only the log of the instance is written."""
+        """A method of the agent failed. Its caller gets the error, so only the log of the instance is written."""
         self._own.error("%s failed\n%s", what, (trace or "").rstrip())
 
 

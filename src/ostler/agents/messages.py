@@ -1,4 +1,4 @@
-"""What an agent says while it works. Plain data, so that it can cross a thread, a pipe or a network."""
+"""The messages of an agent to its manager, and their checks. Plain data that crosses threads, pipes and networks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class WaitAsked:
     reason: str | None = None
     timeout: timedelta | None = None
     detail: Mapping[str, Any] | None = None
-    #: Set by the isolation level: which question it is, the same when it is asked again, and in which call it is asked.
+    #: Set by the isolation level: the id of the question, which stays when it is sent again, and its call.
     ask_id: UUID | None = None
     call_id: UUID | None = None
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from ostler.api.speaker import Speaker
 from ostler.crews.supervisor import Supervisor
 from ostler.definitions import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -37,6 +38,8 @@ class Context:
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
     #: Registers the definition files as they are now, and says which are broken.
     refresh: Callable[[], Discovery]
+    #: What is wrong with the settings or the port, and what is in force instead.
+    settings_fault: Callable[[], str | None] = lambda: None
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that go on without their caller.
@@ -74,8 +77,15 @@ def loops_of(request: Request) -> Loops:
     return context_of(request).loops.acting_as(tasks_of(request))
 
 
+def speaker_of(request: Request) -> Speaker | None:
+    """The agent that calls; None for a person or a program of a person."""
+    speaker: Speaker | None = request.scope.get("speaker")
+    return speaker
+
+
 #: The handlers of one resource, by the names of their routes.
 Handlers = dict[str, Callable[..., Any]]
+SpeakerOf = Annotated[Speaker | None, Depends(speaker_of)]
 ContextOf = Annotated[Context, Depends(context_of)]
 ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
 TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]

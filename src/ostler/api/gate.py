@@ -1,7 +1,7 @@
 """What stands before every handler: Host and Origin, authentication, permission, size of the body. The default is no.
 
-Two listeners share the application. On the Unix socket the peer was checked by its user id, and acts as the owner of
-the home. On loopback TCP a token is needed.
+Two listeners share the application. On the Unix socket the peer was checked by its user id: a person acts as the owner
+of the home, a process of an agent as that agent. On loopback TCP a token is needed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ostler.api.speaker import AGENT, Speaker, find_speaker, require_own
 from ostler.api.table import PUBLIC, ROUTE_OF
 from ostler.errors import AuthorizationError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -42,7 +43,10 @@ class Gate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if self._is_local_socket:
-            scope["principal"] = OWNER
+            kind, pid = scope["client"]
+            speaker = await find_speaker(self._manager, self._manager.require_home(), pid) if kind == AGENT else None
+            scope["speaker"] = speaker
+            scope["principal"] = OWNER if speaker is None else speaker.principal
         elif (refusal := _foreign(headers)) is not None:
             await problem(403, AuthorizationError.code, refusal)(scope, receive, send)
             return
@@ -64,9 +68,12 @@ class GuardedRoute(APIRoute):
         handle, row = super().get_route_handler(), ROUTE_OF[self.name]
 
         async def guarded(request: Request) -> Response:
-            if row.permission != PUBLIC:
+            manager: AgentLifecycleManager = request.app.state.context.manager
+            speaker: Speaker | None = request.scope.get("speaker")
+            if speaker is not None:
+                await require_own(manager, speaker, row, request)
+            elif row.permission != PUBLIC:
                 principal = require_principal(request)
-                manager: AgentLifecycleManager = request.app.state.context.manager
                 tier = manager.tier_of(principal.workspace_id)
                 require_access(principal, Permission(row.permission), principal.workspace_id, tier=tier)
             length = request.headers.get("content-length", "0")

@@ -32,6 +32,8 @@ class Route(NamedTuple):
     body_limit: int = SMALL_BODY
     #: Of a success.
     status: int = 200
+    #: Whether a process of an agent may call it, about what is its own.
+    agent: bool = False
 
 
 _INSTANCE = "/v1/instances/{instance}"
@@ -39,49 +41,51 @@ _TASK = "/v1/tasks/{task}"
 _PULL = "/v1/pull-requests/{number}"
 
 ROUTES = (
-    Route("health", "GET", "/healthz", PUBLIC),
+    Route("health", "GET", "/healthz", PUBLIC, agent=True),
     Route("metrics", "GET", "/metrics", "agents.read"),
     Route("status", "GET", "/v1/status", "agents.read"),
     Route("statistics", "GET", "/v1/statistics", "agents.read"),
     Route("stop_daemon", "POST", "/v1/daemon/stop", "workspace.admin"),
-    Route("definitions", "GET", "/v1/definitions", "agents.read"),
-    Route("definition", "GET", "/v1/definitions/{name}", "agents.read"),
+    Route("definitions", "GET", "/v1/definitions", "agents.read", agent=True),
+    Route("definition", "GET", "/v1/definitions/{name}", "agents.read", agent=True),
     Route("spawn", "POST", "/v1/instances", "agents.spawn", body="spawn", body_limit=LARGE_BODY, status=201),
     Route("instances", "GET", "/v1/instances", "agents.read"),
-    Route("instance", "GET", _INSTANCE, "agents.read"),
+    Route("instance", "GET", _INSTANCE, "agents.read", agent=True),
     Route("remove", "DELETE", _INSTANCE, "agents.terminate"),
-    Route("why", "GET", f"{_INSTANCE}/why", "agents.read"),
+    Route("why", "GET", f"{_INSTANCE}/why", "agents.read", agent=True),
     Route("suspend", "POST", f"{_INSTANCE}/suspend", "agents.suspend"),
     Route("resume", "POST", f"{_INSTANCE}/resume", "agents.suspend"),
     Route("restart", "POST", f"{_INSTANCE}/restart", "agents.spawn"),
     Route("terminate", "POST", f"{_INSTANCE}/terminate", "agents.terminate", body="options"),
     Route("ask", "POST", f"{_INSTANCE}/requests", "agents.process", body_limit=LARGE_BODY),
-    Route("requests", "GET", f"{_INSTANCE}/requests", "agents.read"),
-    Route("request", "GET", f"{_INSTANCE}/requests/{{request_id}}", "agents.read"),
-    Route("logs", "GET", f"{_INSTANCE}/logs", "agents.read"),
-    Route("waits", "GET", "/v1/waits", "agents.read"),
+    Route("requests", "GET", f"{_INSTANCE}/requests", "agents.read", agent=True),
+    Route("request", "GET", f"{_INSTANCE}/requests/{{request_id}}", "agents.read", agent=True),
+    Route("logs", "GET", f"{_INSTANCE}/logs", "agents.read", agent=True),
+    Route("waits", "GET", "/v1/waits", "agents.read", agent=True),
     Route("answer", "POST", "/v1/waits/{wait}/answer", "agents.process"),
-    Route("events", "GET", "/v1/events", "agents.read"),
+    Route("events", "GET", "/v1/events", "agents.read", agent=True),
     Route("audit", "GET", "/v1/audit", "audit.read"),
     Route("verify_audit", "GET", "/v1/audit/verify", "audit.read"),
-    Route("add_task", "POST", "/v1/tasks", "tasks.write", body="new_task", body_limit=LARGE_BODY, status=201),
+    Route(
+        "add_task", "POST", "/v1/tasks", "tasks.write", body="new_task", body_limit=LARGE_BODY, status=201, agent=True
+    ),
     Route("tasks", "GET", "/v1/tasks", "tasks.read"),
-    Route("task", "GET", _TASK, "tasks.read"),
-    Route("why_task", "GET", f"{_TASK}/why", "tasks.read"),
+    Route("task", "GET", _TASK, "tasks.read", agent=True),
+    Route("why_task", "GET", f"{_TASK}/why", "tasks.read", agent=True),
     Route("cancel_task", "POST", f"{_TASK}/cancel", "tasks.write"),
     Route("requeue_task", "POST", f"{_TASK}/requeue", "tasks.write"),
     Route("hold_task", "POST", f"{_TASK}/hold", "tasks.write"),
     Route("send_back", "POST", f"{_TASK}/send-back", "tasks.review"),
-    Route("diff", "GET", f"{_TASK}/diff", "tasks.read"),
+    Route("diff", "GET", f"{_TASK}/diff", "tasks.read", agent=True),
     Route("accept", "POST", f"{_TASK}/accept", "tasks.review"),
     Route("reject", "POST", f"{_TASK}/reject", "tasks.review"),
     Route("undo", "POST", f"{_TASK}/undo", "tasks.review"),
     Route("retire", "POST", f"{_TASK}/retire", "tasks.review"),
     Route("unretire", "POST", f"{_TASK}/unretire", "tasks.review"),
-    Route("iterations", "GET", f"{_TASK}/iterations", "tasks.read"),
+    Route("iterations", "GET", f"{_TASK}/iterations", "tasks.read", agent=True),
     Route("put_in_loop", "POST", f"{_TASK}/loop", "tasks.write"),
     Route("wait_graph", "GET", "/v1/wait-graph", "tasks.read"),
-    Route("signal", "POST", "/v1/signals", "tasks.write"),
+    Route("signal", "POST", "/v1/signals", "tasks.write", agent=True),
     Route("report_ci", "POST", "/v1/ci", "tasks.write", body_limit=LARGE_BODY),
     Route("pull_requests", "GET", "/v1/pull-requests", "tasks.read"),
     Route("pull_request", "GET", _PULL, "tasks.read"),

@@ -23,7 +23,17 @@ from ostler.cli.common import (
     output_option,
     seconds_of,
 )
-from ostler.cli.output import as_json, note, plain, seconds_since, sentence, show, written_by_agent
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    first_line,
+    note,
+    plain,
+    seconds_since,
+    sentence,
+    show,
+    written_by_agent,
+)
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode, exit_code_of
@@ -94,7 +104,7 @@ def _tokens(agent: dict[str, Any]) -> str:
 
 def _cost(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
-    return "" if cost is None else "<$0.01" if 0 < cost < 0.01 else f"${cost:.2f}"
+    return "" if cost is None else cost_text(cost)
 
 
 def _row(agent: dict[str, Any]) -> tuple[str, ...]:
@@ -116,7 +126,7 @@ def _row(agent: dict[str, Any]) -> tuple[str, ...]:
 
 def _doing(agent: dict[str, Any]) -> str:
     error = agent["error_message"] if agent["state"] in ENDED else None
-    return sentence(agent.get("doing") or (error or "").split("\n", 1)[0].removesuffix("; its last lines:")[:80])
+    return sentence(agent.get("doing") or first_line(error)[:80])
 
 
 def _uptime(agent: dict[str, Any]) -> float:
@@ -174,15 +184,21 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("name", metavar="AGENT|TASK")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
-def why(agent: str, form: str) -> None:
-    """Say why an agent is as it is, and what would change it."""
-    reply = on_agent(Daemon(), "why", agent)
+def why(name: str, form: str) -> None:
+    """Say why an agent or a task is as it is, and what would change it."""
+    daemon = Daemon()
+    try:
+        reply = daemon.call("why_task", task=name)
+    except DaemonError as error:
+        if error.code != "not_found":
+            raise
+        reply = on_agent(daemon, "why", name)
     if form == "json":
         as_json(reply)
         return
-    click.echo(f"{plain(agent)}: {sentence(reply['verdict'])}.")
+    click.echo(f"{plain(reply.get('key') or name)}: {sentence(reply['verdict'])}.")
     for line in reply["evidence"]:
         click.echo(f"  {sentence(line)}")
     for line in reply["what_would_change_it"]:

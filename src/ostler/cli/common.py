@@ -19,11 +19,10 @@ from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonErro
 from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode
-from ostler.home import KEEPER, chosen_home
+from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
 
 F = TypeVar("F", bound=Callable[..., Any])
-TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a token
 ADDRESS_VARIABLE = "OSTLER_ADDRESS"
 #: States in which an instance has no process and takes no request; as in `model.states`, which is slow to import.
 ENDED = frozenset({"terminated", "failed"})
@@ -55,12 +54,12 @@ class Daemon:
     Only with `makes_home` does it make a home that is not there: a command that looks leaves no trace.
     """
 
-    def __init__(self, *, makes_home: bool = False) -> None:
+    def __init__(self, *, makes_home: bool = False, starts: bool = True) -> None:
         self.home = the_home()
         self._makes_home = makes_home
         self._address = os.environ.get(ADDRESS_VARIABLE)
         self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
-        self._may_start = not _options().no_start and self._address is None
+        self._may_start = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
         try:
@@ -133,7 +132,7 @@ class Daemon:
         adopted = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
         note(f"the daemon was not running; started it{adopted}")
         if status.get("settings_fault"):
-            note(f"{status['settings_fault']} ({status['settings_in_force']})")
+            note(status["settings_fault"])
 
 
 def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Exit:

@@ -44,7 +44,7 @@ _STYLE = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 def sentence(text: str) -> str:
     """A sentence of the daemon for the screen: its moments in the local time zone."""
-    return plain(_MOMENT.sub(lambda found: local_time(f"{found[1]}T{found[2]}+00:00"), text))
+    return plain(_MOMENT.sub(lambda match: local_time(f"{match[1]}T{match[2]}+00:00"), text))
 
 
 def written_by_agent(text: str) -> str:
@@ -128,6 +128,11 @@ def cost_text(dollars: float | None) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first_line(text: str | None) -> str:
+    """The first line of an error or a summary."""
+    return (text or "").strip().split("\n", 1)[0].removesuffix("; its last lines:")
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

@@ -35,10 +35,10 @@ class _RunCommand(click.Command):
     """Keeps what Click takes away: a `--` right before the words says that they are a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        before = list(args)
         rest = super().parse_args(ctx, args)
         words = ctx.params.get("words") or ()
-        ctx.meta[_IS_COMMAND] = len(given) > len(words) and given[len(given) - len(words) - 1] == "--"
+        ctx.meta[_IS_COMMAND] = len(before) > len(words) and before[len(before) - len(words) - 1] == "--"
         return rest
 
 
@@ -101,7 +101,7 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "execution_timeout": chosen["timeout"] or (_LONGEST if is_command else None),
         "max_concurrent_tasks": 1 if is_command else None,
     }
-    options = {
+    values = {
         "name": chosen["name"],
         "restart_policy": chosen["restart"],
         "isolation_level": chosen["isolation"],
@@ -110,16 +110,16 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "env": _environment(chosen["env"], passes_on=is_command),
         "workdir": chosen["workdir"],
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    options = {name: value for name, value in values.items() if value is not None}
     cwd = chosen["workdir"] or _present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
-        return {"command": list(words), "cwd": cwd, "options": given, "job": {"request": ""}}
+        return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
     if len(words) == 1 and _is_python(daemon, words[0]):
-        return {"definition": words[0], "options": given}  # it waits to be asked
+        return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
-    return {"definition": words[0], "cwd": cwd, "options": given, "job": {"request": request}}
+    return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
 
 
 def _is_python(daemon: Daemon, name: str) -> bool:

@@ -11,8 +11,9 @@ import click
 from ostler.cli.common import Daemon, count_option, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
-from ostler.client.blocking import DaemonError
+from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration
+from ostler.errors import exit_code_of
 
 _HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
@@ -48,7 +49,8 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     name = plain(added["key"])
     who = f"queued for {plain(added['agent'])}." if added["agent"] else "queued; it names no agent."
     held = " It is held back." if added["is_held"] else ""
-    click.echo(f"{name} {who}{held}   Follow it: ostler logs -f {name}")
+    next_step = f"See why: ostler why {name}" if added["warning"] else f"Follow it: ostler logs -f {name}"
+    click.echo(f"{name} {who}{held}   {next_step}")
     if added["warning"]:
         note(added["warning"])
 
@@ -132,6 +134,11 @@ def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
         how = "passed" if passed else f"failed (exit code {receipt['exit_code']})"
         proof = f"on the submitted tree (receipt {receipt['output_digest'][:8]})"
         note(f"check: {receipt['command']}  {how} in {receipt['seconds']:.0f} s {proof}")
+    snapshot = reply["task"]["snapshot"] or {}
+    for warning in snapshot.get("warnings", ()):
+        note(f"look at this before you accept: {warning}")
+    for reason in snapshot.get("left_out", ()):
+        note(f"not in it: {reason}")
     if reply["claims_differ"]:
         note(f"its agent names other files than it changed: {', '.join(reply['claims_differ'][:10])}")
 
@@ -147,12 +154,60 @@ def _tell_merge_state(state: dict[str, Any] | None) -> None:
 
 
 @click.command()
-@_key
-@click.argument("paths", nargs=-1)
-def accept(key: str, paths: tuple[str, ...]) -> None:
-    """Merge the work of a task into its branch; with PATHS only these files."""
+@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...")
+@click.option("--all", "everything", is_flag=True, help="Every completed task, the oldest first.")
+@click.option("-m", "--message", help="The message of the commit; else the title and the summary of the task.")
+@click.option("--branch-only", is_flag=True, help="Move the branch also where your checkout of it cannot follow.")
+def accept(keys: tuple[str, ...], everything: bool, message: str | None, branch_only: bool) -> None:
+    """Merge the work of tasks into their branches; after one KEY, PATHS name the only files to take.
+
+    Where you have changed files that the work changes too, nothing is merged: commit or stash them first.
+    --branch-only moves the branch all the same and leaves your files as they are; git then shows the difference as
+    changes of yours, and committing them would take back what was accepted.
+    """
+    daemon = Daemon()
+    tasks, paths = _keys_and_paths(daemon, keys, everything=everything)
+    if message is not None and len(tasks) > 1:
+        raise click.UsageError("-m is the message of one commit; name one task")
+    failed: DaemonError | None = None
+    for key in tasks:
+        try:
+            _accept(daemon, key, paths, message, branch_only=branch_only)
+        except UnreachableError:
+            raise
+        except DaemonError as error:
+            if len(tasks) == 1:
+                raise
+            note(f"{key}: {error}")
+            failed = failed or error
+    if failed is not None:
+        raise click.exceptions.Exit(exit_code_of(failed.code))
+
+
+def _keys_and_paths(daemon: Daemon, words: tuple[str, ...], *, everything: bool) -> tuple[list[str], list[str]]:
+    """The words that are keys of tasks, and the others. A path that looks like a key is written ./KEY."""
+    if everything:
+        if words:
+            raise click.UsageError("--all stands alone; leave the keys and the paths out")
+        completed = list_all_tasks(daemon, state="completed")
+        if not completed:
+            note("no task waits for its review")
+        return [str(task["key"]) for task in sorted(completed, key=lambda task: str(task["completed_at"]))], []
+    if not words:
+        raise click.UsageError("name the task to accept, or --all")
+    if len(words) == 1:
+        return list(words), []
+    existing = {str(task["key"]) for task in list_all_tasks(daemon, include_finished=True)}
+    keys = [word for word in words if word == words[0] or word.upper() in existing]
+    paths = [word.removeprefix("./") for word in words if word not in keys]
+    if paths and len(keys) > 1:
+        raise click.UsageError(f"{paths[0]} is no task; files can be chosen of one task at a time")
+    return list(dict.fromkeys(keys)), paths
+
+
+def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, branch_only: bool) -> None:
     try:
-        task = on_task(Daemon(), "accept", key, paths=list(paths))
+        task = on_task(daemon, "accept", key, paths=paths, message=message, branch_only=branch_only)
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
@@ -161,9 +216,12 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(task))}")
         return
-    click.echo(
-        f"{name} accepted: merged into {merged['target']} as {merged['commit'][:7]}.   Take it back: ostler undo {name}"
-    )
+    where = f"merged into {merged['target']} as {merged['commit'][:7]}."
+    if merged["left"]:
+        part = f"{merged['files'] - merged['left']} of {merged['files']} files"
+        click.echo(f"{name}: {part} {where}   Take the rest too: ostler accept {name}")
+    else:
+        click.echo(f"{name} accepted: {where}   Take it back: ostler undo {name}")
     if not merged["followed"] and merged.get("why_not_followed"):
         note(str(merged["why_not_followed"]))
 
@@ -173,7 +231,10 @@ def accept(key: str, paths: tuple[str, ...]) -> None:
 @click.option("-m", "--message", required=True, help="Why.")
 def reject(key: str, message: str) -> None:
     """Reject a task, finally."""
-    name = plain(on_task(Daemon(), "reject", key, reason=message)["key"])
+    task = on_task(Daemon(), "reject", key, reason=message)
+    name, merged = plain(task["key"]), task["accepted"]
+    if merged:
+        note(f"{merged['files'] - merged['left']} of {merged['files']} files of it stay in {merged['target']}")
     click.echo(f"{name} rejected. Its workdir goes to the vault tomorrow; bring it back with: ostler unretire {name}")
 
 
@@ -183,6 +244,9 @@ def undo(key: str) -> None:
     """Take an accepted task back out of its branch."""
     task = on_task(Daemon(), "undo", key)
     click.echo(f"{plain(task['key'])} is taken back; it is completed and can be reviewed again.")
+    for part in task["undone"]:
+        if not part["followed"] and part["why_not_followed"]:
+            note(str(part["why_not_followed"]))
 
 
 @click.command()
@@ -193,6 +257,8 @@ def retire(key: str) -> None:
     if task["vault"] is None:
         note(f"{key} has no workdir")
         return
+    if task["vault"].get("not_removed"):
+        note(str(task["vault"]["not_removed"]))
     name = plain(task["key"])
     click.echo(f"{name} is in the vault ({short_path(task['vault']['path'])}). Bring it back: ostler unretire {name}")
 

@@ -20,8 +20,10 @@ class DaemonStartError(Exception):
     """The daemon ended before it answered; its last lines say why."""
 
 
-def start_daemon(home: Path, *, listen: str | None = None) -> Any:
+def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False) -> Any:
     """Start it in the background and wait until it answers. Returns its status.
+
+    With `strict` it does not start with faulty settings; else it tells of them in its status.
 
     Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
     """
@@ -29,6 +31,8 @@ def start_daemon(home: Path, *, listen: str | None = None) -> Any:
     words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     if listen is not None:
         words += ["--listen", listen]
+    if strict:
+        words.append("--strict")
     with (home / DAEMON_LOG).open("ab") as log:
         begins = log.tell()
         daemon = subprocess.Popen(  # noqa: S603 - our own program

@@ -9,26 +9,21 @@ import logging
 import os
 import signal
 import socket
-import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from ostler.api.app import create_app
 from ostler.api.context import Context
-from ostler.api.gate import Gate
-from ostler.api.routes.loops import PEER
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
+from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
 from ostler.definitions import Discovery, register_files
-from ostler.definitions.project import ConfigFile
-from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, chosen_home, modules_of, project_of
+from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
+from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.home import SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -39,7 +34,6 @@ from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.model.validation import fault
 from ostler.tasks.attempt import DAEMON_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
@@ -48,15 +42,13 @@ from ostler.version import __version__
 _log = logging.getLogger("ostler.daemon")
 #: How long agents go on without their daemon.
 OUTLIVE = timedelta(days=7)
-#: Open streams end with the daemon; they get this long.
-_STREAM_SECONDS = 2
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ostler up", description="Run the daemon of a home.")
     parser.add_argument("--home", help="the home; see `ostler status`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
+    parser.add_argument("--strict", action="store_true", help="do not start where the settings or the port are wrong")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
@@ -64,21 +56,69 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("uvicorn", "watchfiles"):  # they log every request and every change of a file
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen))
+        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
         sys.exit(2 if isinstance(error, ValidationError) else 1)
 
 
-async def serve(home: Path, *, listen: str | None = None) -> None:
-    """Serve until a signal comes, or the API stops it."""
+def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:
+    """The socket, or why there is none."""
+    try:
+        return None if address is None else tcp_socket(address), None
+    except ValidationError as error:
+        _log.warning("%s", error)
+        return None, f"{error}; it listens only on the socket of the home"
+
+
+def check_start(home: Path, listen: str | None, in_use: Collection[str] = ()) -> None:
+    """Raise what would keep a daemon from starting: a fault of the settings, an address that cannot be had.
+
+    `in_use` are the addresses of the daemon that makes room.
+    """
+    address = listen or load_settings(project_of(home)).daemon.listen
+    if address is not None and f"http://{address}" not in in_use:
+        tcp_socket(address).close()
+
+
+class _Settings:
+    """The settings that are in force, and what is wrong with those that are not."""
+
+    def __init__(self, home: Path, listen: str | None) -> None:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.config = ConfigFile(project_of(home))
+        #: The file was never good, so nothing is known of what the user wants.
+        self.are_defaults = False
+        try:
+            self.now = self.config()
+        except DefinitionError as error:
+            _log.warning("%s", error)
+            self.now, self.are_defaults = ProjectSettings(), True
+        self.tcp, self._port_fault = _try_tcp_socket(listen or self.now.daemon.listen)
+
+    def fault(self) -> str | None:
+        with contextlib.suppress(DefinitionError):
+            self.config()
+        if self.config.trouble is None:
+            return self._port_fault
+        in_force = "defaults are in force, and no task is begun" if self.are_defaults else "last good ones are in force"
+        return f"{self.config.trouble}; the {in_force}"
+
+
+async def serve(home: Path, *, listen: str | None = None, strict: bool = False) -> None:
+    """Serve until a signal comes, or the API stops it.
+
+    Unless `strict`, faults of the settings are told and do not keep it from starting: a user must be able to look at
+    agents and to end them.
+    """
+    os.environ.pop(TOKEN_VARIABLE, None)  # agents at the levels none and thread would find it
     project, modules = project_of(home), str(modules_of(home))
     if modules not in sys.path:
         sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
-    config = ConfigFile(project)
-    settings = config()
-    address = listen or settings.daemon.listen
-    tcp = None if address is None else _tcp_socket(address)
+    if strict:
+        check_start(home, listen)
+    in_force = _Settings(home, listen)
+    config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
@@ -114,17 +154,19 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             stop=stop,
             end_agents=end_agents,
             refresh=lambda: _refresh(manager, project),
+            settings_fault=in_force.fault,
         )
         context.refresh()
+        queue.draining = in_force.are_defaults
         hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
-        listeners = [(_unix_socket(home), True)] + ([(tcp, False)] if tcp is not None else [])
         app = create_app(context)
-        servers = [_Server(app, sock, manager, is_local=is_local) for sock, is_local in listeners]
-        context.listens = [str(home / SOCKET_FILE)] + ([_address_of(tcp)] if tcp is not None else [])
+        sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])
+        listeners = [Listener(app, sock, manager) for sock in sockets]
+        context.listens = [str(home / SOCKET_FILE)] + ([address_of(tcp)] if tcp is not None else [])
         with _signals(stop, lambda: context.run(supervisor.reload())):
             await supervisor.open(await queue.open())
             hooks.start()
-            running = [asyncio.create_task(server.run()) for server in servers]
+            running = [asyncio.create_task(listener.run()) for listener in listeners]
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
@@ -135,9 +177,9 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             await queue.close()
             await orchestrator.close()
             await hooks.close()
-            for server in servers:
-                server.server.should_exit = True
-            await asyncio.wait(running, timeout=_STREAM_SECONDS + 3)
+            for listener in listeners:
+                listener.stop()
+            await asyncio.wait(running, timeout=STREAM_SECONDS + 3)
             for task in context.tasks:
                 task.cancel()
         with contextlib.suppress(OSError):
@@ -194,85 +236,3 @@ def _signals(stop: Any, reload: Callable[[], object]) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.remove_signal_handler(number)
-
-
-# --- listeners ---------------------------------------------------------------------------------------
-
-
-class _PeerChecked(H11Protocol):
-    """Only the user of the daemon, and root, may speak to its socket; whatever the file's rights say."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        sock = transport.get_extra_info("socket")
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", credentials)
-        self.client = (PEER, pid)  # who speaks, for the routes that must know it
-        if uid not in {0, os.getuid()}:
-            _log.warning("refused a connection of user %d", uid)
-            transport.abort()
-
-
-class _Server:
-    def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, *, is_local: bool) -> None:
-        gate = Gate(app, manager, is_local_socket=is_local)
-        config = uvicorn.Config(
-            gate,
-            http=_PeerChecked if is_local else H11Protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_STREAM_SECONDS,
-        )
-        self.server = _Quiet(config)
-        self._sock = sock
-
-    async def run(self) -> None:
-        await self.server.serve(sockets=[self._sock])
-
-
-class _Quiet(uvicorn.Server):
-    """Leaves the signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _unix_socket(home: Path) -> socket.socket:
-    path = home / SOCKET_FILE
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # the lock of the home is held, so no daemon listens there
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    before = os.umask(0o177)
-    try:
-        sock.bind(f"/proc/self/fd/{folder}/{SOCKET_FILE}")  # an address holds no more than 107 bytes
-    finally:
-        os.umask(before)
-        os.close(folder)
-    sock.listen(128)
-    return sock
-
-
-def _address_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _tcp_socket(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    name = host.strip("[]") or "127.0.0.1"
-    if name not in _LOOPBACK or not port.isdecimal():
-        raise fault("listen", "must be a loopback address such as 127.0.0.1:7177; other addresses are refused", address)
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(("127.0.0.1" if name == "localhost" else name, int(port)))
-    except OSError as error:
-        sock.close()
-        raise fault("listen", f"cannot be used ({error.strerror}); choose another port", address) from error
-    return sock

@@ -30,7 +30,7 @@ from ostler.policy.retention import RetentionPolicy
 #: The last good settings, in the home.
 _LAST_GOOD = "settings.last-good.toml"
 _log = logging.getLogger("ostler.agents")
-#: What says that a file is another one than before: path, time, size, inode. None: there is no file.
+#: Differs when the file has changed: path, time, size, inode. None: there is no file.
 _Stamp = tuple[str, int, int, int] | None
 
 
@@ -105,7 +105,7 @@ def load_settings(root: str | Path) -> ProjectSettings:
 
 def find_project(root: str | Path) -> Path | None:
     here = Path(root).absolute()
-    return next((found for folder in (here, *here.parents) if (found := folder / SETTINGS_FILE).is_file()), None)
+    return next((path for folder in (here, *here.parents) if (path := folder / SETTINGS_FILE).is_file()), None)
 
 
 def read_project(
@@ -115,9 +115,9 @@ def read_project(
     page = Page(str(shown))
     data = page.read(read_toml, read_text(page, real, follow=follow))
     tables: dict[str, Any] = {}
-    known, hints = {one.name for one in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
+    table_names, hints = {each.name for each in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
     for name, values in data.items():
-        kind = hints[name] if name in known else None
+        kind = hints[name] if name in table_names else None
         if kind is None:
             page.check(ProjectSettings, {name: values})
         elif typing.get_origin(kind) is not Mapping:
@@ -131,9 +131,9 @@ def read_project(
         page.blame(crew_name_faults(f"crew.{named(name)}", name))
     definitions = []
     for name, keys in tables.get("agent", {}).items():
-        told = keys or InlineAgent()
-        said = {"name": name, "description": told.description, "prompt": told.instructions}
-        definitions.append(define(page, said, keys, name_key=f"agent.{named(name)}"))
+        inline = keys or InlineAgent()
+        fields_of_manifest = {"name": name, "description": inline.description, "prompt": inline.instructions}
+        definitions.append(define(page, fields_of_manifest, keys, name_key=f"agent.{named(name)}"))
     page.settle()
     return ProjectSettings(**tables), tuple(definitions)
 

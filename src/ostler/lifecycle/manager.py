@@ -118,6 +118,14 @@ class AgentLifecycleManager(Verbs):
         """What recovery could not do, by instance."""
         return {str(instance_id): why for instance_id, why in self._runtime.unrecovered.items()}
 
+    def live_units(self) -> dict[str, tuple[UUID, int]]:
+        """Instance and attempt of each live agent, by the names under which the keeper runs its processes."""
+        units: dict[str, tuple[UUID, int]] = {}
+        for instance in self._runtime.instances.values():
+            box, attempt = f"{instance.instance_id.hex}.{instance.attempt}", (instance.instance_id, instance.attempt)
+            units |= {box: attempt, **{f"{box}.{call_id.hex}": attempt for call_id in instance.calls}}
+        return units
+
     async def require_instance(self, instance_id: InstanceId) -> AgentInstance:
         """Raises `AgentNotFoundError` where there is none."""
         await self._enter(Permission.AGENTS_READ)

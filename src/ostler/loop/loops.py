@@ -6,22 +6,36 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ostler.errors import InvalidOperationError, OstlerError
+from ostler.errors import ConflictError, InvalidOperationError, OstlerError
 from ostler.loop.blockers import cycles, wait_graph
 from ostler.loop.parts import LoopParts
 from ostler.loop.rules import IterationRules
-from ostler.model.access import Permission
-from ostler.model.loop import CiResult, Iteration, LoopSettings, OnClose, PullRequest, PullRequestState, TaskLoop
+from ostler.model.access import Actor, Permission
+from ostler.model.loop import (
+    CiResult,
+    Iteration,
+    LoopSettings,
+    OnClose,
+    OnMerge,
+    PullRequest,
+    PullRequestState,
+    TaskLoop,
+)
 from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
 from ostler.model.validation import fault
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
 from ostler.store import waits as wait_rows
+from ostler.store.transaction import Transaction
 from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.tasks.retry import new_wait
 from ostler.tasks.shared import BY
 
 _log = logging.getLogger("ostler.loop")
+_MAX_COMMENTS = 20
+#: The cause of a wait for a person who has to make way for a merge.
+_MERGE = "merge"
 
 
 class Loops:
@@ -178,13 +192,44 @@ class Loops:
         names = tuple(dict.fromkeys((*pull.approved_by, self.orchestrator.manager.actor.name)))
         return await self._store.run(rows.change_pull_request, pull, {"approved_by": names})
 
-    async def merge(self, number: int) -> PullRequest:
-        """Its task is accepted. A conflict is named, and changes nothing."""
+    async def merge(self, number: int, *, unattended: bool = False) -> PullRequest:
+        """Its task is accepted, or a fresh start goes on with the rest, as its loop says.
+
+        A conflict, and changes of the user that stand in the way, are named and change nothing. With `unattended` that
+        is no error: it becomes a wait for a person, and the pull request stays open.
+        """
         pull = await self._open(number)
         if pull.ci == "failed":
             raise InvalidOperationError(f"CI failed on #{number}; comment on it, or accept its task {pull.task_key}")
-        await self.orchestrator.accept(pull.task_key)
+        task = await self.orchestrator.get(pull.task_key)
+        try:
+            if (task.loop or TaskLoop()).on_merge is OnMerge.CONTINUE and task.state is TaskState.COMPLETED:
+                return await self._merge_and_continue(task, pull)
+            await self.orchestrator.accept(pull.task_key)
+        except ConflictError as error:
+            if not unattended:
+                raise
+            await self._leave_to_a_person(task, pull, str(error))
         return await self._current(pull)
+
+    async def _merge_and_continue(self, task: Task, pull: PullRequest) -> PullRequest:
+        accepted = await self.orchestrator.merge_work(task)
+        said = f"Pull request #{pull.number} was merged into {accepted.target if accepted else 'nothing'}. Go on."
+        changes: dict[str, Any] = {
+            "comments": (*task.comments, said)[-_MAX_COMMENTS:],
+            "accepted": None if accepted is None else accepted.to_dict(),
+            "session": None,
+        }
+        return await self._store.run(_continue, task, pull, changes, said, self.orchestrator.manager.actor)
+
+    async def _leave_to_a_person(self, task: Task, pull: PullRequest, error: str) -> None:
+        waits = await self._store.read(task_rows.task_waits, task.task_id)
+        if any((wait.detail or {}).get("cause") == _MERGE for wait in waits):
+            return
+        reason = f"pull request #{pull.number} could not be merged: {error}; then: ostler pr merge {pull.number}"
+        wait = new_wait(self.orchestrator.tasks, task, WaitKind.HUMAN, reason, detail={"cause": _MERGE})
+        await self._store.run(task_rows.open_task_wait, task, wait, by=self.orchestrator.manager.actor)
+        _log.warning("%s: %s", task.key, reason)
 
     async def close(self, number: int, *, reason: str | None = None) -> PullRequest:
         """Without a merge: its task is rejected or sent back, as its loop says."""
@@ -208,3 +253,11 @@ class Loops:
         if pull.state is not PullRequestState.OPEN:
             raise InvalidOperationError(f"pull request #{number} is {pull.state} already")
         return pull
+
+
+def _continue(
+    tx: Transaction, task: Task, pull: PullRequest, changes: Mapping[str, Any], reason: str, by: Actor
+) -> PullRequest:
+    merged = rows.change_pull_request(tx, pull, {"state": PullRequestState.MERGED})
+    task_rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.merge")
+    return merged

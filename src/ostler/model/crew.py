@@ -92,7 +92,7 @@ class CrewSettings(CrewPolicy):
 
 @record
 class CrewRecord(Record):
-    """What is kept of a crew: whether it is up, and how many members were asked for by hand."""
+    """What is kept of a crew: whether it is up, and how many members a person has asked for."""
 
     workspace_id: UUID
     name: str

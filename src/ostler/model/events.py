@@ -72,7 +72,7 @@ class AgentStateChangedEvent(AgentEvent):
     previous_state: AgentState
     new_state: AgentState
     reason: str | None = None
-    #: Nothing follows but, perhaps, a restart by hand.
+    #: Nothing follows unless a person restarts it.
     is_final: bool = False
 
 

@@ -41,6 +41,13 @@ class OnClose(StrEnum):
     SEND_BACK = "send-back"
 
 
+class OnMerge(StrEnum):
+    """What becomes of a task whose pull request is merged."""
+
+    ACCEPT = "accept"
+    CONTINUE = "continue"  #: a fresh start goes on with the rest
+
+
 @record
 class Breakpoint(Record):
     """What an agent says where it stops: its claim, which the checks and the waits judge."""
@@ -56,17 +63,17 @@ class Breakpoint(Record):
     def read(cls, kind: str, values: Mapping[str, Any]) -> Breakpoint:
         """From what an agent wrote: unknown keys are ignored, one blocker may be plain text."""
         on = values.get("blocked_on") or ()
-        blockers = (on,) if isinstance(on, str) else tuple(str(one) for one in on)
-        known = {name: values.get(name) for name in ("task_id", "summary", "pr_url")}
-        text = {name: None if value is None else clipped(str(value), MAX_SUMMARY) for name, value in known.items()}
+        blockers = (on,) if isinstance(on, str) else tuple(str(blocker) for blocker in on)
+        texts = {name: values.get(name) for name in ("task_id", "summary", "pr_url")}
+        text = {name: None if value is None else clipped(str(value), MAX_SUMMARY) for name, value in texts.items()}
         return cls(type=BreakpointType(kind), blocked_on=blockers[:MAX_BLOCKERS], **text).checked()
 
     def rules(self) -> Iterator[Fault]:
         for name in ("task_id", "summary", "pr_url"):
             if (value := getattr(self, name)) is not None:
                 yield from unkeepable_faults(name, value)
-        for one in self.blocked_on:
-            yield from plain_text_faults("blocked_on", one, 1000)
+        for blocker in self.blocked_on:
+            yield from plain_text_faults("blocked_on", blocker, 1000)
 
 
 @record
@@ -97,6 +104,7 @@ class LoopSettings(Record):
     #: Command lines that are the CI of a pull request; without any, the checks of the task.
     ci: tuple[str, ...] = ()
     on_close: OnClose = OnClose.REJECT
+    on_merge: OnMerge = OnMerge.ACCEPT
 
 
 @record

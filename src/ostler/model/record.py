@@ -95,23 +95,23 @@ class Record:
 class PartialRecord(Record):
     """A record that remembers which fields were named when it was made, so that it can be laid over another one."""
 
-    __slots__ = ("given",)
-    given: frozenset[str]
+    __slots__ = ("fields_set",)
+    fields_set: frozenset[str]
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         self = object.__new__(cls)
-        object.__setattr__(self, "given", frozenset(named))
+        object.__setattr__(self, "fields_set", frozenset(named))
         return self
 
     def evolve(self, **changes: Any) -> Self:
         copy = dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
-        object.__setattr__(copy, "given", self.given | changes.keys())
+        object.__setattr__(copy, "fields_set", self.fields_set | changes.keys())
         return copy
 
     def over(self, base: Self) -> Self:
         """`base` with the fields that were named here; a partial record inside is laid over its counterpart."""
         changes: dict[str, Any] = {}
-        for name in self.given:
+        for name in self.fields_set:
             mine, theirs = getattr(self, name), getattr(base, name)
             both = isinstance(mine, PartialRecord) and isinstance(theirs, PartialRecord)
             changes[name] = mine.over(theirs) if both else mine
@@ -126,7 +126,7 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
     except PydanticError as error:
         faults = tuple(faults_of(cls, error.errors()))
         return ValidationResult(faults=(*faults, *_other_faults(source, faults)))
-    _carry_given(source, value)
+    _carry_fields_set(source, value)
     faults = tuple(_rule_faults(value))
     return ValidationResult(faults=faults, value=None if faults else value)
 
@@ -168,18 +168,18 @@ def _other_faults(source: Any, faults: tuple[Fault, ...]) -> Iterator[Fault]:
             yield broken
 
 
-def _carry_given(source: Any, value: Any) -> None:
+def _carry_fields_set(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
     if not isinstance(value, Record):
         return
     is_mapping = isinstance(source, Mapping)
-    given = set()
+    names = set()
     for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
         key = value.spelled(field.name)
         if is_mapping and key in source:
-            given.add(field.name)
+            names.add(field.name)
         inner = source.get(key) if is_mapping else getattr(source, field.name, None)
-        _carry_given(inner, getattr(value, field.name))
-    names = frozenset(given) if is_mapping else getattr(source, "given", None)
-    if isinstance(value, PartialRecord) and names is not None:
-        object.__setattr__(value, "given", names)
+        _carry_fields_set(inner, getattr(value, field.name))
+    fields_set = frozenset(names) if is_mapping else getattr(source, "fields_set", None)
+    if isinstance(value, PartialRecord) and fields_set is not None:
+        object.__setattr__(value, "fields_set", fields_set)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+from ostler.home import TOKEN_VARIABLE
 from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import ContextData, context_faults, json_faults
 from ostler.model.record import PartialRecord, Record, record
@@ -88,8 +89,8 @@ def parse_restart(value: Any) -> Any:
     word, _, number = value.strip().lower().partition(":")
     word = {"no": "none", "never": "none", "on-failure": "exponential"}.get(word, word)
     if word not in {*RestartPolicyType} or (number and not number.isdecimal()):
-        known = ", ".join(RestartPolicyType)
-        raise ValueError(f"must be a restart policy, or one of {known}, on-failure:N")
+        words = ", ".join(RestartPolicyType)
+        raise ValueError(f"must be a restart policy, or one of {words}, on-failure:N")
     policy = {"none": RestartPolicy.none, "immediate": RestartPolicy.immediate}.get(word, RestartPolicy)()
     return policy.evolve(
         type=RestartPolicyType(word), **({"max_retries": int(number)} if number and word != "none" else {})
@@ -244,6 +245,9 @@ class AgentSpawnOptions(PartialRecord):
             if not _VARIABLE.fullmatch(name):
                 bound = "must name variables by letters, digits and _"
                 yield Fault(field="env", bound=bound, value=shown(name))
+            if name == TOKEN_VARIABLE:
+                bound = f"must not hold {name}: an agent does not act as the person who starts it"
+                yield Fault(field="env", bound=bound)
             yield from unkeepable_faults(f"env.{named(name)}", value)
 
 

@@ -77,11 +77,13 @@ class Task(Record):
     state: TaskState = TaskState.QUEUED
     #: What is to be done.
     task: str
-    #: The definition that works on it; without one it waits for somebody who claims it.
+    #: The definition that works on it; without one it waits until a program claims it.
     agent: str | None = None
     model: str | None = None
     priority: AgentPriority = AgentPriority.NORMAL
     tags: tuple[str, ...] = ()
+    #: The key of the task whose agent added it.
+    parent: str | None = None
     #: Keys of tasks that must be accepted before.
     depends_on: tuple[str, ...] = ()
     #: Command lines that must pass on the submitted tree.

@@ -192,8 +192,8 @@ def _expected(detail: ErrorDetails) -> str:
             return "must be one of " + str(context["expected"]).replace("' or '", "', '").replace("'", "")
         case "dataclass_type":
             return f"must be a {context['class_name']}"
-    known = (sentence for beginning, sentence in _EXPECTED.items() if kind.startswith(beginning))
-    return next(known, detail["msg"].replace("Input should be", "must be"))
+    sentences = (sentence for beginning, sentence in _EXPECTED.items() if kind.startswith(beginning))
+    return next(sentences, detail["msg"].replace("Input should be", "must be"))
 
 
 def _dotted(path: list[str]) -> str:

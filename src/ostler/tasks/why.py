@@ -217,7 +217,7 @@ def next_step(facts: TaskFacts) -> str:
     task = facts.task
     match task.state:
         case _S.COMPLETED:
-            return f"needs review: ostler diff {task.key}"
+            return f"{_merged_part(task)}needs review: ostler diff {task.key}"
         case _S.REJECTED:
             return first_line(task.error) if task.error else ""
         case _S.QUEUED:
@@ -240,3 +240,10 @@ def _queued_shortly(facts: TaskFacts) -> str:
     if trouble is None:
         return ""
     return "names no agent" if task.agent is None and not facts.takers else trouble.verdict
+
+
+def _merged_part(task: Task) -> str:
+    if task.accepted is None:
+        return ""
+    files = task.accepted["files"]
+    return f"{files - task.accepted['left']} of {files} files accepted; "

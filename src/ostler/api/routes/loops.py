@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, Request
+from fastapi import Body
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, SpeakerOf
 from ostler.errors import InvalidOperationError
-from ostler.isolation.process.speaker import speaker_of
 from ostler.loop.signals import BREAKPOINTS, note_refusal
 from ostler.model.loop import Breakpoint
-from ostler.model.query import GetInstancesFilter
 from ostler.model.validation import fault
 from ostler.store.reports import add_signal
-from ostler.store.tasks import get_task
 from ostler.tasks.shared import BY
-
-#: In place of a host name, where the client is a process on this machine and its port is the process id.
-PEER = "pid"
 
 
 async def iterations(task: str, loops: LoopsOf) -> list[dict[str, Any]]:
@@ -37,8 +31,8 @@ async def graph(loops: LoopsOf) -> dict[str, Any]:
 
 
 async def signal(
-    request: Request,
     context: ContextOf,
+    speaker: SpeakerOf,
     name: Annotated[str, Body()],
     payload: Annotated[dict[str, Any] | None, Body()] = None,
 ) -> dict[str, Any]:
@@ -46,21 +40,18 @@ async def signal(
     kind = BREAKPOINTS.get(name)
     if kind is None:
         raise fault("name", f"must be one of {', '.join(sorted(BREAKPOINTS))}", name)
-    said = Breakpoint.read(kind, payload or {})
+    signalled = Breakpoint.read(kind, payload or {})
     manager = context.manager
-    live = await manager.get_active_instances(GetInstancesFilter(limit=1000))
-    host, pid = request.scope.get("client") or ("", 0)
-    found = speaker_of(pid, context.home, [(one.instance_id, one.attempt) for one in live]) if host == PEER else None
-    instance = next((one for one in live if found == (one.instance_id, one.attempt)), None)
+    instance, task = (None, None) if speaker is None else (speaker.instance, speaker.task)
     if instance is None:
-        what = "an attempt that has ended" if found is not None else "a process that is no agent of this home"
-        await context.orchestrator.tasks.store.run(_refused, manager.principal.workspace_id, f"{name} from {what}")
+        is_late = speaker is not None and speaker.has_ended
+        what = "an attempt that has ended" if is_late else "a process that is no agent of this home"
+        await manager.store.run(_refused, manager.principal.workspace_id, f"{name} from {what}")
         raise InvalidOperationError(f"only a live agent of this home may signal, and this is {what}")
-    task = None if instance.task_id is None else await manager.store.read(get_task, instance.task_id)
-    if task is not None and said.task_id not in {None, task.key}:
-        await manager.store.run(note_refusal, task, BY, f"a signal about {said.task_id!a}")
-        raise fault("task_id", f"must be {task.key}, the task of this agent", said.task_id)
-    await manager.store.run(add_signal, instance, kind.value, {**said.to_dict(), "origin": "ostler signal"})
+    if task is not None and signalled.task_id not in {None, task.key}:
+        await manager.store.run(note_refusal, task, BY, f"a signal about {signalled.task_id!a}")
+        raise fault("task_id", f"must be {task.key}, the task of this agent", signalled.task_id)
+    await manager.store.run(add_signal, instance, kind.value, {**signalled.to_dict(), "origin": "ostler signal"})
     return {"instance": instance.name, "task": None if task is None else task.key, "signal": kind.value}
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, SpeakerOf, TasksOf
+from ostler.api.speaker import task_of_agent
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
 from ostler.model.task import Task, TaskFilter
@@ -30,6 +31,8 @@ class TaskBody(Record):
     max_failures: int | None = None
     backoff: str | float | None = None
     near: str | None = None
+    #: The key of the task that it is a part of.
+    parent: str | None = None
     #: Settings of a loop, which it is then driven by; see `LoopSettings`.
     loop: dict[str, Any] | None = None
 
@@ -38,12 +41,15 @@ async def add(
     context: ContextOf,
     tasks: TasksOf,
     loops: LoopsOf,
+    speaker: SpeakerOf,
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     new_task = TaskBody.from_dict(body)
     context.refresh()
     values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    if speaker is not None:
+        values = task_of_agent(speaker, values)
     if new_task.loop is not None:
         values["loop"] = loops.new_loop(**new_task.loop)
     task = await tasks.submit(**values, idempotency_key=idempotency_key)
@@ -121,8 +127,14 @@ async def diff(task: str, tasks: TasksOf, paths: str = "", stat: bool = False) -
     return {"diff": text, "merge": state, "task": _shown(record), "claims_differ": mismatch}
 
 
-async def accept(task: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
-    return _shown(await tasks.accept(task, paths=paths or ()))
+async def accept(
+    task: str,
+    tasks: TasksOf,
+    paths: Annotated[list[str] | None, Body(embed=True)] = None,
+    message: Annotated[str | None, Body(embed=True)] = None,
+    branch_only: Annotated[bool, Body(embed=True)] = False,
+) -> dict[str, Any]:
+    return _shown(await tasks.accept(task, paths=paths or (), message=message, branch_only=branch_only))
 
 
 async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
@@ -130,7 +142,8 @@ async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=Tr
 
 
 async def undo(task: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.undo(task))
+    record, undone = await tasks.take_back(task)
+    return {**_shown(record), "undone": [part.to_dict() for part in undone]}
 
 
 async def retire(task: str, tasks: TasksOf) -> dict[str, Any]:

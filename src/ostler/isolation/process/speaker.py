@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import resource
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
 from ostler.isolation.process.launch import KEEPER
 from ostler.keeper import tree
 from ostler.keeper.protocol import TOKEN
+from ostler.keeper.settle import RLIMIT_LOCKS
 from ostler.keeper.tag import tag_for, tag_of
 
 
-def speaker_of(pid: int, home: Path, live: Iterable[tuple[UUID, int]]) -> tuple[UUID, int] | None:
-    """The instance and the attempt whose process this is; None where it belongs to no agent of the home.
+def is_agent(pid: int, home: Path) -> bool:
+    """Whether the process may belong to an agent; also where it has ended already, so that it cannot be examined.
 
-    Its environment only says where to look first: the tag decides, which is inherited and cannot be exchanged for one
-    of the tags of other agents.
+    The keeper lowers the bound that carries the tag; every process of an agent inherits it and cannot raise it again. A
+    process with a bound as high as ours was started by a person.
     """
     try:
-        token = (home / KEEPER / TOKEN).read_text().strip()
-    except OSError:
+        bound, own = (resource.prlimit(process, RLIMIT_LOCKS)[1] for process in (pid, 0))
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # of root, and our agents cannot become root
+        return False
+    if bound != resource.RLIM_INFINITY and (own == resource.RLIM_INFINITY or bound < own):
+        return True
+    token = _token(home)  # where the bound is too low to carry tags, only the environment is left to look at
+    return tag_for("", "") is None and token is not None and (tree.mark_of(pid) or "").startswith(f"{token}:")
+
+
+def speaker_of(pid: int, home: Path, units: Mapping[str, tuple[UUID, int]]) -> tuple[UUID, int] | None:
+    """The instance and the attempt whose process this is; None where it belongs to no agent of the home.
+
+    `units`: instance and attempt of the live agents, by the names of their units. The environment of the process only
+    says where to look first: the tag decides, which is inherited and cannot be exchanged for the tag of another agent.
+    """
+    token = _token(home)
+    if token is None:
         return None
     home_token, _, unit = (tree.mark_of(pid) or "").partition(":")
     tag = tag_of(pid)
     if home_token == token and unit and tag == tag_for(token, unit):
-        found = _attempt(unit)
-        if found is not None:
-            return found
+        attempt = _attempt(unit)
+        if attempt is not None:
+            return attempt
     if tag is None:
         return None
-    return next((one for one in live if tag == tag_for(token, f"{one[0].hex}.{one[1]}")), None)
+    return next((attempt for unit, attempt in units.items() if tag == tag_for(token, unit)), None)
+
+
+def _token(home: Path) -> str | None:
+    try:
+        return (home / KEEPER / TOKEN).read_text().strip()
+    except OSError:
+        return None
 
 
 def _attempt(unit: str) -> tuple[UUID, int] | None:
