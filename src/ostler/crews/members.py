@@ -13,7 +13,7 @@ from ostler.crews.rules import CrewRules, CrewShared, Generation, MemberLoopRule
 from ostler.crews.scope import Scope
 from ostler.errors import InvalidOperationError, StoreError
 from ostler.lifecycle.handle import AgentHandle
-from ostler.loop.parts import LoopParts
+from ostler.loop.collaborators import LoopCollaborators
 from ostler.model.crew import MemberState
 from ostler.model.task import Task, TaskState
 from ostler.policy.crew import CrewDecision, Ends, MemberEnd, decide_end, replaced_with
@@ -30,7 +30,7 @@ _CHANGED_SECONDS = 0.05
 class Members:
     """The part of the supervisor that runs members. Each is an asyncio task in one group."""
 
-    def __init__(self, orchestrator: TaskOrchestrator, parts: LoopParts) -> None:
+    def __init__(self, orchestrator: TaskOrchestrator, parts: LoopCollaborators) -> None:
         #: Handles of the live generations, by agent id.
         self.agents: dict[str, AgentHandle] = {}
         #: The crew of each member, by agent id; kept from one generation to the next.

@@ -16,7 +16,7 @@ from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
 from ostler.lifecycle.handle import AgentHandle
-from ostler.loop.parts import LoopParts
+from ostler.loop.collaborators import LoopCollaborators
 from ostler.loop.rules import IterationRules
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
@@ -26,9 +26,9 @@ from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
+from ostler.tasks.context import BY, TaskContext, near_of, workdir_of
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import fail_attempt
-from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _AT_ONCE = timedelta(0)
@@ -39,7 +39,7 @@ _FORCE_SECONDS = 2.0
 class CrewShared:
     """What the attempts of all members share."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self.tasks = tasks
         #: Held while a directory changes hands: a task that one member failed may be in the directory of another.
         self.directories = asyncio.Lock()
@@ -104,7 +104,7 @@ class MemberRules(attempt.AttemptRules):
 class MemberLoopRules(MemberRules, IterationRules):
     """A fresh start of a loop, by a member. Its workdir is that of the task, for other members go on in it."""
 
-    def __init__(self, parts: LoopParts, generation: Generation) -> None:
+    def __init__(self, parts: LoopCollaborators, generation: Generation) -> None:
         IterationRules.__init__(self, parts)
         self.generation = generation
 

@@ -28,7 +28,7 @@ from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.access import OWNER
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter

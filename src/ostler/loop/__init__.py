@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ostler.lazy_imports import opener
 
 if TYPE_CHECKING:
+    from ostler.loop.collaborators import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
     from ostler.loop.context import ContextBuilder
     from ostler.loop.loop import AgentLifecycleLoop
-    from ostler.loop.loops import Loops
-    from ostler.loop.parts import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
+    from ostler.loop.service import Loops
     from ostler.model.loop import (
         Breakpoint,
         BreakpointType,
@@ -25,9 +25,9 @@ else:  # a type checker would believe in any name
         {
             "context": "ContextBuilder",
             "loop": "AgentLifecycleLoop",
-            "loops": "Loops",
+            "service": "Loops",
             "ostler.model.loop": "Breakpoint BreakpointType ContextSnapshot LoopResult LoopResultType LoopSettings",
-            "parts": "BranchManager CiProvider Plan TerminalManager WorkspaceManager",
+            "collaborators": "BranchManager CiProvider Plan TerminalManager WorkspaceManager",
         },
     )
 

@@ -9,11 +9,11 @@ from uuid import UUID
 from ostler.model.loop import Breakpoint
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import tasks as task_rows
-from ostler.store import waits as wait_rows
+from ostler.store import tasks as task_store
+from ostler.store import waits as wait_store
 from ostler.store.transaction import Reader
+from ostler.tasks.context import TaskContext
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import Tasks
 
 _HUMAN = ("human", "you", "person")
 
@@ -29,7 +29,7 @@ class Blockers:
     wants_ci: bool = False
 
 
-def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapping[str, TaskState | None]) -> Blockers:
+def sort_blockers(tasks: TaskContext, task: Task, said: Breakpoint, states: Mapping[str, TaskState | None]) -> Blockers:
     """`states` are those of the tasks that it may name, by their keys."""
     found = Blockers()
     for name in said.blocked_on or ("human",):
@@ -56,12 +56,12 @@ def wait_graph(reader: Reader, workspace_id: UUID) -> dict[str, list[str]]:
     """Key of a task to the keys that it waits for: what it depends on, and what it said it is blocked on."""
     unfinished = [
         task
-        for task in task_rows.tasks_in(reader, frozenset(TaskState) - {TaskState.ACCEPTED, TaskState.REJECTED})
+        for task in task_store.tasks_in(reader, frozenset(TaskState) - {TaskState.ACCEPTED, TaskState.REJECTED})
         if task.workspace_id == workspace_id
     ]
-    edges = {task.key: list(task_rows.unmet(reader, task)) for task in unfinished}
+    edges = {task.key: list(task_store.unmet(reader, task)) for task in unfinished}
     keys = {task.task_id: task.key for task in unfinished}
-    for wait in wait_rows.all_open_waits(reader):
+    for wait in wait_store.all_open_waits(reader):
         if wait.kind is WaitKind.DEPENDENCY and wait.task_id in keys and wait.wake_key is not None:
             edges[keys[wait.task_id]].append(wait.wake_key.removeprefix("task:"))
     return {key: sorted(set(others)) for key, others in edges.items()}

@@ -9,11 +9,11 @@ from ostler.model.loop import ContextSnapshot, Iteration, TaskLoop
 from ostler.model.task import Task
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Reader
 from ostler.tasks.attempt import own_program
-from ostler.tasks.shared import Tasks
+from ostler.tasks.context import TaskContext
 from ostler.workdirs.records import Snapshot, Workdir
 
 _SHOWN_FILES = 50
@@ -26,7 +26,7 @@ _TIMED = frozenset({WaitKind.BACKOFF, WaitKind.QUOTA})
 class ContextBuilder:
     """Takes snapshots, and makes summaries of them."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self._tasks = tasks
 
     async def capture(self, task: Task, workdir: Workdir, files: Snapshot | None) -> ContextSnapshot:
@@ -79,13 +79,13 @@ class ContextBuilder:
 
 
 def _known(reader: Reader, task: Task) -> tuple[list[Iteration], dict[str, str], list[Wait]]:
-    earlier = [one for one in rows.list_iterations(reader, task.task_id, 20) if one.number < task.attempt]
+    earlier = [one for one in loop_store.list_iterations(reader, task.task_id, 20) if one.number < task.attempt]
     states = {}
     for key in task.depends_on:
-        found = task_rows.find_task(reader, task.workspace_id, key)
+        found = task_store.find_task(reader, task.workspace_id, key)
         states[key] = "accepted" if found is None else str(found.state)
     since = earlier[-1].started_at if earlier else task.created_at
-    return earlier, states, rows.waits_ended_since(reader, task.task_id, since)
+    return earlier, states, loop_store.waits_ended_since(reader, task.task_id, since)
 
 
 def _blocker(wait: Wait) -> dict[str, Any]:

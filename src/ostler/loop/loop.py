@@ -17,16 +17,23 @@ from ostler.errors import AgentNotFoundError, LeaseHeldError, OstlerError, Store
 from ostler.home import SOCKET_FILE, default_home, project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
+from ostler.loop.collaborators import (
+    BranchManager,
+    CiProvider,
+    LoopCollaborators,
+    Plan,
+    TerminalManager,
+    WorkspaceManager,
+)
 from ostler.loop.follow import DaemonLoop, LoopEnd, end_of
-from ostler.loop.loops import Loops
-from ostler.loop.parts import BranchManager, CiProvider, LoopParts, Plan, TerminalManager, WorkspaceManager
+from ostler.loop.service import Loops
 from ostler.model.events import Event, TaskEvent
 from ostler.model.loop import LoopResult, LoopResultType
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import Wait
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
 from ostler.tasks.attempt import LOOP_STOPPED, AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import end_due_waits
@@ -129,7 +136,7 @@ class AgentLifecycleLoop:
             orchestrator = manager if isinstance(manager, TaskOrchestrator) else TaskOrchestrator(manager)
             if orchestrator is not manager:
                 stack.push_async_callback(orchestrator.close)
-            parts = LoopParts.of(orchestrator.tasks, **self._given_parts)
+            parts = LoopCollaborators.of(orchestrator.tasks, **self._given_parts)
             settings = load_settings(project_of(orchestrator.manager.require_home())).loop
             yield Loops(orchestrator, settings, parts)
 
@@ -138,7 +145,7 @@ class AgentLifecycleLoop:
         name = _definition(orchestrator.manager, agent)
         space = orchestrator.manager.principal.workspace_id
         key = task.key if isinstance(task, Task) else task
-        found = await orchestrator.manager.store.read(task_rows.find_task, space, key)
+        found = await orchestrator.manager.store.read(task_store.find_task, space, key)
         if found is None:
             if " " not in key.strip() or isinstance(task, Task):
                 await orchestrator.get(key)  # says that there is none, and what to do
@@ -191,7 +198,7 @@ class _Drive:
         task = self._task = await self._orchestrator.tasks.reload(self._task)
         if self._stopping.is_set():
             return await self._result(LoopEnd(_R.SHUTDOWN, "it was told to stop; the task is queued"))
-        waits = await self._store.read(task_rows.task_waits, task.task_id)
+        waits = await self._store.read(task_store.task_waits, task.task_id)
         missing = await self._orchestrator.unmet(task)
         end = end_of(task, waits, missing, self._manager.now(), waits_through=self._waits_through)
         if end is not None:
@@ -200,7 +207,7 @@ class _Drive:
             await self._work(task)
             return None
         if task.state is TaskState.QUEUED and not waits:
-            claimed = await self._store.run(task_rows.claim_task, task, by=self._manager.actor)
+            claimed = await self._store.run(task_store.claim_task, task, by=self._manager.actor)
             if claimed is not None:
                 await self._work(claimed)
                 return None
@@ -229,8 +236,8 @@ class _Drive:
 
     async def _result(self, end: LoopEnd) -> LoopResult:
         task = self._task
-        pull = await self._store.read(rows.pull_request_of, task)
-        iterations = await self._store.read(rows.list_iterations, task.task_id)
+        pull = await self._store.read(loop_store.pull_request_of, task)
+        iterations = await self._store.read(loop_store.list_iterations, task.task_id)
         return end.result(task.key, None if pull is None else pull.url, len(iterations))
 
 

@@ -15,8 +15,8 @@ from ostler.clock import Deadline
 from ostler.errors import NotFoundError, ValidationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.loop.blockers import path_to, sort_blockers, wait_graph
+from ostler.loop.collaborators import LocalCi, LoopCollaborators
 from ostler.loop.context import ContextBuilder
-from ostler.loop.parts import LocalCi, LoopParts
 from ostler.loop.signals import SignalFile, breakpoint_of, last_breakpoint
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
@@ -24,15 +24,15 @@ from ostler.model.loop import Breakpoint, BreakpointType, Iteration, PullRequest
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import requests as request_rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import requests as request_store
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Transaction
 from ostler.tasks import attempt
 from ostler.tasks.attempt import AttemptFailedError, AttemptRules, AttemptWaitsError
+from ostler.tasks.context import BY, MAX_LOST
 from ostler.tasks.proof import checks_of
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import BY, MAX_LOST
 from ostler.workdirs.records import Snapshot, Workdir
 
 _log = logging.getLogger("ostler.loop")
@@ -48,7 +48,7 @@ class IterationRules(AttemptRules):
 
     keeps_directory = True
 
-    def __init__(self, parts: LoopParts) -> None:
+    def __init__(self, parts: LoopCollaborators) -> None:
         super().__init__(parts.tasks)
         self.parts = parts
         self.builder = ContextBuilder(parts.tasks)
@@ -65,7 +65,7 @@ class IterationRules(AttemptRules):
         task, workdir = await self.parts.workspaces.prepare(task)
         self._before = (task.tokens, task.cost_usd or 0.0)
         self._file = SignalFile.of(self.tasks, task, workdir)
-        self._iteration = await self.tasks.store.read(rows.get_iteration, task.task_id, task.attempt)
+        self._iteration = await self.tasks.store.read(loop_store.get_iteration, task.task_id, task.attempt)
         if self._iteration is None:
             task = await self._renew_allowance(task)
             await asyncio.to_thread(self._file.clear)
@@ -78,16 +78,16 @@ class IterationRules(AttemptRules):
                 prompt=self.builder.prompt(task, snapshot),
                 started_at=self.tasks.manager.now(),
             )
-            self._iteration = await self.tasks.store.run(rows.begin_iteration, task, begun)
+            self._iteration = await self.tasks.store.run(loop_store.begin_iteration, task, begun)
         return task, workdir
 
     async def _renew_allowance(self, task: Task) -> Task:
         """A person who answers that a parked task may go on gives it as much again."""
         loop = task.loop or TaskLoop()
-        earlier = await self.tasks.store.read(rows.list_iterations, task.task_id, 1)
+        earlier = await self.tasks.store.read(loop_store.list_iterations, task.task_id, 1)
         since = earlier[-1].started_at if earlier else task.created_at
         changes: dict[str, Any] = {}
-        for wait in await self.tasks.store.read(rows.waits_ended_since, task.task_id, since):
+        for wait in await self.tasks.store.read(loop_store.waits_ended_since, task.task_id, since):
             cause, limit = (wait.detail or {}).get("cause"), (wait.detail or {}).get("limit")
             if cause is not None and wait.outcome is not None:
                 changes["retries"] = 0
@@ -165,7 +165,7 @@ class IterationRules(AttemptRules):
                 return await self._blocked(task, workdir, found, answer)
 
     async def _given(self, instance: AgentInstance) -> Any:
-        row = await self.tasks.store.read(request_rows.get_request, instance.instance_id, JOB_ID)
+        row = await self.tasks.store.read(request_store.get_request, instance.instance_id, JOB_ID)
         return None if row is None or row.answer is None else json.loads(row.answer)
 
     def _until(self, task: Task, answer: Any) -> Breakpoint | None:
@@ -197,10 +197,10 @@ class IterationRules(AttemptRules):
         """The pull request of this breakpoint, with how its CI ended; unless that is told later."""
         if self._breakpoint is None or self._breakpoint.type is not BreakpointType.PR_CREATED:
             return None
-        pull = await self.tasks.store.read(rows.pull_request_of, task)
+        pull = await self.tasks.store.read(loop_store.pull_request_of, task)
         if pull is None or pull.ci != "pending" or self._ci_is_told_later:
             return pull
-        return await self.tasks.store.run(rows.change_pull_request, pull, {"ci": state})
+        return await self.tasks.store.run(loop_store.change_pull_request, pull, {"ci": state})
 
     async def _pull_request(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
         snapshot = await self.snapshot(task, workdir)
@@ -219,7 +219,7 @@ class IterationRules(AttemptRules):
             created_at=now,
             updated_at=now,
         )
-        pull = await self.tasks.store.run(rows.open_pull_request, task, wanted)
+        pull = await self.tasks.store.run(loop_store.open_pull_request, task, wanted)
         if loop.ci or not isinstance(ci, LocalCi):
             result = await ci.check(task, workdir, snapshot)
             self._ci_is_told_later = result is None
@@ -274,7 +274,7 @@ class IterationRules(AttemptRules):
 
     async def _key_of(self, task: Task, name: str) -> str:
         """An agent may write the key of a task in another case."""
-        found = await self.tasks.store.read(task_rows.find_task, task.workspace_id, name.strip())
+        found = await self.tasks.store.read(task_store.find_task, task.workspace_id, name.strip())
         return name.strip() if found is None else found.key
 
     async def _circle(self, task: Task, waits: Sequence[Wait]) -> list[str] | None:
@@ -388,10 +388,10 @@ def _end_iteration(  # noqa: PLR0913, PLR0917 - as above
     ended_by: str,
     about: Mapping[str, Any],
 ) -> Task:
-    rows.end_iteration(tx, task.evolve(**changes), ended_by, **about)
-    changed = task_rows.change_task(tx, task, changes, to=to, by=BY, reason=about["summary"])
+    loop_store.end_iteration(tx, task.evolve(**changes), ended_by, **about)
+    changed = task_store.change_task(tx, task, changes, to=to, by=BY, reason=about["summary"])
     for wait in waits:
-        task_rows.open_task_wait(tx, changed, wait)
+        task_store.open_task_wait(tx, changed, wait)
     return changed
 
 

@@ -22,10 +22,10 @@ from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.loop import Breakpoint, BreakpointType
 from ostler.model.task import Task
-from ostler.store import loops as rows
+from ostler.store import loops as loop_store
 from ostler.store.reports import add_signal
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks
+from ostler.tasks.context import BY, TaskContext
 from ostler.workdirs.files import opened, read_small, write_durably
 from ostler.workdirs.records import SIGNAL_FILE, Workdir
 
@@ -58,9 +58,9 @@ def breakpoint_of(event: AgentSignalEvent) -> Breakpoint | None:
         return None
 
 
-async def last_breakpoint(tasks: Tasks, instance: AgentInstance) -> Breakpoint | None:
+async def last_breakpoint(tasks: TaskContext, instance: AgentInstance) -> Breakpoint | None:
     """Of this instance, and of no other: a later one corrects an earlier one."""
-    found = [breakpoint_of(event) for event in await tasks.store.read(rows.signals_of, instance.instance_id)]
+    found = [breakpoint_of(event) for event in await tasks.store.read(loop_store.signals_of, instance.instance_id)]
     return next((one for one in reversed(found) if one is not None), None)
 
 
@@ -71,7 +71,7 @@ async def last_breakpoint(tasks: Tasks, instance: AgentInstance) -> Breakpoint |
 class SignalFile:
     """One file, and the one entry in it that is ours."""
 
-    tasks: Tasks
+    tasks: TaskContext
     task: Task
     path: Path
     #: Whether other agents write there too.
@@ -84,7 +84,7 @@ class SignalFile:
     _told: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, tasks: Tasks, task: Task, workdir: Workdir) -> SignalFile:
+    def of(cls, tasks: TaskContext, task: Task, workdir: Workdir) -> SignalFile:
         given = None if task.loop is None else task.loop.comm_file
         return cls(tasks, task, Path(given) if given else Path(workdir.path) / SIGNAL_FILE, given is not None)
 

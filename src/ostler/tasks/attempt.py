@@ -34,13 +34,13 @@ from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import attempts as attempt_rows
-from ostler.store import requests as request_rows
+from ostler.store import attempts as attempt_store
+from ostler.store import requests as request_store
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
+from ostler.tasks.context import BY, TaskContext, exists, find_instance, near_of, workdir_of
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
-from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
@@ -53,7 +53,7 @@ MEMBER_REPLACED = "its crew begins the member afresh"
 #: Says that a program was killed while it started the agent.
 CUT_OFF = "its start was cut off with its program"
 #: Reasons of a termination after which the task goes back to the queue, unspent and not held.
-GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED, CUT_OFF})
+UNSPENT_STOPS = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED, CUT_OFF})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -89,7 +89,7 @@ class AttemptRules:
     #: Whether a plain directory stays as it is from one attempt to the next.
     keeps_directory = False
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self.tasks = tasks
 
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
@@ -174,7 +174,7 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
 
 async def _check_stopped(rules: AttemptRules, task: Task, stopped: CheckStoppedError) -> Task:
     why = await _stop_reason(rules.tasks, stopped.instance)
-    if why in GOES_ON:
+    if why in UNSPENT_STOPS:
         return await rules.waits(task, AttemptWaitsError(WaitKind.BACKOFF, str(why), None))
     return await rules.failed(task, str(stopped), "check")
 
@@ -200,7 +200,7 @@ def _name(task: Task) -> str:
 # --- the workdir -------------------------------------------------------------------------------------
 
 
-async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
+async def prepare(tasks: TaskContext, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
     known = workdir is not None
     if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
@@ -300,9 +300,9 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+async def answer_of(tasks: TaskContext, task: Task, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
-    row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
+    row = await tasks.store.read(request_store.get_request, instance_id, JOB_ID)
     answer = None if row is None or row.answer is None else json.loads(row.answer)
     if row is not None and row.state is RequestState.DONE:
         _require_done(answer)
@@ -311,10 +311,10 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         task = await tasks.change(task, used_by(task, answer))
         _require_no_limit(tasks, answer)
     record = await tasks.manager.require_instance(instance_id)
-    last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
+    last = await tasks.store.read(attempt_store.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         why = await _stop_reason(tasks, record)
-        if why in GOES_ON:
+        if why in UNSPENT_STOPS:
             raise AttemptWaitsError(WaitKind.BACKOFF, str(why), None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
     if last is not None and last.outcome is AttemptOutcome.LOST:
@@ -322,7 +322,7 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     raise _failure(record, last, row)
 
 
-async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
+async def _stop_reason(tasks: TaskContext, record: AgentInstance) -> str | None:
     """In the words of whoever terminated it. One that nobody terminated was ended with its start, by a recovery."""
     events = await tasks.store.read(last_events, 10, workspace_id=record.workspace_id, instance_id=record.instance_id)
     found = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
@@ -339,7 +339,7 @@ def _require_done(answer: Any) -> None:
     raise AttemptFailedError(f"its agent asks to be run again: {said}")
 
 
-def _require_no_limit(tasks: Tasks, answer: Mapping[str, Any]) -> None:
+def _require_no_limit(tasks: TaskContext, answer: Mapping[str, Any]) -> None:
     if answer.get("meaning") == "limited":
         due = datetime.fromisoformat(str(answer["retry_at"]))
         reason = f"usage limit until {due.astimezone():%H:%M}"
@@ -414,13 +414,13 @@ def used_by(task: Task, answer: Any) -> dict[str, Any]:
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
+def wait_of(tasks: TaskContext, task: Task, waits: AttemptWaitsError) -> Wait | None:
     if waits.kind is WaitKind.BACKOFF:  # what only has to be begun again waits for nothing
         return None
     return new_wait(tasks, task, waits.kind, str(waits), due_at=waits.due_at)
 
 
-async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
+async def stop_agent(tasks: TaskContext, task: Task, reason: str) -> None:
     """End what runs for a task, its agent and its checks, proven, and the work on it in this program."""
     under_way = tasks.running.pop(task.key, None)
     if under_way is not None:
@@ -430,7 +430,7 @@ async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
     await discard_proof(tasks, task)
 
 
-async def end_instances(tasks: Tasks, task: Task, reason: str) -> None:
+async def end_instances(tasks: TaskContext, task: Task, reason: str) -> None:
     active = GetInstancesFilter(task_id=task.task_id, limit=1000)
     for instance in await tasks.store.read(list_instances, active, task.workspace_id):
         await tasks.manager.handle(instance.instance_id).stop(reason=reason)

@@ -13,11 +13,11 @@ from ostler.home import SETTINGS_FILE
 from ostler.model.events import Event, TaskEvent
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
-from ostler.store import tasks as rows
-from ostler.store import waits as wait_rows
+from ostler.store import tasks as task_store
+from ostler.store import waits as wait_store
 from ostler.tasks.attempt import AttemptRules
+from ostler.tasks.context import BY, Taker
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.shared import BY, Taker
 
 _log = logging.getLogger("ostler.tasks")
 #: Looked at again without being told: clocks jump, and other programs may write to a shared store.
@@ -129,10 +129,10 @@ class TaskQueue:
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
-        for task in await self._tasks.store.read(rows.claimable_tasks, space, wanted=self._wanted):
+        for task in await self._tasks.store.read(task_store.claimable_tasks, space, wanted=self._wanted):
             if free <= 0:
                 return
-            claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
+            claimed = await self._tasks.store.run(task_store.claim_task, task, by=BY)
             if claimed is not None:
                 free -= 1
                 self.work_on(claimed)
@@ -171,7 +171,7 @@ class TaskQueue:
 async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
     """End the waits of tasks that are due; how many seconds until the next one is, or until one should look again."""
     store, now, following = orchestrator.tasks.store, orchestrator.manager.now(), LOOK_SECONDS
-    for wait in await store.read(wait_rows.all_open_waits):
+    for wait in await store.read(wait_store.all_open_waits):
         if wait.task_id is None or wait.due_at is None or wait.kind not in END_BY_THEMSELVES:
             continue
         left = (wait.due_at - now).total_seconds()
@@ -179,5 +179,5 @@ async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
             following = min(following, left)
         else:
             with contextlib.suppress(OstlerError):
-                await store.run(rows.end_task_wait, wait, "due")
+                await store.run(task_store.end_task_wait, wait, "due")
     return following

@@ -11,16 +11,16 @@ from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.model.access import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks, exists, workdir_of
+from ostler.tasks.context import BY, TaskContext, exists, workdir_of
 from ostler.workdirs.records import VaultEntry, Workdir
 
 _log = logging.getLogger("ostler.tasks")
 _GC_INTERVAL = timedelta(minutes=10)
 
 
-async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
+async def retire(tasks: TaskContext, task: Task, *, by: Actor = BY) -> Task:
     """Saved and verified first, then deleted. Called again after a kill, it finishes."""
     workdir = workdir_of(task)
     if workdir is None:
@@ -33,8 +33,8 @@ async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
     return await tasks.change(task, {"workdir": None, "vault": entry.to_dict()}, by=by, act="task.retire")
 
 
-async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> Task:
-    found = await tasks.store.read(rows.find_task, workspace_id, key)
+async def unretire(tasks: TaskContext, workspace_id: UUID, key: str, *, by: Actor) -> Task:
+    found = await tasks.store.read(task_store.find_task, workspace_id, key)
     workdir = None if found is None else workdir_of(found)
     if found is not None and workdir is not None:
         if exists(workdir) or found.state is TaskState.RUNNING:
@@ -62,7 +62,7 @@ def _restore_record(tx: Transaction, entry: VaultEntry, *, by: Actor) -> Task:
     """Of a task that was purged. It stays finished."""
     saved = Task.from_dict(entry.record)
     task = saved.evolve(workdir=None, vault=entry.to_dict(), updated_at=tx.now, ended_at=tx.now)
-    rows.TASKS.insert(tx, task, rank=0)
+    task_store.TASKS.insert(tx, task, rank=0)
     tx.audit(task.workspace_id, by, "task.restore", f"task:{task.key}")
     return task
 
@@ -71,12 +71,12 @@ def retired_workdir(task: Task) -> Workdir | None:
     return None if task.vault is None else VaultEntry.from_dict(task.vault).workdir
 
 
-async def collect(tasks: Tasks) -> int:
+async def collect(tasks: TaskContext) -> int:
     """Purge what was accepted or rejected long enough ago; how many. Each task in its own guard."""
     purged = 0
     limit = tasks.manager.now() - tasks.settings.retention
-    for task in await tasks.store.read(rows.tasks_in, FINISHED_STATES):
-        needed = await tasks.store.read(rows.dependents, task)
+    for task in await tasks.store.read(task_store.tasks_in, FINISHED_STATES):
+        needed = await tasks.store.read(task_store.dependents, task)
         if task.ended_at is None or task.ended_at > limit or needed:
             continue
         try:
@@ -88,7 +88,7 @@ async def collect(tasks: Tasks) -> int:
     return purged
 
 
-async def purge(tasks: Tasks, task: Task) -> None:
+async def purge(tasks: TaskContext, task: Task) -> None:
     """The vault keeps its record, its key and its workdir."""
     if task.workdir is not None:
         task = await retire(tasks, task)
@@ -96,13 +96,13 @@ async def purge(tasks: Tasks, task: Task) -> None:
         nowhere = await tasks.workdirs.plan(task.key, near=None)
         entry = await tasks.workdirs.retire(nowhere, record=task.to_dict())
         task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
-    await tasks.store.run(rows.delete_task, task, by=BY)
+    await tasks.store.run(task_store.delete_task, task, by=BY)
     await tasks.workdirs.remove(tasks.home / HOMES / str(task.task_id))
 
 
-async def _retire_orphans(tasks: Tasks) -> None:
+async def _retire_orphans(tasks: TaskContext) -> None:
     """Workdirs that no record knows are kept: in the vault."""
-    known = {task.key for task in await tasks.store.read(rows.tasks_in, frozenset(TaskState))}
+    known = {task.key for task in await tasks.store.read(task_store.tasks_in, frozenset(TaskState))}
     for path in await tasks.workdirs.orphans(known):
         try:
             workdir = await tasks.workdirs.plan(path.name, near=None)
@@ -112,7 +112,7 @@ async def _retire_orphans(tasks: Tasks) -> None:
             _log.warning("the workdir %s belongs to no task and could not be retired: %s", path, error)
 
 
-async def collect_for_ever(tasks: Tasks) -> None:
+async def collect_for_ever(tasks: TaskContext) -> None:
     while True:
         try:
             await collect(tasks)

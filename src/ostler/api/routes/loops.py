@@ -12,7 +12,7 @@ from ostler.loop.signals import BREAKPOINTS, note_refusal
 from ostler.model.loop import Breakpoint
 from ostler.model.validation import fault
 from ostler.store.reports import add_signal
-from ostler.tasks.shared import BY
+from ostler.tasks.context import BY
 
 
 async def iterations(task: str, loops: LoopsOf) -> list[dict[str, Any]]:

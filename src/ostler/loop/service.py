@@ -8,7 +8,7 @@ from typing import Any
 
 from ostler.errors import ConflictError, InvalidOperationError, OstlerError
 from ostler.loop.blockers import cycles, wait_graph
-from ostler.loop.parts import LoopParts
+from ostler.loop.collaborators import LoopCollaborators
 from ostler.loop.rules import IterationRules
 from ostler.model.access import Actor, Permission
 from ostler.model.loop import (
@@ -24,13 +24,13 @@ from ostler.model.loop import (
 from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
 from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
-from ostler.store import waits as wait_rows
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
+from ostler.store import waits as wait_store
 from ostler.store.transaction import Transaction
+from ostler.tasks.context import BY
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import BY
 
 _log = logging.getLogger("ostler.loop")
 _MAX_COMMENTS = 20
@@ -42,11 +42,14 @@ class Loops:
     """On behalf of the principal of an orchestrator."""
 
     def __init__(
-        self, orchestrator: TaskOrchestrator, settings: LoopSettings | None = None, parts: LoopParts | None = None
+        self,
+        orchestrator: TaskOrchestrator,
+        settings: LoopSettings | None = None,
+        parts: LoopCollaborators | None = None,
     ) -> None:
         self.orchestrator = orchestrator
         self.settings = LoopSettings.coerced(settings)
-        self.parts = parts or LoopParts.of(orchestrator.tasks)
+        self.parts = parts or LoopCollaborators.of(orchestrator.tasks)
         self._store = orchestrator.manager.store
 
     def acting_as(self, orchestrator: TaskOrchestrator) -> Loops:
@@ -74,11 +77,11 @@ class Loops:
         changes: dict[str, Any] = {"loop": loop.checked()}
         if agent is not None:
             changes["agent"] = agent
-        return await self._store.run(task_rows.change_task, task, changes, by=self.orchestrator.manager.actor)
+        return await self._store.run(task_store.change_task, task, changes, by=self.orchestrator.manager.actor)
 
     async def iterations(self, key: str) -> list[Iteration]:
         task = await self.orchestrator.get(key)
-        return await self._store.read(rows.list_iterations, task.task_id)
+        return await self._store.read(loop_store.list_iterations, task.task_id)
 
     async def graph(self) -> dict[str, Any]:
         """Who waits for whom, and where that leads back."""
@@ -94,7 +97,7 @@ class Loops:
 
     async def settle(self) -> None:
         """End every wait whose reason is over. It looks at what is, so that nothing that came early is lost."""
-        for wait in await self._store.read(wait_rows.all_open_waits):
+        for wait in await self._store.read(wait_store.all_open_waits):
             if wait.task_id is None or wait.wake_key is None:
                 continue
             try:
@@ -107,33 +110,33 @@ class Loops:
         if kind == "task":
             await self._settle_dependency(wait, name)
         elif kind == "ci":
-            result = await self._store.read(rows.get_ci_result, wait.workspace_id, name)
+            result = await self._store.read(loop_store.get_ci_result, wait.workspace_id, name)
             if result is not None:
                 said = "CI passed" if result.passed else "CI failed"
                 answer = {"output": result.output[-4000:]} if result.output else None
-                await self._store.run(task_rows.end_task_wait, wait, said, answer, by=BY)
+                await self._store.run(task_store.end_task_wait, wait, said, answer, by=BY)
         elif kind == "pr":
             await self._settle_pull_request(wait, int(name))
 
     async def _settle_dependency(self, wait: Wait, key: str) -> None:
         """One that is not in the plan any more was finished, and is purged since."""
-        task = None if wait.task_id is None else await self._store.read(task_rows.get_task, wait.task_id)
+        task = None if wait.task_id is None else await self._store.read(task_store.get_task, wait.task_id)
         state = None if task is None else await self.parts.plan.state_of(task, key)
         if state is None or state in FINISHED_STATES:
-            await self._store.run(task_rows.end_task_wait, wait, f"{key} was {state or 'purged'}", by=BY)
+            await self._store.run(task_store.end_task_wait, wait, f"{key} was {state or 'purged'}", by=BY)
 
     async def _settle_pull_request(self, wait: Wait, number: int) -> None:
-        pull = await self._store.read(rows.get_pull_request, wait.workspace_id, number)
-        task = await self._store.read(task_rows.get_task, pull.task_id)
+        pull = await self._store.read(loop_store.get_pull_request, wait.workspace_id, number)
+        task = await self._store.read(task_store.get_task, pull.task_id)
         if task is None or task.state is not TaskState.COMPLETED:
             return
         if pull.state is PullRequestState.CLOSED:
             await self._closed(task, pull)
         elif pull.state is PullRequestState.OPEN and pull.ci == "pending" and pull.commit is not None:
-            result = await self._store.read(rows.get_ci_result, wait.workspace_id, pull.commit)
+            result = await self._store.read(loop_store.get_ci_result, wait.workspace_id, pull.commit)
             if result is not None:
                 state = "passed" if result.passed else "failed"
-                await self._store.run(rows.change_pull_request, pull, {"ci": state})
+                await self._store.run(loop_store.change_pull_request, pull, {"ci": state})
                 if not result.passed:
                     await self.orchestrator.send_back(
                         task.key, f"CI failed on #{number}: {result.output}"[:MAX_COMMENT]
@@ -151,7 +154,7 @@ class Loops:
             output=output[-20_000:],
             reported_at=self.orchestrator.manager.now(),
         )
-        kept = await self._store.run(rows.report_ci, result.checked(), self.orchestrator.manager.actor)
+        kept = await self._store.run(loop_store.report_ci, result.checked(), self.orchestrator.manager.actor)
         await self.settle()
         return kept
 
@@ -159,29 +162,29 @@ class Loops:
 
     async def pull_requests(self, *, include_ended: bool = False) -> list[PullRequest]:
         await self.orchestrator.manager.require(Permission.TASKS_READ)
-        found = await self._store.read(rows.list_pull_requests, self._space, include_ended=True)
+        found = await self._store.read(loop_store.list_pull_requests, self._space, include_ended=True)
         current = [await self._current(pull) for pull in found]
         return [one for one in current if include_ended or one.state is PullRequestState.OPEN]
 
     async def pull_request(self, number: int) -> PullRequest:
         await self.orchestrator.manager.require(Permission.TASKS_READ)
-        return await self._current(await self._store.read(rows.get_pull_request, self._space, number))
+        return await self._current(await self._store.read(loop_store.get_pull_request, self._space, number))
 
     async def _current(self, pull: PullRequest) -> PullRequest:
         """An open one whose task was accepted or rejected by hand follows it."""
         if pull.state is not PullRequestState.OPEN:
             return pull
-        task = await self._store.read(task_rows.get_task, pull.task_id)
+        task = await self._store.read(task_store.get_task, pull.task_id)
         ends = {TaskState.ACCEPTED: PullRequestState.MERGED, TaskState.REJECTED: PullRequestState.CLOSED}
         state = None if task is None else ends.get(task.state)
-        return pull if state is None else await self._store.run(rows.change_pull_request, pull, {"state": state})
+        return pull if state is None else await self._store.run(loop_store.change_pull_request, pull, {"state": state})
 
     async def comment(self, number: int, text: str) -> PullRequest:
         """What is to be done better. A fresh agent gets it."""
         pull = await self._open(number)
         if not text.strip() or len(text) > MAX_COMMENT:
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", text[:100])
-        changed = await self._store.run(rows.comment_on, pull, text, self.orchestrator.manager.actor)
+        changed = await self._store.run(loop_store.comment_on, pull, text, self.orchestrator.manager.actor)
         task = await self.orchestrator.get(pull.task_key)
         if task.state is TaskState.COMPLETED:
             await self.orchestrator.send_back(task.key, f"On pull request #{number}: {text}")
@@ -190,7 +193,7 @@ class Loops:
     async def approve(self, number: int) -> PullRequest:
         pull = await self._open(number)
         names = tuple(dict.fromkeys((*pull.approved_by, self.orchestrator.manager.actor.name)))
-        return await self._store.run(rows.change_pull_request, pull, {"approved_by": names})
+        return await self._store.run(loop_store.change_pull_request, pull, {"approved_by": names})
 
     async def merge(self, number: int, *, unattended: bool = False) -> PullRequest:
         """Its task is accepted, or a fresh start goes on with the rest, as its loop says.
@@ -223,18 +226,18 @@ class Loops:
         return await self._store.run(_continue, task, pull, changes, said, self.orchestrator.manager.actor)
 
     async def _leave_to_a_person(self, task: Task, pull: PullRequest, error: str) -> None:
-        waits = await self._store.read(task_rows.task_waits, task.task_id)
+        waits = await self._store.read(task_store.task_waits, task.task_id)
         if any((wait.detail or {}).get("cause") == _MERGE for wait in waits):
             return
         reason = f"pull request #{pull.number} could not be merged: {error}; then: ostler pr merge {pull.number}"
         wait = new_wait(self.orchestrator.tasks, task, WaitKind.HUMAN, reason, detail={"cause": _MERGE})
-        await self._store.run(task_rows.open_task_wait, task, wait, by=self.orchestrator.manager.actor)
+        await self._store.run(task_store.open_task_wait, task, wait, by=self.orchestrator.manager.actor)
         _log.warning("%s: %s", task.key, reason)
 
     async def close(self, number: int, *, reason: str | None = None) -> PullRequest:
         """Without a merge: its task is rejected or sent back, as its loop says."""
         pull = await self._open(number)
-        closed = await self._store.run(rows.change_pull_request, pull, {"state": PullRequestState.CLOSED})
+        closed = await self._store.run(loop_store.change_pull_request, pull, {"state": PullRequestState.CLOSED})
         task = await self.orchestrator.get(pull.task_key)
         if task.state is TaskState.COMPLETED:
             await self._closed(task, closed, reason)
@@ -258,6 +261,6 @@ class Loops:
 def _continue(
     tx: Transaction, task: Task, pull: PullRequest, changes: Mapping[str, Any], reason: str, by: Actor
 ) -> PullRequest:
-    merged = rows.change_pull_request(tx, pull, {"state": PullRequestState.MERGED})
-    task_rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.merge")
+    merged = loop_store.change_pull_request(tx, pull, {"state": PullRequestState.MERGED})
+    task_store.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.merge")
     return merged
