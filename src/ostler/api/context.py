@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from pydantic import Field
 
 from ostler.api.speaker import Speaker
 from ostler.crews.supervisor import Supervisor
@@ -83,6 +84,8 @@ def speaker_of(request: Request) -> Speaker | None:
     return speaker
 
 
+#: A number that every store can hold; a larger one is a fault of the caller.
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 #: The handlers of one resource, by the names of their routes.
 Handlers = dict[str, Callable[..., Any]]
 SpeakerOf = Annotated[Speaker | None, Depends(speaker_of)]

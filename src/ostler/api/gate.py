@@ -7,9 +7,10 @@ of the home, a process of an agent as that agent. On loopback TCP a token is nee
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -26,12 +27,15 @@ from ostler.policy.access import require_access
 from ostler.store import workspaces
 
 _KIB = 1024
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 AUTHENTICATE = "send the token of this daemon as `Authorization: Bearer TOKEN`; make one with `ostler token create`"
 
 
 class Gate:
-    """ASGI middleware of one listener. The principal is left in `scope["principal"]`, None where there is none."""
+    """ASGI middleware of one listener. The principal is left in `scope["principal"]`, None where there is none.
+
+    A stream asks `scope["still_valid"]` from time to time: its token may be revoked, or expire, while it is open.
+    """
 
     def __init__(self, app: ASGIApp, manager: AgentLifecycleManager, *, is_local_socket: bool) -> None:
         self._app = app
@@ -52,7 +56,11 @@ class Gate:
             return
         else:
             scope["principal"] = await self._principal(headers)
+            scope["still_valid"] = partial(self._is_valid, headers)
         await self._app(scope, receive, send)
+
+    async def _is_valid(self, headers: dict[str, str]) -> bool:
+        return await self._principal(headers) is not None
 
     async def _principal(self, headers: dict[str, str]) -> Principal | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -110,11 +118,11 @@ def problem(status: int, code: str, detail: str, **more: Any) -> JSONResponse:
 def _foreign(headers: dict[str, str]) -> str | None:
     """Why a request is refused that a page of another site may have sent; None where it is ours."""
     host = headers.get("host", "")
-    if host.rsplit(":", 1)[0].lower() not in _LOOPBACK:
+    if not _HOST.fullmatch(host):
         return f"the Host {host!a} is not this machine; use http://localhost"
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).hostname not in {"localhost", "127.0.0.1", "::1"}:
-        return f"the Origin {origin!a} is another site"
+    if origin is not None and origin.lower() != f"http://{host.lower()}":
+        return f"the Origin {origin!a} is another site than the Host {host!a}"
     return None
 
 

@@ -131,6 +131,8 @@ class Daemon:
         alive = status["statistics"]["active_instances"]
         adopted = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
         note(f"the daemon was not running; started it{adopted}")
+        if status.get("home_notice"):
+            note(status["home_notice"])
         if status.get("settings_fault"):
             note(status["settings_fault"])
 

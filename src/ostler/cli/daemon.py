@@ -50,6 +50,8 @@ def _start(listen: str | None) -> None:
     except DaemonStartError as error:
         raise fail(f"the daemon could not be started: {error}", ExitCode.UNREACHABLE) from error
     click.echo(f"The daemon runs (pid {reply['pid']}), home {short_path(home)}, log {short_path(home / DAEMON_LOG)}.")
+    if reply.get("home_notice"):
+        note(reply["home_notice"])
     for address in reply["listens"][1:]:
         click.echo(f"It listens on {address}; make a token with `ostler token create NAME`.")
 

@@ -12,7 +12,7 @@ from ostler.crews.crew import Crew, Member, Work
 from ostler.crews.rules import CrewRules, CrewShared, Generation, MemberLoopRules, MemberRules, run_generation
 from ostler.crews.scope import Scope
 from ostler.errors import InvalidOperationError, StoreError
-from ostler.lifecycle.handle import AgentHandle
+from ostler.lifecycle.manager import AgentHandle
 from ostler.loop.collaborators import LoopCollaborators
 from ostler.model.crew import MemberState
 from ostler.model.task import Task, TaskState

@@ -15,7 +15,7 @@ from ostler.aio import first_of
 from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
-from ostler.lifecycle.handle import AgentHandle
+from ostler.lifecycle.manager import AgentHandle
 from ostler.loop.collaborators import LoopCollaborators
 from ostler.loop.rules import IterationRules
 from ostler.model.crew import CrewAction
@@ -26,7 +26,7 @@ from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
-from ostler.tasks.context import BY, TaskContext, near_of, workdir_of
+from ostler.tasks.context import BY, TaskContext, near_of, workdir_key, workdir_of
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import fail_attempt
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
@@ -138,7 +138,9 @@ class CrewRules(MemberRules):
         if task.workdir is not None:
             task = await retire.retire(self.tasks, task)
         place = self.generation.plan.workdir
-        planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
+        planned = await self.tasks.workdirs.plan(
+            workdir_key(task.workspace_id, task.key), near=near_of(task), place=place
+        )
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
         task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,21 +29,79 @@ STREAM_SECONDS = 2
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class _LocalProtocol(H11Protocol):
-    """Only the user of the daemon, and root, may speak to its socket; whatever the rights of the file say."""
+#: Of one listener, so that TCP never takes the places of the Unix socket.
+MAX_CONNECTIONS = 200
+#: Of all processes of agents together, so that people find a place on the Unix socket.
+MAX_AGENT_CONNECTIONS = 100
+#: How long a request may take to arrive.
+REQUEST_SECONDS = 20.0
 
-    home: Path
+
+class _Protocol(H11Protocol):
+    """HTTP with an end to patience: for connections beyond the limit, and for requests that do not arrive."""
+
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if not self._admits(transport):
+            transport.abort()
+        elif self._are_too_many():
+            self._refuse("503 Service Unavailable")
+        else:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self._refuse, "408 Request Timeout")
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        is_arriving = self.conn.their_state in {h11.IDLE, h11.SEND_BODY}
+        if self._deadline is not None and not is_arriving:
+            self._deadline.cancel()
+            self._deadline = None
+        elif self._deadline is None and is_arriving:
+            self._deadline = self.loop.call_later(REQUEST_SECONDS, self._refuse, "408 Request Timeout")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _admits(self, transport: Any) -> bool:
+        """Whether the peer may speak here at all."""
+        del transport
+        return True
+
+    def _are_too_many(self) -> bool:
+        return len(self.connections) > MAX_CONNECTIONS
+
+    def _refuse(self, status: str) -> None:
+        if self.conn.our_state is h11.IDLE:  # no answer has begun
+            self.transport.write(f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())
+        self.transport.close()
+
+
+class _LocalProtocol(_Protocol):
+    """Only the user of the daemon, and root, may speak to its socket; whatever the rights of the file say."""
+
+    home: Path
+    is_agent: bool = False
+
+    def _admits(self, transport: Any) -> bool:
         sock = transport.get_extra_info("socket")
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
         # At this moment, because the process may end before it is served, and another one get its number.
-        self.client = (AGENT if is_agent(pid, self.home) else PERSON, pid)
+        self.is_agent = is_agent(pid, self.home)
+        self.client = (AGENT if self.is_agent else PERSON, pid)
         if uid not in {0, os.getuid()}:
             _log.warning("refused a connection of user %d", uid)
-            transport.abort()
+            return False
+        return True
+
+    def _are_too_many(self) -> bool:
+        agents = [peer for peer in self.connections if isinstance(peer, _LocalProtocol) and peer.is_agent]
+        return super()._are_too_many() or (self.is_agent and len(agents) > MAX_AGENT_CONNECTIONS)
 
 
 class Listener:
@@ -52,7 +112,7 @@ class Listener:
         local = type("LocalProtocol", (_LocalProtocol,), {"home": manager.require_home()})
         config = uvicorn.Config(
             Gate(app, manager, is_local_socket=is_local),
-            http=local if is_local else H11Protocol,
+            http=local if is_local else _Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -20,10 +20,11 @@ from ostler.api.context import Context
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
+from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
 from ostler.errors import DefinitionError, OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
+from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -42,6 +43,8 @@ from ostler.version import __version__
 _log = logging.getLogger("ostler.daemon")
 #: How long agents go on without their daemon.
 OUTLIVE = timedelta(days=7)
+#: How often it is looked whether the home is still there.
+_LOOK_SECONDS = 1.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -50,13 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
     parser.add_argument("--strict", action="store_true", help="do not start where the settings or the port are wrong")
     chosen = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s  %(levelname)-7s  %(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True
-    )
-    for name in ("uvicorn", "watchfiles"):  # they log every request and every change of a file
-        logging.getLogger(name).setLevel(logging.WARNING)
+    home = chosen_home(chosen.home)
+    configure_log(home)
     try:
-        asyncio.run(serve(chosen_home(chosen.home), listen=chosen.listen, strict=chosen.strict))
+        asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
         sys.exit(2 if isinstance(error, ValidationError) else 1)
@@ -167,16 +167,16 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             await supervisor.open(await queue.open())
             hooks.start()
             running = [asyncio.create_task(listener.run()) for listener in listeners]
+            watch = asyncio.create_task(_stop_without_home(home, stop))
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
+            watch.cancel()
             if not manager.keep_agents:
                 await end_agents()
-            await supervisor.close()
-            await queue.close()
-            await orchestrator.close()
-            await hooks.close()
+            for part in (supervisor, queue, orchestrator, hooks):
+                await part.close()
             for listener in listeners:
                 listener.stop()
             await asyncio.wait(running, timeout=STREAM_SECONDS + 3)
@@ -185,6 +185,30 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         with contextlib.suppress(OSError):
             (home / SOCKET_FILE).unlink()
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
+
+
+async def _stop_without_home(home: Path, stop: Callable[[bool], None]) -> None:
+    """A home that is deleted takes its agents along: no command could reach them any more. After a move the next daemon
+    goes on at the new place; this one, and its agents, would write at the old one.
+    """
+    lock = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while _is_in_place(lock, home):  # noqa: ASYNC110 - the file system tells no one
+            await asyncio.sleep(_LOOK_SECONDS)
+        what = "moved away" if os.fstat(lock).st_nlink else "deleted"
+    finally:
+        os.close(lock)
+    _log.error("the home %s was %s; ending its agents and this daemon", home, what)
+    stop(False)
+
+
+def _is_in_place(lock: int, home: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), (home / LOCK_FILE).stat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # it cannot be looked at now
 
 
 async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:

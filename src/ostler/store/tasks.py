@@ -176,6 +176,8 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
         "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=named.key
     ):
         raise ConflictError(f"there is a task {named.key} already; choose another key, or leave it out")
+    if named.parent is not None:
+        require_task(tx, task.workspace_id, named.parent)
     needed = _require_dependencies(tx, named, named.depends_on)
     added = named.evolve(depends_on=needed, created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
     TASKS.insert(tx, added, rank=_RANK[added.priority])

@@ -38,7 +38,7 @@ from ostler.store import attempts as attempt_store
 from ostler.store import requests as request_store
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
-from ostler.tasks.context import BY, TaskContext, exists, find_instance, near_of, workdir_of
+from ostler.tasks.context import BY, TaskContext, exists, find_instance, near_of, workdir_key, workdir_of
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
@@ -206,7 +206,7 @@ async def prepare(tasks: TaskContext, task: Task, *, keep: bool = False) -> tupl
     if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
         tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
-        workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
+        workdir = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
     if task.instance_id is not None:
         if not exists(workdir):

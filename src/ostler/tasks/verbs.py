@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -43,6 +44,8 @@ _NO = frozenset({"no", "n"})
 _END_LIMIT = timedelta(minutes=1)
 #: Characters of the output of a failed check in a refusal.
 _SHOWN_OUTPUT = 1000
+#: Fields of a new task that are not of its request: a repeated request has others.
+_MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 
 
 class TaskVerbs:
@@ -174,7 +177,10 @@ class TaskVerbs:
         )
         record = record.evolve(loop=loop)
         wanted = record if key else record.evolve(key="")
-        idempotency = None if idempotency_key is None else IdempotencyKey.of(idempotency_key, f"{task}\0{agent}")
+        idempotency = None
+        if idempotency_key is not None:
+            asked_for = {name: value for name, value in wanted.to_dict().items() if name not in _MADE_HERE}
+            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(asked_for, sort_keys=True))
         return await self.manager.store.run(task_store.add_task, wanted, by=self.manager.actor, key=idempotency)
 
     def _require_agent(self, name: str) -> None:

@@ -275,6 +275,19 @@ def create(place: int, name: bytes) -> int:
     return os.open(name, _NEW, 0o600, dir_fd=place)
 
 
+def replace_file(place: int, name: bytes, data: bytes) -> None:
+    """A small file in an open directory, as a whole."""
+    new = name + b".ostler"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=place)
+    descriptor = create(place, new)
+    try:
+        write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+    os.rename(new, name, src_dir_fd=place, dst_dir_fd=place)
+
+
 # --- remove ------------------------------------------------------------------------------------------
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from ostler.errors import InvalidOperationError
 from ostler.failpoints import FaultPoint
 from ostler.model.validation import fault
-from ostler.workdirs.files import TooLargeError, copy, opened, read_small, write_durably
+from ostler.workdirs.files import TooLargeError, copy, opened, parent_of, read_small, replace_file, write_durably
 from ostler.workdirs.git import Git, object_id, path_text, require_version
-from ostler.workdirs.mirror import PLAIN, Mirror, quoted
+from ostler.workdirs.mirror import PLAIN, Mirror, mirror_name, quoted
 from ostler.workdirs.records import SIGNAL_FILE, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository, discover, head_near
 
@@ -31,6 +31,8 @@ _BRANCH = frozenset({"remote", "merge"})
 _PLAIN = frozenset({"user.name", "user.email", "core.autocrlf", "core.eol", "core.ignorecase"})
 #: Where an agent reads its prompt; see `ostler.agents.command`.
 _PROMPTS = b"/.ostler-prompt-*.md\n"
+_ALTERNATES = b".git/objects/info/alternates"
+_BORROWED = re.compile(rb"/[^\n]*/repos/([0-9a-f]{16})/trusted\.git/objects\n")
 _SPECIAL = re.compile(rb"([\\*?\[\]!# ])")
 
 
@@ -69,6 +71,7 @@ def plan(
         base=commit,
         target=branch,
         branch=f"ostler/{key}",
+        mirror=mirror_name(str(theirs.directory), commit),
     ).checked()
 
 
@@ -123,6 +126,27 @@ def _make_repository(mirror: Mirror, into: Path, commit: str, branch: str | None
     (place / own).parent.mkdir(parents=True)
     (place / own).write_text(f"{commit}\n")
     (place / "HEAD").write_text(f"ref: {own}\n")
+
+
+def borrowed_mirror(place: Path) -> str | None:
+    """The name of the mirror that the repository in a workdir borrows from, in whatever home that was."""
+    try:
+        with opened(place) as root:
+            text = read_small(root, _ALTERNATES, _MAX_INCLUDE_BYTES) or b""
+    except OSError:
+        return None
+    match = _BORROWED.fullmatch(text)
+    return None if match is None else match[1].decode()
+
+
+def borrow_from(place: Path, mirror: Mirror) -> None:
+    """Let the repository in a workdir borrow from where the mirror is now; the home may have been moved."""
+    text = os.fsencode(mirror.directory / "objects") + b"\n"
+    with opened(place) as root:
+        if read_small(root, _ALTERNATES, _MAX_INCLUDE_BYTES) == text:
+            return
+        with parent_of(root, _ALTERNATES) as (folder, name):
+            replace_file(folder, name, text)
 
 
 def _collide(one: str, other: str) -> bool:

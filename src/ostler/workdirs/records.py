@@ -47,6 +47,8 @@ class Workdir(Record):
     target: str | None = None
     #: The branch inside the workdir.
     branch: str | None = None
+    #: The repository under `repos` of the home that it borrows objects from; it keeps its name when the home is moved.
+    mirror: str | None = None
 
     def rules(self) -> Iterator[Fault]:
         if not _KEY.fullmatch(self.key):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Depends, Request
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, context_of, manager_of
+from ostler.api.context import ContextOf, Handlers, ManagerOf, Number, context_of, manager_of
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
 from ostler.model.crew import CrewView
@@ -57,7 +57,7 @@ async def reload(crews: SupervisorOf) -> list[dict[str, Any]]:
 
 
 async def scale(
-    crew: str, crews: SupervisorOf, manager: ManagerOf, count: Annotated[int, Body(embed=True)]
+    crew: str, crews: SupervisorOf, manager: ManagerOf, count: Annotated[Number, Body(embed=True)]
 ) -> dict[str, Any]:
     return (await crews.scale(crew, count, by=manager.actor)).to_dict()
 

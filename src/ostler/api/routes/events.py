@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Header
+from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf
+from ostler.api.context import Context, ContextOf, Handlers, ManagerOf, Number
 from ostler.lifecycle.logs import LogLine
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
 from ostler.model.query import ObservationOptions
@@ -19,19 +19,24 @@ from ostler.model.validation import fault
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
 HEARTBEAT_SECONDS = 15.0
+#: How often an open stream looks whether its token is still valid.
+CHECK_SECONDS = 2.0
 _STREAM = "text/event-stream"
+#: Whether the caller of a stream may still be served.
+Validity = Callable[[], Awaitable[bool]]
 
 
 async def list_events(
+    request: Request,
     context: ContextOf,
     manager: ManagerOf,
     instance: str | None = None,
-    after: int | None = None,
+    after: Number | None = None,
     types: str | None = None,
     follow: bool = False,
-    limit: int = 100,
+    limit: Number = 100,
     metrics: bool = False,
-    last_event_id: Annotated[int | None, Header()] = None,
+    last_event_id: Annotated[Number | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
     event_types = None if types is None else _known_types(types)
@@ -43,7 +48,7 @@ async def list_events(
         await manager.list_events(instance, after=cursor, limit=1)  # 410 before the stream has begun
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
-    return StreamingResponse(_events(context, stream, event_types), media_type=_STREAM)
+    return StreamingResponse(_events(context, _validity(request), stream, event_types), media_type=_STREAM)
 
 
 def _known_types(types: str) -> frozenset[str]:
@@ -53,9 +58,11 @@ def _known_types(types: str) -> frozenset[str]:
     return names
 
 
-async def _events(context: ContextOf, stream: Any, event_types: frozenset[str] | None) -> AsyncIterator[str]:
+async def _events(
+    context: Context, valid: Validity, stream: Any, event_types: frozenset[str] | None
+) -> AsyncIterator[str]:
     async with stream:
-        async for event in _with_heartbeat(context, stream):
+        async for event in _with_heartbeat(context, valid, stream):
             if event is None:
                 yield ": heartbeat\n\n"
             elif isinstance(event, EventsMissed):
@@ -69,22 +76,28 @@ def _document(event: Event) -> dict[str, Any]:
     return {"event_type": event.event_type, **event.to_dict()}
 
 
-async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The items of a stream, and None when there was none for a while. It ends with the daemon."""
+async def _with_heartbeat(context: Context, valid: Validity, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The items of a stream, and None when there was none for a while. It ends with the daemon, and with the token."""
+    loop = asyncio.get_running_loop()
     following: asyncio.Future[Any] | None = None
     stopping = asyncio.ensure_future(context.stopping.wait())
+    sent_at = checked_at = loop.time()
     try:
         while True:
             following = following or asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait(
-                {following, stopping}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if stopping in done:
+            await asyncio.wait({following, stopping}, timeout=CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if loop.time() - checked_at >= CHECK_SECONDS:
+                checked_at = loop.time()
+                if not await valid():
+                    return
+            if stopping.done():
                 return
-            if not done:
-                yield None
+            if not following.done():
+                if loop.time() - sent_at >= HEARTBEAT_SECONDS:
+                    sent_at = loop.time()
+                    yield None
                 continue
-            item, following = following, None
+            item, following, sent_at = following, None, loop.time()
             try:
                 yield item.result()
             except StopAsyncIteration:
@@ -95,13 +108,23 @@ async def _with_heartbeat(context: ContextOf, stream: AsyncIterator[Any]) -> Asy
             following.cancel()
 
 
+def _validity(request: Request) -> Validity:
+    valid: Validity = request.scope.get("still_valid", _always)
+    return valid
+
+
+async def _always() -> bool:
+    return True
+
+
 async def logs(
     instance: str,
+    request: Request,
     context: ContextOf,
     manager: ManagerOf,
     after: str | None = None,
-    attempt: int | None = None,
-    tail: int | None = None,
+    attempt: Number | None = None,
+    tail: Number | None = None,
     since: datetime | None = None,
     follow: bool = False,
     raw: bool = False,
@@ -114,14 +137,15 @@ async def logs(
     if not follow:
         return [line.to_dict() async for line in lines]
     await manager.require_instance(instance)  # refused before the stream has begun
-    return StreamingResponse(_log_lines(context, lines), media_type=_STREAM)
+    return StreamingResponse(_log_lines(context, _validity(request), lines), media_type=_STREAM)
 
 
-async def _log_lines(context: ContextOf, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
-    async for line in _with_heartbeat(context, lines):
+async def _log_lines(context: Context, valid: Validity, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
+    async for line in _with_heartbeat(context, valid, lines):
         yield ": heartbeat\n\n" if line is None else _log_line(line)
     # Where the daemon ends first, the client goes on with the next daemon.
-    yield f"event: {'bye' if context.stopping.is_set() else 'end'}\ndata: {{}}\n\n"
+    is_cut_off = context.stopping.is_set() or not await valid()
+    yield f"event: {'bye' if is_cut_off else 'end'}\ndata: {{}}\n\n"
 
 
 def _log_line(line: LogLine) -> str:

@@ -12,7 +12,7 @@ from fastapi import Body, Header
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
-from ostler.api.context import ContextOf, Handlers, ManagerOf
+from ostler.api.context import ContextOf, Handlers, ManagerOf, Number
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -52,7 +52,9 @@ async def spawn(
     if spawned.command is not None:
         definition = register_command(manager, spawned.command, spawned.cwd).id
         options = options or AgentSpawnOptions()
-        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{token_hex(3)}"
+        # The same for the same key, because a repeated request must not differ from the first.
+        suffix = token_hex(3) if idempotency_key is None else _digest(idempotency_key)[:6]
+        name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{suffix}"
         options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
     elif spawned.cwd is not None and (options is None or options.workdir is None):
         options = _in_directory(manager, definition, spawned.cwd, options)
@@ -64,8 +66,12 @@ def register_command(manager: AgentLifecycleManager, words: tuple[str, ...], cwd
     """A command is a definition named after its own words, so that a restart runs the same one."""
     argv = tuple(word.replace("{", "{{").replace("}", "}}") for word in words)
     spec = CommandSpec(argv=argv) if cwd is None else CommandSpec(argv=argv, cwd=cwd)
-    digest = hashlib.sha256("\0".join((cwd or "", *words)).encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    digest = _digest("\0".join((cwd or "", *words)))[:12]
     return manager.registry.register(spec, name=f"{COMMAND_PREFIX}{digest}", replace=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _in_directory(
@@ -88,8 +94,8 @@ async def get_instances(
     name_pattern: str | None = None,
     include_terminated: bool = False,
     include_restarting: bool = False,
-    limit: int = 100,
-    offset: int = 0,
+    limit: Number = 100,
+    offset: Number = 0,
     before: str | None = None,
     task_id: str | None = None,
 ) -> list[dict[str, Any]]:

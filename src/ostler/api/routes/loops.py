@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Body
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, SpeakerOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf
 from ostler.errors import InvalidOperationError
 from ostler.loop.signals import BREAKPOINTS, note_refusal
 from ostler.model.loop import Breakpoint
@@ -72,23 +72,25 @@ async def pull_requests(loops: LoopsOf, include_ended: bool = False) -> list[dic
     return [pull.to_dict() for pull in await loops.pull_requests(include_ended=include_ended)]
 
 
-async def pull_request(number: int, loops: LoopsOf) -> dict[str, Any]:
+async def pull_request(number: Number, loops: LoopsOf) -> dict[str, Any]:
     return (await loops.pull_request(number)).to_dict()
 
 
-async def comment_on(number: int, loops: LoopsOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+async def comment_on(number: Number, loops: LoopsOf, comment: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
     return (await loops.comment(number, comment)).to_dict()
 
 
-async def approve(number: int, loops: LoopsOf) -> dict[str, Any]:
+async def approve(number: Number, loops: LoopsOf) -> dict[str, Any]:
     return (await loops.approve(number)).to_dict()
 
 
-async def merge(number: int, loops: LoopsOf) -> dict[str, Any]:
+async def merge(number: Number, loops: LoopsOf) -> dict[str, Any]:
     return (await loops.merge(number)).to_dict()
 
 
-async def close(number: int, loops: LoopsOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
+async def close(
+    number: Number, loops: LoopsOf, reason: Annotated[str | None, Body(embed=True)] = None
+) -> dict[str, Any]:
     return (await loops.close(number, reason=reason)).to_dict()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, SpeakerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf, TasksOf
 from ostler.api.speaker import task_of_agent
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
@@ -65,8 +65,8 @@ async def list_tasks(
     created_from: datetime | None = None,
     created_until: datetime | None = None,
     include_finished: bool = False,
-    limit: int = 100,
-    offset: int = 0,
+    limit: Number = 100,
+    offset: Number = 0,
 ) -> list[dict[str, Any]]:
     criteria: dict[str, Any] = {
         "state": state,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import Body
+from pydantic import Field
 
 from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
@@ -19,13 +20,15 @@ from ostler.store.transaction import Transaction
 
 PREFIX = "ostler_"
 _BYTES = 32
+#: In seconds, up to ten years.
+Lifetime = Annotated[float, Field(gt=0, le=10 * 366 * 86400, allow_inf_nan=False)]
 
 
 async def create(
     manager: ManagerOf,
     name: Annotated[str, Body()],
     role: Annotated[str, Body()] = Role.OPERATOR,
-    expires_in: Annotated[float | None, Body()] = None,
+    expires_in: Annotated[Lifetime | None, Body()] = None,
 ) -> dict[str, Any]:
     """The token itself is in this answer and nowhere else."""
     if role not in {*Role}:
