@@ -257,7 +257,7 @@ class Night:
             orchestrator = self._orchestrator(manager)
             crews = {"coder": CrewSettings(agent="coder", count=MEMBERS)}
             supervisor = Supervisor(orchestrator, crews)
-            queue = TaskQueue(orchestrator, wanted=lambda task: not supervisor.owns(task))
+            queue = TaskQueue(orchestrator, selects=lambda task: not supervisor.owns(task))
             await supervisor.open(await queue.open())
             await supervisor.up()
             program.orchestrator = orchestrator

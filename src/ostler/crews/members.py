@@ -175,11 +175,11 @@ class Members:
         return await self._apply(crew, member, decision)
 
     def _replace_others(self, crew: Crew, erred: Member) -> None:
-        numbers = tuple(one.number for one in crew.members.values())
+        numbers = tuple(member.number for member in crew.members.values())
         replaced = replaced_with(crew.settings.strategy, erred.number, numbers)
-        for one in crew.members.values():
-            if one.number in replaced and one.work is not None:
-                one.scope.cancel(MEMBER_REPLACED)
+        for member in crew.members.values():
+            if member.number in replaced and member.work is not None:
+                member.scope.cancel(MEMBER_REPLACED)
 
     async def _apply(self, crew: Crew, member: Member, decision: CrewDecision) -> bool:
         now = self._orchestrator.manager.now()

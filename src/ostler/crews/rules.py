@@ -26,7 +26,7 @@ from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
-from ostler.tasks.context import BY, TaskContext, near_of, workdir_key, workdir_of
+from ostler.tasks.context import BY, TaskContext, source_directory_of, workdir_key, workdir_of
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import fail_attempt
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
@@ -139,7 +139,7 @@ class CrewRules(MemberRules):
             task = await retire.retire(self.tasks, task)
         place = self.generation.plan.workdir
         planned = await self.tasks.workdirs.plan(
-            workdir_key(task.workspace_id, task.key), near=near_of(task), place=place
+            workdir_key(task.workspace_id, task.key), near=source_directory_of(task), place=place
         )
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
@@ -153,8 +153,8 @@ class CrewRules(MemberRules):
             if other.task_id != task.task_id:
                 await self._retire(other, str(place))
         if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
-            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self.generation.plan.agent_id, path=str(place))
-            await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
+            leftover = Workdir(kind=WorkdirKind.DIRECTORY, key=self.generation.plan.agent_id, path=str(place))
+            await self.tasks.workdirs.retire(leftover, record={"reason": f"found in the way of {task.key}"})
 
     async def _retire(self, other: Task, place: str) -> None:
         while other.workdir is not None and other.workdir["path"] == place:
@@ -200,9 +200,9 @@ async def cut_off(orchestrator: TaskOrchestrator, task: Task, reason: str) -> No
     """End an attempt wherever it is, its checks too; the task goes back to the queue and has spent nothing."""
     manager, tasks = orchestrator.manager, orchestrator.tasks
     await attempt.stop_agent(tasks, await tasks.reload(task), reason)
-    for one in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+    for instance in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
         with contextlib.suppress(OstlerError):
-            await manager.terminate(one.instance_id, TerminationOptions.immediate())
+            await manager.terminate(instance.instance_id, TerminationOptions.immediate())
     task = await tasks.reload(task)
     if task.state is TaskState.RUNNING:
         await tasks.change(task, to=TaskState.QUEUED, by=BY, reason=reason)

@@ -95,11 +95,11 @@ class Supervisor(Members):
         ready = asyncio.Event()
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
-        left = await self._orchestrator.recover_agents() if recovered is None else recovered
-        held = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
-        for name in (name for name, row in held.items() if row.is_up):
+        under_way = await self._orchestrator.recover_agents() if recovered is None else recovered
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        for name in (name for name, row in records.items() if row.is_up):
             try:
-                crew = self._crew(name, count=held[name].count)
+                crew = self._crew(name, count=records[name].count)
             except OstlerError as error:
                 _log.warning("crew %s does not come up again: %s", name, error)
                 await self._write(name, {"is_up": False, "reason": str(error)}, act="crew.stop")
@@ -108,10 +108,10 @@ class Supervisor(Members):
             generations = await self._tasks.store.read(crew_store.generations, self._space, name)
             crew.is_up = True
             self._fill(crew, generations)
-            for task in left:
+            for task in under_way:
                 if task.crew == name and crew.number_of(str(task.member)):
                     self._take_up(crew, task, generations.get(str(task.member), 1))
-        for task in left:
+        for task in under_way:
             if task.crew is not None and not self._is_taken_up(task):
                 await cut_off(self._orchestrator, task, CREW_STOPPED)  # of a stop that was not finished
                 await self._tasks.store.run(crew_store.tell_stopped, self._space, task.crew)
@@ -132,10 +132,10 @@ class Supervisor(Members):
         self.draining = True
         with contextlib.suppress(ValueError):  # it was never opened
             self._tasks.takers.remove(self._taker)
-        members = [one for crew in self._crews.values() for one in crew.members.values()]
+        members = [member for crew in self._crews.values() for member in crew.members.values()]
         for member in members:
             member.give(None)
-        runners = {one.runner for one in members if one.runner is not None and not one.runner.done()}
+        runners = {member.runner for member in members if member.runner is not None and not member.runner.done()}
         if runners:
             await asyncio.wait(runners, timeout=0.0 if self._orchestrator.manager.keep_agents else _CLOSE_SECONDS)
         if self._runner is not None:
@@ -190,7 +190,7 @@ class Supervisor(Members):
             await self._write(name, {"is_up": True, "count": None, "reason": None}, act="crew.up", by=by)
             self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, name))
         self._wake.set()
-        return [one for one in await self.list_crews() if one.name in chosen]
+        return [view for view in await self.list_crews() if view.name in chosen]
 
     async def stop(self, *names: str, force: bool = False, by: Actor = BY) -> list[CrewView]:
         """Stop these crews, or all, in order: no new work, ask, wait, force. `force` does not wait.
@@ -200,8 +200,8 @@ class Supervisor(Members):
         for name in names:
             if name not in self._crews:
                 self.factory.settings(name)
-        known = [crew for name, crew in self._crews.items() if not names or name in names]
-        chosen = [crew for crew in known if crew.is_up or crew.members]
+        named = [crew for name, crew in self._crews.items() if not names or name in names]
+        chosen = [crew for crew in named if crew.is_up or crew.members]
         await asyncio.gather(*(self._stop(crew, force=force, by=by) for crew in chosen))
         return [crew.view(None) for crew in chosen]
 
@@ -229,13 +229,13 @@ class Supervisor(Members):
 
     async def list_crews(self) -> list[CrewView]:
         """All that are declared or up."""
-        held = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
-        found = {}
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        crews = {}
         for name, settings in self._declared().items():
-            row = held.get(name)
-            found[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
-        found |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
-        return [crew.view(self.trouble) for crew in found.values()]
+            row = records.get(name)
+            crews[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
+        crews |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
+        return [crew.view(self.trouble) for crew in crews.values()]
 
     @property
     def trouble(self) -> str | None:
@@ -342,7 +342,7 @@ class Supervisor(Members):
             await self._tasks.store.run(crew_store.tell_stopped, self._space, crew.name)
 
     def _forget_stopped(self, crew: Crew) -> None:
-        for member in [one for one in crew.members.values() if not one.is_live]:
+        for member in [member for member in crew.members.values() if not member.is_live]:
             del crew.members[member.agent_id]
             self.agent_types.pop(member.agent_id, None)
 
@@ -351,7 +351,11 @@ class Supervisor(Members):
         if crew.is_up:
             return True
         current = asyncio.current_task()
-        runners = {one.runner for one in crew.members.values() if one.runner is not None and one.runner is not current}
+        runners = {
+            member.runner
+            for member in crew.members.values()
+            if member.runner is not None and member.runner is not current
+        }
         pending = {runner for runner in runners if not runner.done()}
         if pending:
             _, pending = await asyncio.wait(pending, timeout=seconds)
@@ -406,10 +410,10 @@ class Supervisor(Members):
         if not able:
             return
 
-        def wanted(task: Task) -> bool:
+        def selects(task: Task) -> bool:
             return any(crew.settings.selects(task) for crew in able)
 
-        for task in await self._tasks.store.read(task_store.claimable_tasks, self._space, 1000, wanted=wanted):
+        for task in await self._tasks.store.read(task_store.claimable_tasks, self._space, 1000, selects=selects):
             can_wait = self._orchestrator.manager.now() - task.updated_at < _PATIENCE
             for crew in able:
                 member = crew.choose(task, can_wait=can_wait) if crew.settings.selects(task) else None

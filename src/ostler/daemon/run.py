@@ -139,7 +139,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         )
         queue = TaskQueue(
             orchestrator,
-            wanted=lambda task: task.agent is not None and not supervisor.owns(task),
+            selects=lambda task: task.agent is not None and not supervisor.owns(task),
             rules=loops.rules,
             settle=loops.settle,
         )

@@ -65,7 +65,7 @@ class LoopCollaborators:
     ci: CiProvider
 
     @classmethod
-    def of(cls, tasks: TaskContext, **given: Any) -> LoopCollaborators:
+    def of(cls, tasks: TaskContext, **chosen: Any) -> LoopCollaborators:
         made = {
             "plan": TaskPlan(tasks),
             "workspaces": TaskWorkspaces(tasks),
@@ -73,7 +73,7 @@ class LoopCollaborators:
             "terminals": LifecycleTerminals(tasks),
             "ci": LocalCi(tasks),
         }
-        return cls(tasks, **{**made, **{name: part for name, part in given.items() if part is not None}})
+        return cls(tasks, **{**made, **{name: part for name, part in chosen.items() if part is not None}})
 
 
 @dataclass
@@ -83,8 +83,8 @@ class TaskPlan:
     tasks: TaskContext
 
     async def state_of(self, task: Task, key: str) -> TaskState | None:
-        found = await self.tasks.store.read(task_store.find_task, task.workspace_id, key)
-        return None if found is None else found.state
+        other = await self.tasks.store.read(task_store.find_task, task.workspace_id, key)
+        return None if other is None else other.state
 
     async def completed(self, task: Task) -> None:
         """The state of the task says it."""

@@ -72,14 +72,14 @@ class AgentLifecycleLoop:
         """Settings that are left out are those of `[loop]` in ostler.toml: 100, 30 s, 1 s and 3600 s."""
         self._manager = manager
         self._repo = None if repo_dir is None else Path(repo_dir)
-        self._given_parts = {
+        self._collaborators = {
             "plan": plan,
             "ci": ci_provider,
             "terminals": terminal_manager,
             "branches": branch_manager,
             "workspaces": workspace_manager,
         }
-        self._given: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "max_retries": max_retries,
             "retry_interval": retry_interval,
             "breakpoint_check_interval": breakpoint_check_interval,
@@ -116,13 +116,13 @@ class AgentLifecycleLoop:
                 await client.call("status")
             except StoreError as error:  # the socket of a daemon that is gone
                 raise _NoDaemonError from error
-            own = [name for name, part in self._given_parts.items() if part is not None]
+            own = [name for name, part in self._collaborators.items() if part is not None]
             if own:
                 raise LeaseHeldError(
                     f"a daemon manages the home {default_home()}, and drives loops by its own collaborators, not by "
                     f"yours ({', '.join(own)}); stop it with `ostler down`"
                 )
-            settings = {name: value for name, value in self._given.items() if value is not None}
+            settings = {name: value for name, value in self._settings.items() if value is not None}
             near = None if self._repo is None else str(self._repo.absolute())
             return await DaemonLoop(client, self._stopping, wait_through=wait).run(agent, task, settings, near)
 
@@ -136,7 +136,7 @@ class AgentLifecycleLoop:
             orchestrator = manager if isinstance(manager, TaskOrchestrator) else TaskOrchestrator(manager)
             if orchestrator is not manager:
                 stack.push_async_callback(orchestrator.close)
-            parts = LoopCollaborators.of(orchestrator.tasks, **self._given_parts)
+            parts = LoopCollaborators.of(orchestrator.tasks, **self._collaborators)
             settings = load_settings(project_of(orchestrator.manager.require_home())).loop
             yield Loops(orchestrator, settings, parts)
 
@@ -145,20 +145,20 @@ class AgentLifecycleLoop:
         name = _definition(orchestrator.manager, agent)
         space = orchestrator.manager.principal.workspace_id
         key = task.key if isinstance(task, Task) else task
-        found = await orchestrator.manager.store.read(task_store.find_task, space, key)
-        if found is None:
+        record = await orchestrator.manager.store.read(task_store.find_task, space, key)
+        if record is None:
             if " " not in key.strip() or isinstance(task, Task):
                 await orchestrator.get(key)  # says that there is none, and what to do
-            found = await orchestrator.submit(key, agent=name, near=self._repo, hold=True)
-        if found.is_finished:
-            return found
-        given = {field: value for field, value in self._given.items() if value is not None}
-        changes: dict[str, Any] = {"is_held": False} if found.is_held else {}
-        if self._repo is not None and found.near is None and found.workdir is None:
+            record = await orchestrator.submit(key, agent=name, near=self._repo, hold=True)
+        if record.is_finished:
+            return record
+        settings = {field: value for field, value in self._settings.items() if value is not None}
+        changes: dict[str, Any] = {"is_held": False} if record.is_held else {}
+        if self._repo is not None and record.near is None and record.workdir is None:
             changes["near"] = str(self._repo.absolute())
         if changes:
-            found = await orchestrator.tasks.change(found, changes)
-        return await loops.put_in_loop(found, name, **loops.given(given))
+            record = await orchestrator.tasks.change(record, changes)
+        return await loops.put_in_loop(record, name, **loops.checked_settings(settings))
 
 
 class _Drive:

@@ -59,21 +59,21 @@ class Loops:
         """None for a task without a loop."""
         return None if task.loop is None else IterationRules(self.parts)
 
-    def new_loop(self, **given: Any) -> TaskLoop:
+    def new_loop(self, **settings: Any) -> TaskLoop:
         """The settings of the project, with those that are given over them."""
         base = {name: getattr(self.settings, name) for name in LoopSettings.__dataclass_fields__}
-        return TaskLoop.from_dict({**base, **{name: value for name, value in given.items() if value is not None}})
+        return TaskLoop.from_dict({**base, **{name: value for name, value in settings.items() if value is not None}})
 
-    def given(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def checked_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Checked, as a loop keeps them: people may write 30 or "30s"."""
         loop = self.new_loop(**settings)
         return {name: getattr(loop, name) for name in settings}
 
-    async def put_in_loop(self, task: Task, agent: str | None = None, **given: Any) -> Task:
+    async def put_in_loop(self, task: Task, agent: str | None = None, **settings: Any) -> Task:
         """An unfinished task; one that has a loop goes on with it, and with what is given now."""
         if task.is_finished:
             raise InvalidOperationError(f"{task.key} is {task.state}; a loop needs an unfinished task")
-        loop = self.new_loop(**given) if task.loop is None else task.loop.evolve(**given)
+        loop = self.new_loop(**settings) if task.loop is None else task.loop.evolve(**settings)
         changes: dict[str, Any] = {"loop": loop.checked()}
         if agent is not None:
             changes["agent"] = agent
@@ -86,8 +86,8 @@ class Loops:
     async def graph(self) -> dict[str, Any]:
         """Who waits for whom, and where that leads back."""
         await self.orchestrator.manager.require(Permission.TASKS_READ)
-        found = await self._store.read(wait_graph, self._space)
-        return {"waits": {key: others for key, others in found.items() if others}, "cycles": cycles(found)}
+        graph = await self._store.read(wait_graph, self._space)
+        return {"waits": {key: others for key, others in graph.items() if others}, "cycles": cycles(graph)}
 
     @property
     def _space(self) -> Any:
@@ -112,9 +112,9 @@ class Loops:
         elif kind == "ci":
             result = await self._store.read(loop_store.get_ci_result, wait.workspace_id, name)
             if result is not None:
-                said = "CI passed" if result.passed else "CI failed"
+                outcome = "CI passed" if result.passed else "CI failed"
                 answer = {"output": result.output[-4000:]} if result.output else None
-                await self._store.run(task_store.end_task_wait, wait, said, answer, by=BY)
+                await self._store.run(task_store.end_task_wait, wait, outcome, answer, by=BY)
         elif kind == "pr":
             await self._settle_pull_request(wait, int(name))
 
@@ -143,7 +143,7 @@ class Loops:
                     )
 
     async def report_ci(self, commit: str, *, passed: bool, output: str = "") -> CiResult:
-        """What CI said of a commit. It is kept, also when nobody waits for it yet."""
+        """What CI said of a commit. It is kept, also when nothing waits for it yet."""
         await self.orchestrator.manager.require(Permission.TASKS_WRITE)
         if not commit or len(commit) > 100:
             raise fault("commit", "must be the id of a commit", commit[:100])
@@ -162,9 +162,9 @@ class Loops:
 
     async def pull_requests(self, *, include_ended: bool = False) -> list[PullRequest]:
         await self.orchestrator.manager.require(Permission.TASKS_READ)
-        found = await self._store.read(loop_store.list_pull_requests, self._space, include_ended=True)
-        current = [await self._current(pull) for pull in found]
-        return [one for one in current if include_ended or one.state is PullRequestState.OPEN]
+        pulls = await self._store.read(loop_store.list_pull_requests, self._space, include_ended=True)
+        current = [await self._current(pull) for pull in pulls]
+        return [pull for pull in current if include_ended or pull.state is PullRequestState.OPEN]
 
     async def pull_request(self, number: int) -> PullRequest:
         await self.orchestrator.manager.require(Permission.TASKS_READ)
@@ -217,13 +217,13 @@ class Loops:
 
     async def _merge_and_continue(self, task: Task, pull: PullRequest) -> PullRequest:
         accepted = await self.orchestrator.merge_work(task)
-        said = f"Pull request #{pull.number} was merged into {accepted.target if accepted else 'nothing'}. Go on."
+        comment = f"Pull request #{pull.number} was merged into {accepted.target if accepted else 'nothing'}. Go on."
         changes: dict[str, Any] = {
-            "comments": (*task.comments, said)[-_MAX_COMMENTS:],
+            "comments": (*task.comments, comment)[-_MAX_COMMENTS:],
             "accepted": None if accepted is None else accepted.to_dict(),
             "session": None,
         }
-        return await self._store.run(_continue, task, pull, changes, said, self.orchestrator.manager.actor)
+        return await self._store.run(_continue, task, pull, changes, comment, self.orchestrator.manager.actor)
 
     async def _leave_to_a_person(self, task: Task, pull: PullRequest, error: str) -> None:
         waits = await self._store.read(task_store.task_waits, task.task_id)
@@ -244,11 +244,11 @@ class Loops:
         return closed
 
     async def _closed(self, task: Task, pull: PullRequest, reason: str | None = None) -> None:
-        said = f"pull request #{pull.number} was closed without a merge{f': {reason}' if reason else ''}"
+        comment = f"pull request #{pull.number} was closed without a merge{f': {reason}' if reason else ''}"
         if (task.loop or TaskLoop()).on_close is OnClose.SEND_BACK:
-            await self.orchestrator.send_back(task.key, said)
+            await self.orchestrator.send_back(task.key, comment)
         else:
-            await self.orchestrator.reject(task.key, reason=said)
+            await self.orchestrator.reject(task.key, reason=comment)
 
     async def _open(self, number: int) -> PullRequest:
         await self.orchestrator.manager.require(Permission.TASKS_REVIEW)

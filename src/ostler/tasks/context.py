@@ -87,8 +87,8 @@ class TaskContext:
         return await self.store.run(task_store.change_task, task, changes, **how)
 
     async def reload(self, task: Task) -> Task:
-        found = await self.store.read(task_store.get_task, task.task_id)
-        return task if found is None else found
+        current = await self.store.read(task_store.get_task, task.task_id)
+        return task if current is None else current
 
     def takers_of(self, task: Task) -> tuple[Taker, ...]:
         return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
@@ -183,7 +183,7 @@ def workdir_key(workspace_id: UUID, key: str) -> str:
     return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
 
 
-def near_of(task: Task) -> Path | None:
+def source_directory_of(task: Task) -> Path | None:
     return None if task.near is None else Path(task.near)
 
 

@@ -15,7 +15,7 @@ from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.model.validation import fault
 from ostler.store import tasks as task_store
 from ostler.tasks import attempt, retire
-from ostler.tasks.context import BY, exists, near_of, workdir_key, workdir_of
+from ostler.tasks.context import BY, exists, source_directory_of, workdir_key, workdir_of
 from ostler.tasks.verbs import TaskVerbs
 from ostler.workdirs.records import Workdir
 
@@ -93,13 +93,13 @@ class TaskOrchestrator(TaskVerbs):
     # --- the record ------------------------------------------------------------------------------
 
     async def create_lifecycle(self, agent_id: str, task: str) -> AgentLifecycle:
-        """A new record, queued and kept. It names no agent, so it waits for whoever claims it."""
+        """A new record, queued and kept. It names no agent, so it waits until a caller claims it."""
         return view_of(await self.submit(task, key=agent_id))
 
     async def get_lifecycle(self, agent_id: str) -> AgentLifecycle | None:
         await self.manager.require(Permission.TASKS_READ)
-        found = await self._find(agent_id)
-        return None if found is None else view_of(found)
+        task = await self._find(agent_id)
+        return None if task is None else view_of(task)
 
     async def update_lifecycle(self, lifecycle: AgentLifecycle) -> None:
         """One write. Refuses an illegal move, and a copy that is older than the record."""
@@ -163,7 +163,9 @@ class TaskOrchestrator(TaskVerbs):
         """For who works on it without an instance of ours."""
         workdir = workdir_of(task)
         if workdir is None:
-            workdir = await self.tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
+            workdir = await self.tasks.workdirs.plan(
+                workdir_key(task.workspace_id, task.key), near=source_directory_of(task)
+            )
             task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
         await self.tasks.workdirs.prepare(workdir)
         self.tasks.active[task.key] = workdir
@@ -251,9 +253,8 @@ class TaskOrchestrator(TaskVerbs):
         if there:
             self.tasks.active[task.key] = workdir
         if not there and task.state in {TaskState.COMPLETED, *FINISHED_STATES}:
-            await retire.retire(
-                self.tasks, task
-            )  # it was cut off, or somebody deleted the workdir: the entry says which
+            # Cut off, or the workdir was deleted by hand: the entry of the vault says which.
+            await retire.retire(self.tasks, task)
         if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):

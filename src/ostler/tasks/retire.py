@@ -34,28 +34,28 @@ async def retire(tasks: TaskContext, task: Task, *, by: Actor = BY) -> Task:
 
 
 async def unretire(tasks: TaskContext, workspace_id: UUID, key: str, *, by: Actor) -> Task:
-    found = await tasks.store.read(task_store.find_task, workspace_id, key)
-    workdir = None if found is None else workdir_of(found)
-    if found is not None and workdir is not None:
-        if exists(workdir) or found.state is TaskState.RUNNING:
-            raise InvalidOperationError(f"the workdir of {found.key} is in its place: {workdir.path}")
-        found = await retire(tasks, found, by=by)  # finishes one that was cut off
-    entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
+    task = await tasks.store.read(task_store.find_task, workspace_id, key)
+    workdir = None if task is None else workdir_of(task)
+    if task is not None and workdir is not None:
+        if exists(workdir) or task.state is TaskState.RUNNING:
+            raise InvalidOperationError(f"the workdir of {task.key} is in its place: {workdir.path}")
+        task = await retire(tasks, task, by=by)  # finishes one that was cut off
+    entry = None if task is None or task.vault is None else VaultEntry.from_dict(task.vault)
     if entry is None:
-        names = (key, key.upper()) if found is None else (found.key,)
+        names = (key, key.upper()) if task is None else (task.key,)
         kept = [await tasks.workdirs.find(workdir_key(workspace_id, name)) for name in names]
-        entry = next((one for one in kept if one is not None), None)
+        entry = next((entry for entry in kept if entry is not None), None)
     if entry is None:
         raise TaskNotFoundError(f"there is nothing of {key} in the vault")
-    if found is None:
+    if task is None:
         if "task_id" not in entry.record:
             raise TaskNotFoundError(f"{entry.path} is the workdir of no known task; its archive holds the files")
-        found = await tasks.store.run(_restore_record, entry, by=by)
+        task = await tasks.store.run(_restore_record, entry, by=by)
     # One that is there was brought back by a program that was killed before it could say so.
     workdir = entry.workdir if exists(entry.workdir) else await tasks.workdirs.restore(entry)
-    tasks.active[found.key] = workdir
+    tasks.active[task.key] = workdir
     changes = {"workdir": workdir.to_dict(), "vault": None}
-    return await tasks.change(found, changes, by=by, act="task.unretire")
+    return await tasks.change(task, changes, by=by, act="task.unretire")
 
 
 def _restore_record(tx: Transaction, entry: VaultEntry, *, by: Actor) -> Task:

@@ -67,9 +67,9 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_READ)
         return await self._load(key)
 
-    async def list_tasks(self, wanted: TaskFilter | None = None) -> list[Task]:
+    async def list_tasks(self, criteria: TaskFilter | None = None) -> list[Task]:
         await self.manager.require(_P.TASKS_READ)
-        chosen = (wanted or TaskFilter()).checked()
+        chosen = (criteria or TaskFilter()).checked()
         return await self.manager.store.read(task_store.list_tasks, self._space, chosen)
 
     async def waits(self, key: str) -> list[Wait]:
@@ -176,12 +176,12 @@ class TaskVerbs:
             }
         )
         record = record.evolve(loop=loop)
-        wanted = record if key else record.evolve(key="")
+        new_task = record if key else record.evolve(key="")
         idempotency = None
         if idempotency_key is not None:
-            asked_for = {name: value for name, value in wanted.to_dict().items() if name not in _MADE_HERE}
-            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(asked_for, sort_keys=True))
-        return await self.manager.store.run(task_store.add_task, wanted, by=self.manager.actor, key=idempotency)
+            request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
+            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
+        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
 
     def _require_agent(self, name: str) -> None:
         """Refused now, not when its turn comes at night."""
@@ -206,7 +206,7 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
         if task.agent is None:
-            raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
+            raise InvalidOperationError(f"{task.key} names no agent; it waits until it is claimed")
         claimed = await self.manager.store.run(task_store.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
@@ -270,8 +270,8 @@ class TaskVerbs:
             if task.state is TaskState.QUEUED:
                 return task, task_store.release_task(tx, task, by=by)
             if task.state is TaskState.COMPLETED:
-                said = f"send it back with comments instead (`ostler task send-back {task.key}`)"
-                raise InvalidOperationError(f"{task.key} is {task.state}; {said}")
+                cure = f"send it back with comments instead (`ostler task send-back {task.key}`)"
+                raise InvalidOperationError(f"{task.key} is {task.state}; {cure}")
             if task.is_finished:
                 raise InvalidOperationError(f"{task.key} is {task.state}, which is final; add it as a new task")
             changes = {"failures": 0, "lost": 0}

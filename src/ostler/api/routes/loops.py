@@ -23,7 +23,7 @@ async def put_in_loop(
     task: str, loops: LoopsOf, settings: Annotated[dict[str, Any], Body(embed=True)], agent: str | None = None
 ) -> dict[str, Any]:
     record = await loops.orchestrator.get(task)
-    return (await loops.put_in_loop(record, agent, **loops.given(settings))).to_dict()
+    return (await loops.put_in_loop(record, agent, **loops.checked_settings(settings))).to_dict()
 
 
 async def graph(loops: LoopsOf) -> dict[str, Any]:
