@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 
-pytest.register_assert_rewrite("ostler.testing.isolation_suite", "store_ground")
+pytest.register_assert_rewrite("isolation", "store_ground")
 
 # A busy machine draws slowly, which is no fault of the test; the time limit of each test bounds it.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -194,13 +194,13 @@ def test_states() -> None:
 def test_plans_and_roles() -> None:
     for tier, plan in PLANS.items():
         _, number, isolation, restart, health, priority = next(
-            row for row in tables(GUIDES / "audit.md")["plan"] if row[0] == tier
+            row for row in tables(GUIDES / "access.md")["plan"] if row[0] == tier
         )
         assert number == ("unlimited" if plan.max_concurrent is None else str(plan.max_concurrent))
         assert health == ("yes" if plan.custom_health_checks else "no")
         for cell, values in ((isolation, plan.isolation), (restart, plan.restart), (priority, plan.priorities)):
             assert cell == "all" if len(values) == 4 else words(cell) == set(values)
-    roles = {role: words(cell) for role, cell in column("audit.md", "role").items()}
+    roles = {role: words(cell) for role, cell in column("access.md", "role").items()}
     assert roles.pop("admin") == {"all but workspaces.cross"}
     assert roles == {role: set(held) for role, held in ROLE_PERMISSIONS.items() if role != "admin"}
 

@@ -20,8 +20,8 @@ HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg", "
 #: What only a manager has use for, or takes long to load.
 MANAGERS_OWN = frozenset(
     {"annotated_types", "email", "importlib.metadata", "ostler.policy", "ostler.store", "ostler.lifecycle"}
-    | {f"ostler.model.{name}" for name in ("events", "instance", "ledger", "people")}
-    | {f"ostler.agents.{name}" for name in ("command", "factory", "manifest", "registry")}
+    | {f"ostler.model.{name}" for name in ("attempt", "audit", "events", "instance")}
+    | {f"ostler.agents.{name}" for name in ("command", "registry")}
     | {f"ostler.isolation.{name}" for name in ("base", "finding", "loopcell", "mailbox", "thread")}
 )
 
@@ -74,3 +74,27 @@ def test_the_process_of_an_agent_loads_only_what_agents_need(code: str) -> None:
     """The first spawn in a home waits for every line of it."""
     needless = loaded_by(code) & MANAGERS_OWN
     assert not needless, f"`{code}` also imports {', '.join(sorted(needless))}; import it from where it stands"
+
+
+#: The names of the documents that Ostler was built after, in the packages where a reader looks for them.
+SOURCE_NAMES = {
+    "crews": "AgentFactory CrewPolicy Supervisor",
+    "loop": "AgentLifecycleLoop ContextBuilder ContextSnapshot LoopResult LoopResultType",
+    "simulation": "LifecycleManager LifecycleValidator PauseTracker",
+    "tasks": "TaskOrchestrator TaskSettings TaskState",
+}
+
+
+@pytest.mark.parametrize("package", SOURCE_NAMES)
+def test_names_are_in_their_package_and_in_ostler_itself(package: str) -> None:
+    module = importlib.import_module(f"ostler.{package}")
+    for name in SOURCE_NAMES[package].split():
+        assert getattr(module, name) is getattr(ostler, name)
+        assert name in dir(module)
+
+
+@pytest.mark.parametrize("package", ["crews", "loop", "tasks"])
+def test_naming_a_package_loads_none_of_its_modules(package: str) -> None:
+    modules = loaded_by(f"import ostler.{package}")
+    assert not [name for name in modules if name.startswith(f"ostler.{package}.")]
+    assert not {name.split(".")[0] for name in modules} & set(HEAVY)

@@ -24,13 +24,17 @@ _NAMES = {
     "definitions.project": "ProjectSettings get_config",
     "errors": (
         "AgentBusyError AgentExecutionError AgentGoneError AgentInitializationError AgentNotFoundError "
-        "AuditBrokenError AuthorizationError ConflictError CursorGoneError DamagedRowError DeadlineError "
-        "DefinitionError ExecutionTimeoutError GitError HistoryBrokenError IdempotencyConflictError "
+        "AuditBrokenError AuthorizationError CheckoutBlockedError ConflictError CursorGoneError DamagedRowError "
+        "DeadlineError DefinitionError ExecutionTimeoutError GitError HistoryBrokenError IdempotencyConflictError "
         "InitializationTimeoutError InvalidOperationError LeaseHeldError LicenseError MergeConflictError "
         "MissingExtraError NotFoundError OstlerError OutcomeUnknownError SimulationError SimulationNotFoundError "
         "StaleWriterError StoreBusyError StoreClosedError StoreError StoreFailedError StoreFullError "
         "StoreTooNewError TaskNotFoundError UsageLimitError ValidationError VaultError VersionConflictError "
         "WorkspaceNotFoundError"
+    ),
+    "loop": (
+        "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
+        "LoopSettings"
     ),
     "lifecycle.handle": "AgentHandle",
     "lifecycle.logs": "LogLine",
@@ -46,7 +50,7 @@ _NAMES = {
         "AgentWaitEndedEvent AgentWaitOpenedEvent CrewChangedEvent CrewEvent Event EventsMissed TaskEvent "
         "TaskStateChangedEvent TaskWaitEndedEvent TaskWaitOpenedEvent"
     ),
-    "model.faults": "Fault ValidationResult",
+    "model.validation": "Fault ValidationResult",
     "model.instance": "AgentHealthStatus AgentInstance AgentMetrics TerminationResult Why",
     "model.attempt": "Attempt AttemptOutcome Lease Request RequestState",
     "model.wait": "Wait WaitKind",
@@ -67,6 +71,7 @@ _NAMES = {
     "failpoints": "Seams",
     "ids": "IdSource Uuid7Source",
     "home": "default_home",
+    "simulation": "LifecycleManager LifecycleValidator PauseTracker SimulationOrchestrator SimulationState",
     "store.store": "Store",
     "tasks.orchestrator": "AgentLifecycle TaskOrchestrator",
     "workdirs.records": "Workdir WorkdirKind",

@@ -21,6 +21,7 @@
     │   ├── IdempotencyConflictError  the same key came with another body
     │   ├── LeaseHeldError          another owner holds the lease
     │   ├── MergeConflictError      the work does not merge; names the paths, nothing was changed
+    │   ├── CheckoutBlockedError    files in the user's checkout stand in the way; names the paths, nothing was changed
     │   └── StaleWriterError        an old epoch or attempt tried to write
     ├── DeadlineError               also a TimeoutError
     │   ├── InitializationTimeoutError
@@ -294,6 +295,16 @@ class MergeConflictError(ConflictError):
         super().__init__(message)
 
 
+class CheckoutBlockedError(ConflictError):
+    """Files in your checkout stand in the way; nothing was changed, so commit or stash them and try again."""
+
+    code = "checkout_blocked"
+
+    def __init__(self, message: str | None = None, *, paths: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        super().__init__(message)
+
+
 class StaleWriterError(ConflictError):
     """A newer owner or attempt has taken over; this one may not write any more."""
 
@@ -444,7 +455,7 @@ def document(error: OstlerError) -> dict[str, Any]:
     }
     if isinstance(error, ValidationError):
         body["faults"] = [fault.message for fault in error.faults]
-    if isinstance(error, MergeConflictError):
+    if isinstance(error, MergeConflictError | CheckoutBlockedError):
         body["paths"] = list(error.paths)
     if isinstance(error, UsageLimitError):
         body["retry_at"] = None if error.retry_at is None else error.retry_at.isoformat()
@@ -466,8 +477,8 @@ def error_of(body: Mapping[str, Any]) -> OstlerError:
     error_class = AuthorizationError if code == UNAUTHENTICATED else CLASS_OF_CODE.get(code, OstlerError)
     if error_class is ValidationError:
         return ValidationError([_RemoteFault(str(sentence)) for sentence in body.get("faults") or [text]])
-    if error_class is MergeConflictError:
-        return MergeConflictError(text, paths=[str(path) for path in body.get("paths") or ()])
+    if error_class is MergeConflictError or error_class is CheckoutBlockedError:
+        return error_class(text, paths=[str(path) for path in body.get("paths") or ()])
     if error_class is UsageLimitError:
         when = body.get("retry_at")
         return UsageLimitError(

@@ -37,6 +37,11 @@ def chosen_home(named: str | os.PathLike[str] | None) -> Path:
     return default_home() if named is None else Path(named).expanduser().absolute()
 
 
+def modules_of(home: Path) -> Path:
+    """Where the modules of `python:` agents are: beside a home inside a directory, also the user's own; else in it."""
+    return home.parent if home.name == HOME_NAME else home
+
+
 def project_of(home: Path) -> Path:
     """The directory that a home inside a project belongs to; its own directory for any other home."""
     return home.parent if home.name == HOME_NAME and home.parent != Path.home() else home

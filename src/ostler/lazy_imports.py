@@ -14,7 +14,8 @@ from typing import Any
 def opener(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package. `modules`: by module, its names, with spaces in between.
 
-    A loaded name stays in the package, so each is looked up once.
+    A module is one of the package, or a full name that begins with "ostler.". A loaded name stays in the package, so
+    each is looked up once.
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
@@ -24,7 +25,8 @@ def opener(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
             return import_module(f"{package}.{name}")
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{module}"), name)
+        is_full = module.startswith("ostler.")
+        value = getattr(import_module(module if is_full else f"{package}.{module}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 TOOLS = ("PATH", "LANG", "TERM", "VIRTUAL_ENV")
@@ -23,6 +24,17 @@ class Said(NamedTuple):
 
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+class Started(subprocess.Popen[str]):
+    """A program beside the test. It ends with a test that failed, or the failure would wait for it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, trace)
 
 
 class Shell:
@@ -57,9 +69,9 @@ class Shell:
         assert said.code == 0, (words, said)
         return said.out
 
-    def start(self, *words: str | Path, **more: str) -> subprocess.Popen[str]:
+    def start(self, *words: str | Path, **more: str) -> Started:
         """One that goes on; its output is read line by line."""
-        return subprocess.Popen(
+        return Started(
             [self.program, *words],
             env=self.environment | more,
             cwd=self.project,

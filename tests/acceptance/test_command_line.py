@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
+import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from shell import Shell, until
+
+from ostler.client.blocking import BlockingClient
 
 FOREVER = ("--", "sh", "-c", "echo begun; while true; do sleep 0.1; done")
 #: A Python agent for `ask`, `waits` and `answer`, beside the project's definitions.
@@ -99,7 +104,11 @@ def test_run_passes_on_variables_and_stays_in_the_directory(sh: Shell) -> None:
 
 
 def test_run_of_an_agent_by_name_gives_it_the_prompt(sh: Shell) -> None:
-    assert sh.ok("run", "clerk", "hello", "there") == "asked: hello there\n"
+    assert sh.ok("run", "clerk", "hello", "there").splitlines()[0] == "asked: hello there"
+
+
+def test_run_of_a_python_agent_prints_its_answer_last(sh: Shell) -> None:
+    assert sh.ok("run", "clerk", "hello") == "asked: hello\nhello\n"
 
 
 def test_run_leaves_the_limits_of_a_definition_as_they_are(sh: Shell) -> None:
@@ -120,7 +129,87 @@ def test_ctrl_c_stops_what_runs_in_the_foreground(sh: Shell) -> None:
     assert sh.run("wait", "foreground", "--timeout", "20s").code == 0
 
 
+def test_run_says_that_data_in_a_pipe_is_not_passed_on(sh: Shell) -> None:
+    piped = sh.run("run", "--", "cat", stdin="lost")
+    assert (piped.code, piped.out) == (0, "")
+    assert "standard input is not passed on" in piped.err
+    assert "standard input" not in sh.run("run", "--", "cat").err
+
+
+def test_run_lets_only_colours_of_an_agent_reach_a_terminal(sh: Shell) -> None:
+    """Clipboard, title and cursor never; through a pipe everything stays as it is."""
+    text = "\x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07 \x1b]0;title\x07 \x1b[2J\x1b[1;1Hx"
+    words = ("run", "--", "printf", "%s\\n", text)
+    assert sh.ok(*words) == f"{text}\n"
+    main, terminal = pty.openpty()
+    with os.fdopen(main, "rb", buffering=0) as screen, os.fdopen(terminal) as out:
+        command = [str(sh.program), *words]
+        subprocess.run(command, env=sh.environment, cwd=sh.project, stdout=out, stdin=subprocess.DEVNULL, check=True)
+        shown = screen.read(4096).decode()
+    assert shown.startswith("\x1b[31mred\x1b[0m ")
+    assert "\\x1b]52;c;aGk=\\x07" in shown
+    assert set(re.findall(r"\x1b[^m]*m?", shown)) <= {"\x1b[31m", "\x1b[0m"}
+
+
 # --- looking -----------------------------------------------------------------------------------------
+
+
+def test_lists_show_all_and_stop_takes_all_of_them(sh: Shell) -> None:
+    sh.ok("status") if (sh.home / "daemon.sock").exists() else sh.ok("up", "-d")
+    client = BlockingClient(sh.home)
+    for number in range(105):
+        options = {"name": f"many-{number}", "isolation_level": "none"}
+        client.call("spawn", spawn={"definition": "clerk", "options": options})
+        client.call("add_task", new_task={"task": "x", "agent": "clerk", "hold": True, "tags": ["many"]})
+    names = sh.ok("ps", "-q", "--name", "many-*").split()
+    assert len(names) == len(sh.ok("ps", "--name", "many-*").splitlines()) - 1 == 105
+    assert len(sh.ok("task", "list", "--tag", "many", "-o", "name").split()) == 105
+    few = sh.run("ps", "-n", "3", "-q", "--name", "many-*")
+    assert (few.out.split(), "newest 3; without -n" in few.err) == (names[:3], True)
+    few = sh.run("task", "list", "-n", "3")
+    assert (len(few.out.splitlines()), "newest 3; without -n" in few.err) == (4, True)
+    sh.ok("stop", *names)
+    assert sh.ok("ps", "-q", "--name", "many-*") == ""
+
+
+def test_ps_q_gives_words_that_name_exactly_one_agent(sh: Shell) -> None:
+    client = BlockingClient(sh.home)
+    ids = set()
+    for name in ("with a space", "twin", "twin"):
+        options = {"name": name, "isolation_level": "none"}
+        ids.add(client.call("spawn", spawn={"definition": "clerk", "options": options})["instance_id"])
+    words = [word for word in sh.ok("ps", "-q").split() if word in ids]
+    assert set(words) == ids
+    sh.ok("stop", *words)
+
+
+def test_what_waits_for_its_restart_is_listed_counted_and_can_be_stopped(sh: Shell) -> None:
+    file = CLERK_FILE.replace("python:clerk:Clerk", "{command: [sh, -c, 'exit 3']}").replace(
+        "isolation: process", "restart: {type: linear, initial-delay: 5min, max-delay: 5min, use-jitter: false}"
+    )
+    (sh.home / "agents" / "crashing.md").write_text(file)
+    sh.ok("run", "-d", "--name", "crashing", "crashing", "go")
+    until(lambda: "restarts soon" in sh.ok("ps", "--name", "crashing"))
+    assert sh.ok("ps", "-q", "--name", "crashing") == "crashing\n"
+    assert sh.run("run", "-d", "--name", "crashing", *FOREVER).code == 7
+    sh.ok("restart", "crashing")
+    until(lambda: re.search(r"^crashing .* failed .* s +1 ", sh.ok("ps", "--name", "crashing"), re.MULTILINE))
+    sh.ok("stop", "crashing")
+    assert "crashing" not in sh.ok("ps", "-q").split()
+
+
+def test_times_on_the_screen_are_local_and_in_json_utc(sh: Shell) -> None:
+    name = background(sh, "timed")
+    here = sh.ok("why", name, TZ="Asia/Tokyo"), sh.ok("events", name, TZ="Asia/Tokyo")
+    there = sh.ok("why", name, TZ="America/New_York"), sh.ok("events", name, TZ="America/New_York")
+    for eastern, western in zip(here, there, strict=True):
+        assert "+00:00" not in eastern
+        hours = [re.search(r"\d{4}-\d\d-\d\d (\d\d):", text) for text in (eastern, western)]
+        assert hours[0] is not None
+        assert hours[1] is not None
+        assert hours[0][1] != hours[1][1]
+    assert sh.run("inspect", name, TZ="Asia/Tokyo").json()["created_at"].endswith(("Z", "+00:00"))
+    sh.ok("kill", name)
 
 
 def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
@@ -171,6 +260,7 @@ def test_events_stats_audit_and_status(sh: Shell) -> None:
     first = json.loads(sh.ok("events", "--after", str(numbers[0]), "-n", "1", "-o", "jsonl"))
     assert first["sequence"] == numbers[0] + 1
     assert "state_changed" not in sh.ok("events", "told", "--type", "agent_spawned")
+    assert [one["sequence"] for one in sh.run("events", "told", "-o", "json").json()] == numbers
     assert "spawned" in sh.ok("stats")
     assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0
     assert "spawn" in sh.ok("audit", "log")
@@ -245,6 +335,7 @@ def test_restart_stop_kill_rm_prune_and_wait(sh: Shell) -> None:
     assert sh.run("wait", name, "--timeout", "200ms").code == 124
     assert sh.run("rm", name).code == 3
     assert "terminated" in sh.ok("stop", "-t", "2s", name)
+    assert sh.ok("stop", name) == f"{name} had ended already.\n"
     assert sh.ok("wait", name) == "terminated\n"
     assert sh.run("wait", name, "--for", "ready").code == 1
     assert sh.ok("rm", name) == f"{name}\n"
@@ -398,6 +489,10 @@ def test_an_unknown_agent_is_exit_4_with_the_nearest_name(sh: Shell, command: st
         ("rm",),
         ("prune", "--what"),
         ("wait", "x", "--timeout", "soon"),
+        ("wait", "x", "--for", "flying"),
+        ("ps", "--state", "flying"),
+        ("task", "list", "--state", "flying"),
+        ("events", "--type", "flying"),
         ("stats", "-o", "yaml"),
         ("audit", "log", "-n", "0"),
         ("agents", "show"),
@@ -422,6 +517,83 @@ def test_a_wrong_argument_is_exit_2_with_a_sentence(sh: Shell, words: tuple[str,
     assert said.code == 2, said
     assert said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "--cpus", "1000", "--", "true"), r"--cpus must be at most \d+, .*, was 1000"),
+        (("run", "--memory", "12M", "--", "true"), "--memory must be 64M to 16T, was 12M"),
+        (("run", "--memory", "900T", "--", "true"), "--memory must be 64M to 16T, was 900T"),
+        (("run", "--memory", "12X", "--", "true"), "--memory must be a size such as 512M, was 12X"),
+        (("run", "--restart", "on-failure:99", "--", "true"), "--restart .* must be 0 to 10, was 99"),
+        (("run", "--tag", "a b", "--", "true"), "--tag must be .*, was 'a b'"),
+        (("stop", "-t", "soon", "limited"), "--time must be a duration such as 30s, was 'soon'"),
+        (("task", "add", "x", "--timeout", "soon"), "--timeout must be a duration .*, was 'soon'"),
+        (("events", "--type", "flying"), "--type must be one of agent_spawned, .*, was 'flying'"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+def test_a_refused_value_is_named_by_its_option_and_as_it_was_typed(
+    sh: Shell, words: tuple[str, ...], told: str
+) -> None:
+    said = sh.run(*words)
+    assert said.code == 2, said
+    assert re.fullmatch(f"ostler: {told}", said.err.splitlines()[-1]), said.err
+
+
+def test_broken_settings_stop_no_daemon_and_keep_no_command_from_working(shell: Shell) -> None:
+    settings = shell.project / "ostler.toml"
+    settings.write_text('[crew.coder]\nagent = "claude"\n')
+    name = background(shell, "beside")
+    pid = shell.daemon_pid()
+    settings.write_text("[daemon]\nlisten = 7\n")
+    refused = shell.run("restart-daemon")
+    assert (refused.code, shell.daemon_pid()) == (2, pid)
+    assert "ostler.toml:2: daemon.listen" in refused.err
+    settings.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = shell.run("restart-daemon", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (refused.code, shell.daemon_pid()) == (2, pid)
+    assert "choose another port" in refused.err
+    settings.write_text('[crew.coder]\nagent = "claude"\n')
+    shell.ok("restart-daemon")
+    shell.kill_daemon()
+    settings.write_text("[crew\n")
+    looked = shell.run("ps", "-q")
+    assert (looked.code, looked.out) == (0, f"{name}\n")
+    assert "the last good ones are in force" in looked.err
+    assert "coder" in shell.ok("crew", "ps")
+    assert "ostler.toml:1" in shell.ok("status")
+    shell.ok("stop", name)
+    shell.ok("down")
+    assert shell.run("up", "-d").code == 6, "told to start it, it says what is wrong"
+
+
+def test_a_daemon_that_hangs_is_told_by_every_command_within_ten_seconds(sh: Shell) -> None:
+    name = background(sh, "beyond")
+    pid = sh.daemon_pid()
+    following = sh.start("logs", "-f", "-T", name)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "begun\n"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        commands = [sh.start(*words) for words in (("ps",), ("stop", name), ("status",), ("down",), ("up", "-d"))]
+        for command in commands:
+            _, err = command.communicate(timeout=30)
+            assert command.returncode == 6
+            assert f"the daemon (pid {pid}) does not answer" in err
+            assert f"kill -CONT {pid}" in err
+        assert time.monotonic() - began < 10
+        assert following.stderr is not None
+        assert "does not answer" in following.stderr.readline()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert sh.ok("ps", "-q", "--name", name) == f"{name}\n", "nothing that was refused takes effect later"
+    sh.ok("kill", name)
+    following.communicate(timeout=30)
+    assert following.returncode == 0, "it went on when the daemon did"
 
 
 def test_a_mistyped_command_is_guessed(sh: Shell) -> None:
@@ -451,7 +623,7 @@ def test_colour_only_on_a_terminal_and_never_with_no_color(sh: Shell) -> None:
 
 def test_a_home_that_cannot_be_written_is_one_sentence(sh: Shell, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = sh.run("--home", str(tmp_path / "file" / "home"), "ps")
+    said = sh.run("--home", str(tmp_path / "file" / "home"), "run", "--", "true")
     assert said.code in {1, 6}
     assert "Traceback" not in said.err
 
@@ -469,3 +641,17 @@ def test_ps_imports_nothing_heavy(sh: Shell) -> None:
     )
     assert done.stderr.strip() == "[]", done
     assert os.fspath(python)
+
+
+def test_a_module_beside_the_home_is_found_also_where_the_project_is_the_users_own_directory(
+    program: Path, tmp_path: Path
+) -> None:
+    sh = Shell(program, tmp_path)
+    sh.environment["HOME"] = str(sh.project)
+    (sh.project / "clerk.py").write_text(CLERK)
+    (sh.home / "agents").mkdir()
+    (sh.home / "agents" / "clerk.md").write_text(CLERK_FILE)
+    try:
+        assert "asked: how are you" in sh.ok("run", "clerk", "how are you")
+    finally:
+        sh.close()

@@ -43,7 +43,7 @@ def sh(shell: Shell) -> Shell:
 
 
 def add(sh: Shell, text: str, *more: str, agent: str = "fixer") -> str:
-    return sh.ok("task", "add", text, "--agent", agent, *more).split()[0]
+    return sh.ok("task", "add", text, "--agent", agent, "--backoff", "100ms", *more).split()[0]
 
 
 def task(sh: Shell, key: str) -> dict[str, object]:

@@ -82,7 +82,7 @@ def at_work_in(folder: Path) -> list[int]:
 
 
 def nobody_is_at_work_in(folder: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while at_work_in(folder) and time.monotonic() < end:
         time.sleep(0.01)
     assert not at_work_in(folder)
@@ -92,7 +92,7 @@ def left_behind(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     for part in ("examples", "src"):
@@ -104,7 +104,7 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     make = ("make", "-C", checkout, "-o", venv / ".ready", f"VENV={venv}", "demo")
     demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"), OSTLER_AGENTS_DIR="/nowhere")
     assert marked(mark), "the search for processes finds none at all"
-    output, errors = demo.communicate(timeout=170)
+    output, errors = demo.communicate(timeout=290)
     assert demo.returncode == 0, errors
     assert not errors
     for sentence in SHOWN:
@@ -116,12 +116,12 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture  # a minute; test_tasks_real has each of them at work
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -> None:
     for name in ("claude", "codex"):
         require_program(name)
     demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR=str(CACHE.parent))
-    output, errors = demo.communicate(timeout=170)
+    output, errors = demo.communicate(timeout=290)
     assert demo.returncode == 0, errors
     assert "ada is the real Claude Code, bo is the real Codex." in output
     assert "T002 accepted: merged into main as " in output
@@ -143,7 +143,7 @@ def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Si
         if line.startswith(act):
             break
     demo.send_signal(number)
-    _, errors = demo.communicate(timeout=30)
+    _, errors = demo.communicate(timeout=100)
     assert demo.returncode == 130, errors
     assert "Traceback" not in errors
     assert not marked(mark)

@@ -85,8 +85,11 @@ def test_the_ordinary_way(sh: Shell) -> None:
     assert git(sh.project, "status", "--porcelain") == ""
     assert "is taken back" in sh.ok("undo", key)
     assert (sh.project / "a.txt").read_text() == "a1\na2\na3\n"
-    sh.ok("accept", key, "a.txt")
+    part = sh.ok("accept", key, "./a.txt")
+    assert re.match(rf"{key}: 1 of 2 files merged into main as .* ostler accept {key}\n", part), part
     assert not (sh.project / "told.txt").exists()
+    assert re.match(rf"{key} accepted: merged into main", sh.ok("accept", key, "-m", "The rest of it"))
+    assert git(sh.project, "log", "-1", "--format=%s").strip() == "The rest of it"
     place = Path(shown(sh, key)["workdir"]["path"])
     assert f"Bring it back: ostler unretire {key}" in sh.ok("retire", key)
     assert not place.exists()
@@ -94,6 +97,28 @@ def test_the_ordinary_way(sh: Shell) -> None:
     assert (place / "told.txt").read_text() == "> Say it louder.\n"
     assert key not in sh.ok("task", "list", "--state", "completed")
     assert key in sh.ok("task", "list", "-a")
+
+
+def test_a_failed_task_says_why_and_its_output_can_be_read(sh: Shell) -> None:
+    key = add(sh, "echo tried; exit 3", "--backoff", "10m")
+    until(lambda: shown(sh, key)["failures"] == 1)
+    assert "tried" in sh.ok("logs", key), "its attempt has ended"
+    told = sh.ok("why", key, TZ="Asia/Tokyo")
+    assert told.startswith(f"{key}: ")
+    assert "exit code 3" in told
+    assert "+00:00" not in told
+    row = next(line for line in sh.ok("task", "list").splitlines() if line.startswith(key))
+    assert "failed" in row
+    assert sh.run("why", "-o", "json", key).json()["state"] == "queued"
+    sh.ok("task", "cancel", key)
+
+
+def test_add_says_when_nothing_will_take_the_task_up(sh: Shell) -> None:
+    said = sh.run("task", "add", "true")
+    key = said.out.split()[0]
+    assert "nothing takes it up" in said.err
+    assert "no agent" in sh.ok("why", key)
+    sh.ok("task", "cancel", key)
 
 
 def test_add_takes_all_that_a_task_has(sh: Shell) -> None:
@@ -147,6 +172,31 @@ def test_a_conflict_is_told_with_its_paths_and_changes_nothing(sh: Shell) -> Non
     assert "conflicts in b.txt" in sh.run("diff", key).err
     assert shown(sh, key)["state"] == "completed"
     sh.ok("task", "cancel", key)
+
+
+def test_a_changed_file_of_the_user_is_named_and_the_others_are_accepted(sh: Shell) -> None:
+    blocked, free, last = done(sh, "sed -i s/c1/C1/ c.txt"), done(sh, "echo 1 > one.txt"), done(sh, "echo 2 > two.txt")
+    (sh.project / "c.txt").write_text("mine\n")
+    tip = git(sh.project, "rev-parse", "HEAD")
+    refusal = sh.run("accept", blocked)
+    assert refusal.code == 7
+    assert "c.txt cannot follow (changes of yours that are not committed)" in refusal.err
+    assert "--branch-only" in refusal.err
+    assert git(sh.project, "rev-parse", "HEAD") == tip
+    both = sh.run("accept", blocked, free)
+    assert (both.code, f"{blocked}: main is checked out" in both.err) == (7, True)
+    assert f"{free} accepted" in both.out
+    moved = sh.run("accept", blocked, "--branch-only")
+    assert (moved.code, f"{blocked} accepted" in moved.out) == (0, True)
+    assert "were left as they are, for c.txt cannot follow" in moved.err
+    git(sh.project, "checkout", "--", "c.txt")
+    (sh.project / "c.txt").write_text("mine again\n")
+    assert "c.txt cannot follow" in sh.run("undo", blocked).err
+    git(sh.project, "checkout", "--", "c.txt")
+    everything = sh.ok("accept", "--all")
+    assert {blocked, last} <= {line.split()[0] for line in everything.splitlines()}
+    assert (sh.project / "c.txt").read_text() == "C1\nc2\nc3\n"
+    assert "no task waits for its review" in sh.run("accept", "--all").err
 
 
 def test_a_check_that_fails_sends_the_task_back_until_it_is_parked_with_its_reason_in_the_list(sh: Shell) -> None:

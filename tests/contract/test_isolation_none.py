@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from isolation import IsolationContract
 
 from ostler.isolation import Isolation
 from ostler.isolation.none import NoIsolation
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite import IsolationContract
 
 
 class TestNoIsolation(IsolationContract):

@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from isolation import IsolationContract
+from isolation.crashing import CrashingContract
+from isolation.leaving import LeavingContract
+from isolation.starting import StartingContract
 
 from ostler.errors import StaleWriterError
 from ostler.isolation import Isolation, Site
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite import IsolationContract
-from ostler.testing.isolation_suite.crashing import CrashingContract
-from ostler.testing.isolation_suite.leaving import LeavingContract
-from ostler.testing.isolation_suite.starting import StartingContract
 
 OUTLIVE = timedelta(seconds=30)
 

@@ -12,6 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from isolation import IsolationContract, RecordingListener, Start
+from isolation.agents import PlainAgent
+from isolation.ground import do, inventory, passing, until
 
 from ostler.agents import Agent, AgentContext
 from ostler.clock import SystemClock
@@ -21,9 +24,6 @@ from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model.spawn import ResourceLimits
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite import IsolationContract, RecordingListener, Start
-from ostler.testing.isolation_suite.agents import PlainAgent
-from ostler.testing.isolation_suite.ground import do, inventory, passing, until
 
 NAME = "ostler-agent-0000a9e7"
 

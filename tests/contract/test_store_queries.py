@@ -171,6 +171,19 @@ async def test_a_list_shows_only_the_instances_of_its_workspace(store: Store) ->
         assert await store.read(list_instances, wanted, other) == [theirs]
 
 
+async def test_what_waits_for_its_restart_is_listed_where_it_is_asked_for(store: Store) -> None:
+    alive, crashed = [await ready(store, name, tags=("t",)) for name in ("alive", "crashed")]
+    await failed(store, await ready(store, "over", tags=("t",)))
+    wait = new_wait(crashed, kind=WaitKind.BACKOFF)
+    crashed = await failed(store, crashed, backoff=wait)
+    for tag in (None, "t"):
+        asking = GetInstancesFilter(include_restarting=True, tag=tag)
+        assert await store.read(list_instances, asking, HOME) == [crashed, alive]
+        assert await store.read(list_instances, asking.evolve(include_restarting=False), HOME) == [alive]
+    back = await restarted(store, crashed, wait.wait_id)
+    assert await store.read(list_instances, GetInstancesFilter(include_restarting=True), HOME) == [back, alive]
+
+
 async def test_no_pattern_takes_long(store: Store) -> None:
     await reserved(store, "a" * 200)
     begin = time.perf_counter()

@@ -10,13 +10,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from isolation.ground import RecordingListener, until
 
 from ostler.agents import Agent, AgentKind, AgentManifest, CommandSpec
 from ostler.clock import SystemClock
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.spawn import ResourceLimits
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 PYTHON = sys.executable
 CALL = UUID("01890000-0000-7000-8000-0000000ca11d")

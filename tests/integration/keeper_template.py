@@ -5,6 +5,7 @@ An agent of it answers each packet with its own pid and what came; "exit N" ends
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -82,12 +83,20 @@ def give_spare(line: Line, setup: Mapping[str, Any]) -> None:
     its.close()
     if setup["spare"] == "dead":
         os.kill(pid, 9)
+        wait_for_death(pid)
     named = setup["spare"] if isinstance(setup["spare"], int) else pid
     wait_for(setup.get("before"))
     line.send({"spare": named}, [ours.fileno() if setup["spare"] != "file" else 0])
     Path(setup["given"]).write_text(str(pid))
     ours.close()
     wait_for(setup.get("after"))
+
+
+def wait_for_death(pid: int) -> None:
+    """Until it is a zombie or the keeper has reaped it: a busy machine lets a killed process live for a while."""
+    with contextlib.suppress(OSError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.002)
 
 
 def wait_for(path: str | None) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from folding import all_events
+from simulated_isolation import SimulatedIsolation
+from simulated_machine import Machine
 
 from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.crews.supervisor import Supervisor
@@ -35,7 +37,7 @@ from ostler.model.wait import WaitKind
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
 from ostler.tasks.shared import Tasks
-from ostler.testing.simulated import InlineStore, KeptDatabase, Machine, SimulatedIsolation, VirtualClock, run_virtual
+from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, run_virtual
 from ostler.workdirs.records import Accepted, BaseChange, FileChange, Snapshot, VaultEntry, Workdir, WorkdirKind
 
 TASKS, MEMBERS, KILLS = 20, 6, 10
@@ -198,7 +200,7 @@ class Night:
             await self._open()
             await self._submit()
             kills = sorted(self.chance.uniform(60, 5000) for _ in range(KILLS))
-            while not await self._is_over() and self.clock.mono() < 72 * 3600:
+            while (kills or not await self._is_over()) and self.clock.mono() < 72 * 3600:
                 await self.clock.sleep(120)
                 if kills and self.clock.mono() > kills[0]:
                     del kills[0]

@@ -7,11 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from isolation.ground import RecordingListener
 
 from ostler.clock import SystemClock
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener
 
 #: Starts and initialises an agent; without a plan the one that its file is about.
 Begin = Callable[..., Awaitable[Cell]]

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from folding import all_events, all_instances
+from simulated_machine import Machine, SimulatedAgent
 
 from ostler.lifecycle.observe import wanted_by
 from ostler.model.attempt import AttemptOutcome
@@ -17,8 +18,6 @@ from ostler.model.states import INACTIVE_STATES, AgentState, SuspendDepth
 from ostler.model.wait import WaitKind
 from ostler.store import attempts, waits
 from ostler.store.transaction import Reader
-from ostler.testing.simulated import Machine
-from ostler.testing.simulated.machine import SimulatedAgent
 
 _BY_ITSELF = frozenset({AttemptOutcome.EXIT_CODE, AttemptOutcome.SIGNAL, AttemptOutcome.OOM})
 _SERVES = frozenset({AgentState.READY, AgentState.WAITING})

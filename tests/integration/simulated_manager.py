@@ -21,6 +21,8 @@ from uuid import UUID
 
 from folding import all_events, all_instances, invariant_faults
 from simulated_checks import Execution, exit_faults, machine_faults, observer_faults, signal_faults
+from simulated_isolation import SimulatedIsolation
+from simulated_machine import Machine, Misfortune
 
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import ExecutionTimeoutError, OstlerError, StoreBusyError, StoreError, StoreFullError
@@ -35,15 +37,7 @@ from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy,
 from ostler.model.states import AgentState, IsolationLevel, SuspendDepth, Tier
 from ostler.model.wait import WaitKind
 from ostler.store import requests, waits, workspaces
-from ostler.testing.simulated import (
-    InlineStore,
-    KeptDatabase,
-    Machine,
-    Misfortune,
-    SimulatedIsolation,
-    VirtualClock,
-    run_virtual,
-)
+from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, run_virtual
 
 AGES = timedelta(days=3650)
 #: The monitor looks seldom, to save time; nothing is removed, though the clock jumps by years.

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from command_ground import PYTHON, Begin, begin, isolation, listener, lives, names_in, place, plan_for, site
+from isolation.ground import until
 
 from ostler.agents import PromptBy
 from ostler.errors import AgentExecutionError
 from ostler.isolation import Cell, Verb
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 
@@ -154,7 +154,7 @@ async def test_what_outlives_the_program_is_ended_and_does_not_keep_the_answer(
     script = "trap '' TERM HUP; setsid sh -c 'echo $$ > child; exec sleep 1000' & while ! [ -s child ]; do :; done"
     since = time.monotonic()
     assert (await run(await make("sh", "-c", f"{script}; echo started", pty=pty)))["output"] == "started\n"
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < 60
     assert not any(lives(child) for child in numbers(place / "child"))
 
 

@@ -257,6 +257,49 @@ async def test_tasks_of_a_crew_that_is_no_longer_declared_are_free_for_the_queue
         await queue.close()
 
 
+async def test_why_says_that_the_crew_of_a_task_is_not_up(ground: Ground) -> None:
+    supervisor = ground.supervisor({"coder": coder(1)})
+    await supervisor.open()
+    try:
+        key = await ground.add("hang")
+        answer = await ground.tasks.why(key)
+        assert (answer.verdict, answer.what_would_change_it) == (
+            "crew coder takes it, and is not up",
+            ("`ostler crew up coder` brings it up",),
+        )
+        assert ground.tasks.untaken(await ground.task(key)) == "; ".join((answer.verdict, *answer.what_would_change_it))
+        await supervisor.up()
+        await until(ground.begun(key))
+        behind = await ground.tasks.why(await ground.add("write"))
+        assert (behind.verdict, behind.evidence) == (
+            "the only place of crew coder is taken",
+            (f"crew coder works on {key}",),
+        )
+        await supervisor.stop()
+    finally:
+        await supervisor.close()
+
+
+async def test_a_fault_of_ours_in_one_member_leaves_the_others_at_work(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to cancel the group of all members, without a word."""
+    monkeypatch.setattr("ostler.crews.members._STORE_SECONDS", 0.01)
+    async with ground.supervisor({"coder": coder(2)}) as supervisor:
+        go_on = supervisor._go_on  # noqa: SLF001 - a fault is put where no caller can cause one
+
+        async def fail_once(*_: Any) -> bool:
+            monkeypatch.setattr(supervisor, "_go_on", go_on)
+            raise RuntimeError("a fault")
+
+        monkeypatch.setattr(supervisor, "_go_on", fail_once)
+        keys = [await ground.add("write") for _ in range(3)]
+        for key in keys:
+            await ground.becomes(key, _T.COMPLETED)
+        await until(lambda: len(supervisor.agent_types) == 2)
+        assert "a fault" in "".join(ground.tasks.tasks.failed_background.values())
+
+
 async def test_mistakes_name_the_next_step(ground: Ground) -> None:
     supervisor = ground.supervisor({"coder": coder(0), "nobody": coder(agent="fixr")})
     await supervisor.open()

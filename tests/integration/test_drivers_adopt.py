@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from coding_ground import Coder, coder
+from isolation.ground import until
 
 import ostler
 from ostler import AgentLifecycleManager, GetInstancesFilter
 from ostler.testing import ScriptedModel, run, say
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["coder"]
 

@@ -9,11 +9,11 @@ from uuid import UUID, uuid5
 
 import pytest
 from coding_ground import Coder, coder, kill_program, manager, marked, working
+from isolation.ground import until
 
 from ostler import AgentExecutionError, AgentGoneError, AgentLifecycleManager, UsageLimitError
 from ostler.agents.command import temp_of
 from ostler.testing import ScriptedModel, hang, limit, midhang, run, say, usage_limit
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["coder", "manager"]
 

@@ -117,8 +117,8 @@ def test_a_run_that_is_stopped_in_a_frozen_box_leaves_the_others_frozen(home: Ho
     two = manager.start("a.1.two", SLEEP, box="a.1", leaf="two")["pid"]
     manager.ask("freeze", box="a.1")
     began = time.monotonic()
-    assert manager.stop("a.1", 5.0, leaf="two") == {"graceful": False, "left": []}
-    assert time.monotonic() - began < 3, "what is frozen cannot heed a signal, so its grace is not waited for"
+    assert manager.stop("a.1", 90.0, leaf="two") == {"graceful": False, "left": []}
+    assert time.monotonic() - began < 60, "what is frozen cannot heed a signal, so its grace is not waited for"
     assert is_alive(one)
     assert not is_alive(two)
     assert manager.statuses()["a.1.one"]["frozen"] is True

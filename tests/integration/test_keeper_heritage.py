@@ -101,7 +101,7 @@ def test_a_copy_of_the_line_is_no_manager(tmp_path: Path) -> None:
         unit, child = map(int, victim.stdout.readline().split())
         victim.kill()
         try:
-            wait_until(lambda: not is_alive(unit), 8)
+            wait_until(lambda: not is_alive(unit))
             assert is_alive(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -121,11 +121,12 @@ def test_what_a_program_has_forked_keeps_neither_its_home_nor_its_agents(tmp_pat
         try:
             if how == "killed":
                 victim.kill()
+                victim.wait(60)  # its files are closed one after the other, the lock of the home perhaps last
             else:
                 victim.stdin.write("now\n")
                 victim.stdin.flush()
                 assert victim.stdout.readline() == "closed\n"
-            wait_until(lambda: not is_alive(agent), 8)
+            wait_until(lambda: not is_alive(agent))
             assert is_alive(worker)
             asyncio.run(_open(tmp_path / "home"))
         finally:

@@ -193,6 +193,6 @@ def test_an_end_that_cannot_be_written_is_told_and_written_later(tmp_path: Path)
         assert manager.exit_of("second.1")["code"] == 2
         assert known_to_the_next(path) == ["first.1"]
         resource.prlimit(keeper, resource.RLIMIT_FSIZE, (soft, hard))
-        wait_until(lambda: known_to_the_next(path) == ["first.1", "second.1"], 5)
+        wait_until(lambda: known_to_the_next(path) == ["first.1", "second.1"])
     finally:
         home.end()

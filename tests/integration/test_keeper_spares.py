@@ -72,7 +72,6 @@ def test_the_next_agent_takes_the_spare_over_and_its_template_hears_of_it(
         assert agent.says("word")[0] == str(other)
 
 
-@pytest.mark.torture  # not steady yet: process ids come again
 @pytest.mark.parametrize("kind", ["dead", "stranger"])
 def test_what_is_no_spare_is_not_used_and_not_touched(manager: Manager, setup: dict[str, Any], kind: str) -> None:
     setup["spare"] = "dead" if kind == "dead" else os.getpid()

@@ -249,22 +249,41 @@ async def test_a_request_without_a_caller_ends_and_its_answer_is_kept(crew: Crew
     assert await agent.ask(do("hang"), id="r-1") == "let go"
 
 
-async def test_a_request_that_is_taken_up_has_its_whole_time_again(crew: Crew) -> None:
-    agent = await crew.start(resource_limits=MINUTE)
+async def test_the_time_of_a_request_counts_from_its_begin_over_managers(crew: Crew) -> None:
+    agent = await crew.start(resource_limits={"execution_timeout": HOUR})
     await crew.busy(agent, id="r-1")
     await crew.reaches(agent, S.PROCESSING)
-    crew.advance(50)
-    await crew.reopen(keep=True)
+    for _ in range(2):
+        crew.advance(25 * 60)
+        await crew.reopen(keep=True)
     agent = crew.again(agent)
     joined = crew.begin(agent.ask(do("hang"), id="r-1"))
     await crew.calm()
-    crew.advance(50)
+    crew.advance(3 * 60)
     await crew.calm()
     assert not joined.done()
-    crew.advance(11)
-    with pytest.raises(ExecutionTimeoutError, match="1 min"):
+    crew.advance(7 * 60)
+    with pytest.raises(ExecutionTimeoutError, match="1 h"):
         await joined
     assert await agent.ask(do("echo", value=1)) == 1
+
+
+async def test_the_time_that_a_request_waited_or_was_frozen_does_not_count(crew: Crew) -> None:
+    agent = await crew.start(resource_limits=MINUTE)
+    call = crew.begin(agent.ask(do("ask"), id="r-1"))
+    wait = await crew.wait_of(agent)
+    crew.advance(3600)
+    await crew.reopen(keep=True)
+    agent = crew.again(agent)
+    await crew.calm()
+    joined = crew.begin(agent.ask(do("ask"), id="r-1"))
+    await crew.calm()
+    crew.advance(3600)
+    await crew.calm()
+    assert not joined.done()
+    await crew.manager.answer(wait.wait_id)
+    await joined
+    assert call.done()
 
 
 async def test_a_request_to_an_adopted_agent_that_blocks_waits_for_its_report(crew: Crew) -> None:
@@ -469,6 +488,92 @@ async def test_request_ids_of_commands_are_answered_once_across_a_kill_of_the_ma
         ran = sorted(word for word in stage.said if word.startswith("ran "))
         assert ran == sorted([f"ran a{number}" for number in range(10)] + [f"ran q{number}" for number in range(5)])
         await until(lambda: not everyone(home))
+
+
+# --- the keeper is gone, too ---------------------------------------------------------------------------
+
+
+async def power_cut(crew: Crew) -> None:
+    """No manager and no keeper; then a new manager."""
+    await crew.close(keep=True)
+    kill_keeper_of(crew.home)
+    await crew.open()
+
+
+async def start_job(crew: Crew, agent: Any, request: Any, **options: Any) -> AgentHandle:
+    spawn = crew.request(agent=agent, about={"name": "job"}, **options).evolve(job={"request": request})
+    return crew.manager.handle((await crew.manager.spawn(spawn)).instance_id)
+
+
+async def outcomes(crew: Crew, agent: AgentHandle) -> list[AttemptOutcome | None]:
+    return [attempt.outcome for attempt in await crew.attempts(agent)]
+
+
+async def test_the_job_of_a_command_that_was_lost_with_its_keeper_is_not_run_again(crew: Crew) -> None:
+    agent = await start_job(crew, counting(crew.stage, waits=True), "a")
+    await until(lambda: "ran a" in crew.stage.said)
+    await power_cut(crew)
+    agent = crew.again(agent)
+    record = await crew.reaches(agent, S.FAILED)
+    assert "the keeper of this home ended while it worked" in (record.error_message or "")
+    assert await outcomes(crew, agent) == [AttemptOutcome.LOST]
+    assert [request.state for request in await agent.requests()] == [RequestState.LOST]
+    await crew.calm()
+    assert crew.stage.said.count("ran a") == 1
+
+
+async def test_its_restart_policy_runs_a_lost_job_again_as_the_next_attempt(crew: Crew) -> None:
+    agent = await start_job(crew, counting(crew.stage, waits=True), "a", restart_policy=IMMEDIATE)
+    await until(lambda: "ran a" in crew.stage.said)
+    await power_cut(crew)
+    await until(lambda: crew.stage.said.count("ran a") == 2)
+    agent = crew.again(agent)
+    assert await outcomes(crew, agent) == [AttemptOutcome.LOST, None]
+    crew.stage.release("work")
+    await crew.reaches(agent, S.TERMINATED, 2)
+
+
+async def test_a_lost_request_is_not_asked_again_by_recovery(crew: Crew) -> None:
+    agent = await crew.start(agent=counting(crew.stage, waits=True), about={"name": "tool"})
+    idle = await crew.start(agent=counting(crew.stage, waits=False), about={"name": "idle"})
+    crew.begin(agent.ask("a", id="r-1"))
+    await until(lambda: "ran a" in crew.stage.said)
+    await crew.reaches(agent, S.PROCESSING)
+    await power_cut(crew)
+    agent = crew.again(agent)
+    await crew.reaches(agent, S.FAILED)
+    assert [(request.state, request.attempt) for request in await agent.requests()] == [(RequestState.LOST, 1)]
+    assert crew.stage.said.count("ran a") == 1
+    assert await crew.state(crew.again(idle)) is S.READY, "no run of it was lost"
+
+
+async def test_a_frozen_command_that_was_lost_is_not_run_again_by_its_thaw(crew: Crew) -> None:
+    agent = await start_job(crew, counting(crew.stage, waits=True), "a")
+    await until(lambda: "ran a" in crew.stage.said)
+    await agent.pause("freeze")
+    await power_cut(crew)
+    await crew.reaches(crew.again(agent), S.FAILED)
+    assert await outcomes(crew, crew.again(agent)) == [AttemptOutcome.LOST]
+    assert crew.stage.said.count("ran a") == 1
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["done", "failed"])
+async def test_a_job_that_ended_before_the_cut_is_recorded_as_it_ended(crew: Crew, *, failed: bool) -> None:
+    """Its row was committed, the end of its attempt was not."""
+    agent = await start_job(crew, counting(crew.stage, waits=True), "a")
+    await until(lambda: "ran a" in crew.stage.said)
+    await crew.reaches(agent, S.PROCESSING)
+    await crew.close(keep=True)
+    kill_keeper_of(crew.home)
+    with closing(sqlite3.connect(crew.home / DATABASE_FILE)) as database, database:
+        state, answer, error = ("failed", None, "exit code 3") if failed else ("done", '{"exit_code": 0}', None)
+        database.execute("UPDATE requests SET state = ?, answer_json = ?, error = ?", (state, answer, error))
+    await crew.open()
+    agent = crew.again(agent)
+    record = await crew.reaches(agent, S.FAILED if failed else S.TERMINATED)
+    assert await outcomes(crew, agent) == [AttemptOutcome.ERROR if failed else AttemptOutcome.CLEAN]
+    assert record.error_message == ("exit code 3" if failed else None)
+    assert crew.stage.said.count("ran a") == 1
 
 
 # --- killed managers ---------------------------------------------------------------------------------

@@ -421,7 +421,6 @@ async def test_its_end_is_tried_again_until_nothing_lives(crew: Crew, monkeypatc
     assert not event.was_graceful
 
 
-@pytest.mark.torture  # not steady yet: it waits for a condition that a slow machine misses
 @at(PROCESS)
 async def test_a_failed_agent_that_left_something_is_not_restarted_before_it_is_gone(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
@@ -429,11 +428,11 @@ async def test_a_failed_agent_that_left_something_is_not_restarted_before_it_is_
     agent = await crew.start(restart_policy=IMMEDIATE)
     tries = clings(monkeypatch, 2)
     call = crew.begin(agent.ask(do("exit")))
-    await until(lambda: len(tries) == 1)
+    await until(lambda: len(tries) >= 1)  # the notice of its exit and that of its broken call begin a try each
     await crew.calm()
     assert (await agent.record()).attempt == 1
     assert "process 7" in " ".join((await agent.why()).evidence)
-    await crew.passes(until(lambda: len(tries) == 3), 60, step=1)
+    await crew.passes(until(lambda: len(tries) >= 3), 60, step=1)
     await crew.reaches(agent, S.READY, 2)
     with pytest.raises(AgentGoneError):
         await call

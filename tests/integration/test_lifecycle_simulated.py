@@ -6,9 +6,8 @@ from collections import Counter
 from dataclasses import fields
 
 import pytest
+from simulated_machine import Misfortune
 from simulated_manager import simulate
-
-from ostler.testing.simulated import Misfortune
 
 #: Seeds of one test, and tests of each kind.
 BATCH = 10

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from loop_ground import LoopGround, lives, until
 
+from ostler import CrewSettings, Supervisor
 from ostler.loop import AgentLifecycleLoop, LoopResultType
 from ostler.model.loop import OnClose, PullRequestState
 from ostler.model.task import TaskState
@@ -299,3 +301,45 @@ async def test_a_pull_request_elsewhere_keeps_its_address(loop_ground: LoopGroun
     await loop_ground.add()
     loop_ground.steps("""put "$(entry waiting_pr pr_created why ', "pr_url": "https://forge.example/7"')" """)
     assert (await loop_ground.run(wait=False)).pr_url == "https://forge.example/7"
+
+
+# --- with a crew -------------------------------------------------------------------------------------
+
+
+async def test_members_of_a_crew_drive_a_task_that_has_a_loop(loop_ground: LoopGround) -> None:
+    """A task, a crew, a loop: each fresh start is a generation of a member. A crew used to leave such a task alone."""
+    other = await loop_ground.add(agent="fixer", hold=True)
+    await loop_ground.add(agent="fixer", checks=("test -f second",))
+    say = "echo $OSTLER_MEMBER >> $stage/members"
+    loop_ground.steps(f"{say}; touch first; blocked T001; hang", f"{say}; touch second; complete", key="T002")
+    crews = {"coder": CrewSettings(agent="fixer", count=2, backoff=timedelta(0))}
+    async with Supervisor(loop_ground.orchestrator, crews) as supervisor:
+        wait = await loop_ground.wait("T002")
+        assert wait.kind is WaitKind.DEPENDENCY
+        await until(lambda: not supervisor.agents, "the member did not let go of a task that waits")
+        await loop_ground.orchestrator.cancel(other.key)
+
+        async def is_done() -> bool:
+            return (await loop_ground.task("T002")).state is TaskState.COMPLETED
+
+        await until(is_done, "it was not completed")
+    task = await loop_ground.task("T002")
+    assert (task.crew, task.changed_files) == ("coder", ("first", "second"))
+    assert await loop_ground.ends("T002") == ["breakpoint", "breakpoint"]
+    assert "coder-1" in (loop_ground.stage / "T002" / "members").read_text()
+    assert "T001 was rejected" in loop_ground.prompt(2, "T002")
+
+
+async def test_a_crew_that_stops_puts_a_task_with_a_loop_back_unspent(loop_ground: LoopGround) -> None:
+    await loop_ground.add(agent="fixer")
+    loop_ground.steps("hang")
+    supervisor = Supervisor(loop_ground.orchestrator, {"coder": CrewSettings(agent="fixer", backoff=timedelta(0))})
+    async with supervisor:
+        await loop_ground.hangs()
+        assert supervisor.owns(await loop_ground.task())
+    task = await loop_ground.task()
+    assert (task.state, task.failures, await loop_ground.ends()) == (TaskState.QUEUED, 0, ["stopped"])
+    assert task.loop is not None
+    assert task.loop.retries == 0
+    assert not supervisor.owns(task), "without members the queue drives it"
+    assert loop_ground.nothing_lived_on()

@@ -29,6 +29,7 @@ from command_ground import (
     units,
     waiting,
 )
+from isolation.ground import RecordingListener, until
 
 from ostler.agents import ExitMeaning, PromptBy
 from ostler.clock import SystemClock
@@ -36,7 +37,6 @@ from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.attempt import AttemptOutcome
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 

@@ -27,13 +27,13 @@ from command_ground import (
     units,
     waiting,
 )
+from isolation.ground import RecordingListener, until
 from machine_ground import everyone
 
 from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["begin", "isolation", "listener", "place", "site"]
 
@@ -109,7 +109,10 @@ async def test_one_that_waits_for_the_thaw_can_be_cancelled_and_stopped(begin: B
     await cell.destroy()
 
 
-async def test_a_cancelled_run_of_a_frozen_cell_is_killed_and_the_other_stays_frozen(begin: Begin, place: Path) -> None:
+async def test_a_cancelled_run_of_a_frozen_cell_is_killed_and_the_other_stays_frozen(
+    begin: Begin, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostler.isolation.process.command.STOP_GRACE_S", 90.0)
     cell = await begin(plan_for(place, *waiting(place)))
     calls = [asyncio.ensure_future(cell.call(Verb.PROCESS, "x")) for _ in range(2)]
     pids = await began(place, 2)
@@ -117,9 +120,9 @@ async def test_a_cancelled_run_of_a_frozen_cell_is_killed_and_the_other_stays_fr
     (place / "go").touch()
     calls[0].cancel()
     since = time.monotonic()
-    await asyncio.wait(calls[:1], timeout=10)
+    await asyncio.wait(calls[:1], timeout=60)
     assert calls[0].cancelled()
-    assert time.monotonic() - since < 1.5, "its grace is not waited for"
+    assert time.monotonic() - since < 60, "its grace is not waited for"
     assert sum(lives(pid) for pid in pids) == 1
     assert not cell.is_stuck
     await asyncio.wait(calls[1:], timeout=0.2)

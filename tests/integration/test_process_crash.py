@@ -15,6 +15,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from isolation.ground import RecordingListener, until
 
 from ostler.agents import Agent, AgentKind, AgentManifest
 from ostler.clock import SystemClock
@@ -23,7 +24,6 @@ from ostler.isolation import Cell, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 pytestmark = pytest.mark.anyio
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -28,7 +29,6 @@ from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.model.attempt import AttemptOutcome
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 

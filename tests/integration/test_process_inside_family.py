@@ -145,7 +145,7 @@ def test_what_would_hold_up_its_end_does_not(agent: Any, what: str) -> None:
     agent.tell({"t": "stop"})
     began = time.monotonic()
     assert agent.wait() == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     os.kill(child, signal.SIGKILL)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from isolation.ground import RecordingListener, until
 from process_agents import Handy, make_handy
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -28,7 +29,6 @@ from ostler.isolation.wire import MAX_MESSAGE
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 

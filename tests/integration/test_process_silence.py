@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from defect_ground import do, keeper, plan_for
+from isolation.ground import RecordingListener, until
 from machine_ground import lives
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -25,7 +26,6 @@ from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process import home, launch, link
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
-from ostler.testing.isolation_suite.ground import RecordingListener, until
 
 __all__ = ["isolation", "listener", "site"]
 
@@ -93,7 +93,7 @@ async def test_nothing_is_swept_while_a_keeper_ends(site: Site, monkeypatch: pyt
 async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, site: Site, tmp_path: Path) -> None:
     plan, call_id, note = plan_for(), uuid4(), tmp_path / "note"
     cell = await begin(plan)
-    request = do("block", seconds=4, value="once", note=str(note))
+    request = do("block", seconds=6, value="once", note=str(note))
     first = asyncio.ensure_future(cell.call(Verb.PROCESS, request, call_id=call_id))
     await until(note.exists)
     heir = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
@@ -102,7 +102,7 @@ async def test_one_that_blocks_is_found_at_once_and_tells_later(begin: Begin, si
     assert isinstance(found, Cell)
     found.on_reported(lambda: told.append(dict(found.in_flight)))
     await found.thaw()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5, "it was waited for"
     with pytest.raises(AgentGoneError):
         await first
     assert dict(found.in_flight) == {}

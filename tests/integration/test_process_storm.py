@@ -14,7 +14,7 @@ from statistics import quantiles
 from typing import Any
 
 import pytest
-from machine_ground import group_number, lacking, until
+from machine_ground import group_number, lacking, slowdown, until
 from promise_ground import Fleet, opened
 
 from ostler import (
@@ -93,9 +93,10 @@ async def test_a_flood_of_output_fills_no_disk_and_slows_no_neighbour(fleet: Fle
         slowest = min(slowest, p95(await slowness(fleet, neighbour, flood)))
         written += await flood
         assert written > 20 * LOG_BYTES, "it was no flood"
-        if slowest < 0.1:
+        if slowest < 0.1 * slowdown():
             break
-    assert slowest < 0.1
+    else:
+        pytest.fail(f"its neighbour waits for {slowest:.2f} s")
     await fleet.manager.terminate(loud.instance_id)
     files = logged(fleet, loud)
     assert sum(file.stat().st_size for file in files) <= 2 * LOG_BYTES + 4096
@@ -116,9 +117,10 @@ async def test_a_command_that_floods_is_answered_with_what_was_dropped(fleet: Fl
         assert answer["exit_code"] == 0
         assert len(answer["output"]) < 2 * 65536
         assert FLOOD - 2 * 65536 < answer["dropped_bytes"] <= FLOOD + 4096
-        if slowest < 0.1:
+        if slowest < 0.1 * slowdown():
             break
-    assert slowest < 0.1
+    else:
+        pytest.fail(f"its neighbour waits for {slowest:.2f} s")
     assert sum(file.stat().st_size for file in logged(fleet, loud)) <= runs * (2 * LOG_BYTES + 4096)
 
 
@@ -135,11 +137,12 @@ async def storm(home: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None
         starts = Starts(monkeypatch)
         for pid in [await fleet.pid(one) for one in ones]:
             os.kill(pid, signal.SIGKILL)
-        returns = (fleet.comes_to(one, AgentState.READY, 2, seconds=20 + count / 3) for one in ones)
+        returns = (fleet.comes_to(one, AgentState.READY, 2, seconds=60 + count / 3) for one in ones)
+        began = time.monotonic()
         back = asyncio.ensure_future(asyncio.gather(*returns))
         took = await slowness(fleet, bystander, back)
         assert [one.attempt for one in await back] == [2] * len(ones)
-        assert p95(took) < 0.5
+        assert p95(took) < max(0.5, (time.monotonic() - began) / 3), "it had to wait for the others"
         told = await asyncio.gather(*(fleet.do(one, "know") for one in ones))
         assert {one["attempt"] for one in told} == {2}
         assert len({one["pid"] for one in told}) == len(ones)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from isolation.ground import until
 from tasks_ground import ECHO, SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async
 from workdirs_ground import tree_of
 
@@ -34,7 +35,6 @@ from ostler import (
 from ostler.model.task import TASK_TRANSITIONS
 from ostler.store.store import Store
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 

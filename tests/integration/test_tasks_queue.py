@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from isolation.ground import until
 from tasks_ground import SHELL, T, TaskGround, ground, list_keys, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
@@ -399,3 +400,80 @@ async def test_a_reader_may_look_and_do_nothing_else(ground: TaskGround) -> None
 async def test_a_task_reads_as_json_and_back(ground: TaskGround) -> None:
     task = await ground.done("echo 1 > a.txt", checks=["true"], timeout="45m")
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
+
+
+async def test_a_queue_that_fails_by_a_fault_of_ours_is_shown_and_goes_on(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to be dead, and nothing said so: tasks stayed queued for ever."""
+    clock = ManualClock()
+    async with opened(repository, tmp_path / "home", clock=clock) as ground, working_queue(ground) as queue:
+        with monkeypatch.context() as patch:
+
+            async def break_down() -> None:
+                raise RuntimeError("a fault")
+
+            patch.setattr(queue, "_begin_some", break_down)
+            queue.wake()
+            await until(lambda: "the queue" in ground.tasks.tasks.failed_background)
+        assert "RuntimeError('a fault')" in ground.tasks.tasks.failed_background["the queue"]
+        task = await ground.add("true")
+
+        async def is_done() -> bool:
+            clock.advance(5)
+            return (await ground.get(task)).state is T.COMPLETED
+
+        await until_async(is_done)
+
+
+# --- why ---------------------------------------------------------------------------------------------
+
+
+async def test_why_says_what_a_task_waits_for_and_what_would_change_it(ground: TaskGround) -> None:
+    tasks = ground.tasks
+    first, held = await ground.add("exit 3", max_failures=2), await ground.add("true", hold=True)
+    after, nameless = await ground.add("true", depends_on=[first.key]), await ground.add("true", agent=None)
+
+    async def why(task: Task) -> str:
+        answer = await tasks.why(task.key)
+        assert answer.state is (await ground.get(task)).state
+        return "\n".join((answer.verdict, *answer.evidence, *answer.what_would_change_it))
+
+    assert await why(held) == "it is held back\n`ostler task requeue T002` releases it"
+    assert (await why(after)).splitlines()[:2] == ["it waits for T001", "T001 is queued"]
+    assert "nothing takes it up: it names no agent, and no crew takes it" in await why(nameless)
+    assert "no queue is worked here" in await why(first)
+    await tasks.run(first.key)
+    assert (await why(first)).startswith("it failed and is tried again\nattempt 1 failed (1 of 2): sh failed with exit")
+    assert "it goes on at" in await why(first)
+    await tasks.run(first.key)
+    assert (await why(first)).startswith("it waits for you\nfailed 2 times, at last: sh failed with exit code 3")
+    assert "`ostler reject T001 -m WHY` ends it" in await why(first)
+    await tasks.reject(first.key, reason="no")
+    assert "T001 will never be accepted; `ostler task cancel T003` ends it" in await why(after)
+    assert (await why(await ground.done("true"))).startswith("it is done and waits for your review")
+
+
+async def test_why_names_what_a_queued_task_is_behind(repository: Path, tmp_path: Path) -> None:
+    async with opened(repository, tmp_path / "home", settings=TaskSettings(at_once=1)) as ground, working_queue(ground):
+        first = await ground.add("while ! test -e go; do sleep 0.01; done")
+        await ground.until_state(first, T.RUNNING)
+        await ground.add("true", priority="high")
+        last = await ground.add("true")
+        answer = await ground.tasks.why(last.key)
+        assert answer.verdict == "the only place of the queue is taken"
+        assert answer.evidence == ("the queue works on T001", "before it is T002")
+        assert ground.tasks.untaken(last) is None
+        await until(ground.place(first).is_dir)
+        (ground.place(first) / "go").touch()
+        await ground.until_state(last, T.COMPLETED)
+
+
+async def test_statistics_count_what_was_reviewed_and_what_is_parked(ground: TaskGround) -> None:
+    accepted, turned_down = await ground.done("echo 1 > a.txt"), await ground.done("echo 2 > b.txt")
+    await ground.tasks.accept(accepted.key)
+    await ground.tasks.reject(turned_down.key, reason="no")
+    await ground.tasks.cancel((await ground.add("true")).key)
+    await ground.tasks.run((await ground.add("exit 3", max_failures=1)).key)
+    counted = await ground.tasks.statistics()
+    assert (counted.success_rate, counted.parked) == (0.5, 1), "one that was cancelled was never reviewed"

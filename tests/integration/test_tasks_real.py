@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from coding_ground import CODEX_ARGUMENTS, PATH, PI_SETTINGS, kill_program, marked, require_program
+from isolation.ground import until
 from tasks_ground import FILES, T, TaskGround, ground, until_async
 from workdirs_ground import make_repository
 
 from ostler import AgentHandle, Task
 from ostler.drivers import NAMES, spec_for
 from ostler.testing import ScriptedModel, hang, run, say, usage_limit
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground"]
 
@@ -49,7 +49,6 @@ class Coder:
         running = asyncio.create_task(self.ground.tasks.run(task.key))
         await until((self.ground.place(task) / "half.txt").exists)
         agent = self.ground.manager.handle((await self.ground.get(task)).instance_id or "")
-        assert marked(agent.instance_id)
         yield agent, running
         assert marked(agent.instance_id) == {}, "something of it lives on"
         assert (self.ground.place(task) / "half.txt").read_text() == "half\n"
@@ -102,6 +101,7 @@ async def test_stopped_in_mid_work_it_is_held_back(coder: Coder) -> None:
     task = await coder.add()
     async with coder.at_work(task) as (agent, running):
         await coder.model.asked(2)
+        assert marked(agent.instance_id)
         await agent.stop(reason="enough")
         done = await running
     assert (done.state, done.is_held, done.failures) == (T.QUEUED, True, 0)

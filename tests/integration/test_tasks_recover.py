@@ -14,6 +14,7 @@ from uuid import UUID
 
 import pytest
 from coding_ground import marked
+from isolation.ground import until
 from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
 from workdirs_ground import git, tree_of
 
@@ -23,7 +24,6 @@ from ostler.store import tasks as rows
 from ostler.store.transaction import Transaction
 from ostler.tasks.attempt import AttemptRules
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 from ostler.workdirs.records import Workdir
 
 __all__ = ["repository"]

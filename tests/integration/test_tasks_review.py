@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from isolation.ground import until
 from tasks_ground import T, TaskGround, ground, opened, repository, until_async
 from workdirs_ground import git, plant, tree_of
 
 from ostler import (
+    CheckoutBlockedError,
     InvalidOperationError,
     MergeConflictError,
     Task,
@@ -20,7 +24,6 @@ from ostler import (
 )
 from ostler.tasks import retire
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -77,17 +80,86 @@ async def test_accepting_twice_merges_once(ground: TaskGround) -> None:
     assert ground.git("rev-list", "--count", "main").strip() == "2"
 
 
-async def test_some_files_are_accepted_and_the_rest_stays_in_the_workdir(ground: TaskGround) -> None:
+async def test_some_files_are_accepted_and_the_rest_can_be_accepted_later(ground: TaskGround) -> None:
     task = await ground.done(f"{EDIT}; echo 3 > sub/c.txt")
+    before = ground.tip()
     with pytest.raises(InvalidOperationError, match=r"does not change b\.txt"):
         await ground.tasks.accept(task.key, paths=["b.txt"])
-    await ground.tasks.accept(task.key, paths=["made.txt", "sub"])
+    part = await ground.tasks.accept(task.key, paths=["made.txt", "sub"])
+    assert part.state is T.COMPLETED
+    assert part.accepted is not None
+    assert (part.accepted["files"], part.accepted["left"]) == (3, 1)
     assert (ground.shown("a.txt"), ground.shown("made.txt"), ground.shown("sub/c.txt")) == (
         "one\ntwo\nthree\n",
         "new\n",
         "3\n",
     )
     assert (ground.place(task) / "a.txt").read_text() == "ONE\ntwo\nthree\n"
+    whole = await ground.tasks.accept(task.key)
+    assert whole.state is T.ACCEPTED
+    assert ground.shown("a.txt") == "ONE\ntwo\nthree\n"
+    undone = await ground.tasks.undo(task.key)
+    assert (undone.state, undone.accepted, ground.tip()) == (T.COMPLETED, None, before)
+    assert ground.git("status", "--porcelain") == ""
+
+
+async def test_a_partial_accept_can_be_undone(ground: TaskGround) -> None:
+    task = await ground.done(EDIT)
+    before = ground.tip()
+    await ground.tasks.accept(task.key, paths=["made.txt"])
+    undone = await ground.tasks.undo(task.key)
+    assert (undone.state, undone.accepted, ground.tip()) == (T.COMPLETED, None, before)
+
+
+async def test_the_checks_run_on_what_a_partial_accept_merges(ground: TaskGround) -> None:
+    task = await ground.done(EDIT, checks=["test -e made.txt"])
+    before = ground.tip()
+    with pytest.raises(InvalidOperationError, match=r"with these files alone the check `test -e made\.txt`"):
+        await ground.tasks.accept(task.key, paths=["a.txt"])
+    assert ground.tip() == before
+    assert (await ground.tasks.accept(task.key, paths=["made.txt"])).accepted is not None
+    assert ground.shown("made.txt") == "new\n"
+    assert not any((ground.home / "proof").iterdir())
+
+
+async def test_what_a_check_leaves_and_cannot_be_removed_says_nothing_about_the_work(
+    ground: TaskGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.unlink
+
+    def refuse(path: Any, *more: Any, **options: Any) -> None:
+        if path == b"stays":
+            raise PermissionError(1, "Operation not permitted", path)
+        real(path, *more, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    task = await ground.done(EDIT, checks=["touch stays"])
+    assert [receipt.exit_code for receipt in task.receipts] == [0]
+    (ground.place(task) / "stays").write_text("s")
+    retired = await ground.tasks.retire(task.key)
+    assert (retired.workdir, retired.vault is not None) == (None, True)
+    assert retired.vault is not None
+    assert "stays in" in retired.vault["not_removed"]
+
+
+async def test_the_commit_is_the_users_and_names_agent_and_task(ground: TaskGround) -> None:
+    ground.git("config", "user.name", "Grace Hopper")
+    ground.git("config", "user.email", "grace@example.org")
+    task = await ground.done(EDIT)
+    await ground.tasks.accept(task.key, message="Shout the first line")
+    author, *text = ground.git("log", "-1", "--format=%an <%ae>%n%B").strip().splitlines()
+    assert author == "Grace Hopper <grace@example.org>"
+    assert text == ["Shout the first line", "", f"Ostler-Task: {task.key}", f"Ostler-Agent: {task.agent}"]
+
+
+async def test_undo_names_the_files_that_it_could_not_take_out(ground: TaskGround) -> None:
+    task = await ground.done(EDIT)
+    await ground.tasks.accept(task.key)
+    (ground.repository / "a.txt").write_text("mine\n")
+    undone, (result,) = await ground.tasks.take_back(task.key)
+    assert undone.state is T.COMPLETED
+    assert not result.followed
+    assert "a.txt cannot follow" in str(result.why_not_followed)
 
 
 async def test_a_base_that_moved_is_merged_where_that_is_clean(ground: TaskGround) -> None:
@@ -131,11 +203,38 @@ async def test_a_conflict_that_its_agent_resolves_is_accepted(ground: TaskGround
     assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
 
 
+async def test_a_conflict_that_its_agent_resolves_without_committing_the_merge_is_accepted(ground: TaskGround) -> None:
+    """It used to be told the same again, for its files without the merge conflict as before."""
+    me = "-c user.name=x -c user.email=x@x"
+    task = await ground.done(
+        "if git merge-base --is-ancestor main HEAD; then sed -i 's/two/ZWEI/;s/one/ONE/' a.txt;"
+        f" else git {me} commit -qam mine; git {me} merge -q main || true; test -e resolve || exit 0;"
+        " printf 'eins\\nZWEI\\nthree\\n' > a.txt; fi"
+    )
+    ground.commit(a_txt="eins\ntwo\nthree\n")
+    await ground.tasks.send_back(task.key)
+    assert "<<<<<<<" in await ground.tasks.diff((await ground.tasks.run(task.key)).key)
+    with pytest.raises(MergeConflictError):
+        await ground.tasks.accept(task.key)
+    sent = await ground.tasks.send_back(task.key)
+    assert "edit these files until no <<<<<<< is left" in sent.comments[-1]
+    (ground.place(task) / "resolve").touch()
+    assert (await ground.tasks.run(task.key)).state is T.COMPLETED
+    assert (await ground.tasks.merge_state(task.key))["conflicts"] == []
+    await ground.tasks.accept(task.key)
+    assert ground.shown("a.txt") == "eins\nZWEI\nthree\n"
+
+
 async def test_changes_of_the_user_that_are_not_committed_are_never_overwritten(ground: TaskGround) -> None:
     task = await ground.done(EDIT)
     (ground.repository / "a.txt").write_text("mine, not committed\n")
     (ground.repository / "untracked").write_text("mine too\n")
-    done = await ground.tasks.accept(task.key)
+    tip = ground.tip()
+    with pytest.raises(CheckoutBlockedError, match=r"a\.txt cannot follow \(changes of yours .* Nothing was") as raised:
+        await ground.tasks.accept(task.key)
+    assert raised.value.paths == ("a.txt",)
+    assert (ground.tip(), (await ground.get(task)).state) == (tip, T.COMPLETED)
+    done = await ground.tasks.accept(task.key, branch_only=True)
     assert done.accepted is not None
     assert done.accepted["followed"] is False
     assert "not committed" in str(done.accepted["why_not_followed"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from isolation.ground import until
 from tasks_ground import ECHO, T, TaskGround, ground, opened, repository, until_async, working_queue
 from workdirs_ground import git
 
@@ -26,7 +27,6 @@ from ostler import (
 from ostler.tasks import proof
 from ostler.tasks.retry import retry_delay
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import until
 
 __all__ = ["ground", "repository"]
 
@@ -272,6 +272,17 @@ async def test_a_verb_that_cannot_be_written_leaves_the_agent_at_work(
     assert await living(ground) == ["T001-1"]
     (ground.place(task) / "go").touch()
     assert (await running).state is T.COMPLETED
+
+
+async def test_the_agent_of_an_attempt_that_is_over_is_not_restarted(ground: TaskGround) -> None:
+    """It used to work in the workdir once more, and what it answered was read by nothing."""
+    task = await ground.tasks.run((await ground.add("echo x >> tries; exit 3")).key)
+    with pytest.raises(InvalidOperationError, match="T001-1 worked on T001, which is queued; `ostler why T001`"):
+        await ground.manager.restart(task.instance_id or "")
+    done = await ground.done("true")
+    with pytest.raises(InvalidOperationError, match="which is completed; `ostler task send-back T002`"):
+        await ground.manager.restart(done.instance_id or "")
+    assert (ground.place(task) / "tries").read_text() == "x\n"
 
 
 async def test_a_task_whose_agent_a_person_stops_is_held_back(ground: TaskGround) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from workdirs_ground import Ground, commit_all, git, make_repository, plant, tree_of
 
-from ostler.errors import InvalidOperationError, OstlerError, ValidationError, VaultError
+from ostler.errors import InvalidOperationError, OstlerError, StoreFullError, ValidationError, VaultError
 from ostler.workdirs import Workdirs, files
 from ostler.workdirs.archive import Item, check
 from ostler.workdirs.files import remove_tree
@@ -180,7 +181,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_read(
     with files.opened(inside) as root, files.opened(tmp_path / "copy") as target:
         monkeypatch.setattr(os, "stat", flips)
         with pytest.raises(OSError, match="symbolic links"):
-            files.copy(root, b"file", target)
+            files.copy(root, b"file", target, 1000)
     assert flips.flipped
     assert not list((tmp_path / "copy").iterdir())
 
@@ -275,7 +276,7 @@ async def test_what_cannot_be_saved_is_not_deleted(ground: Ground, monkeypatch: 
             InvalidOperationError,
             r"a\.txt of T1 may not be read; make it readable",
         ),
-        (OSError(28, "No space left on device"), OSError, "No space left"),
+        (OSError(28, "No space left on device"), StoreFullError, "No space left"),
     ],
 )
 async def test_what_cannot_be_read_or_written_keeps_the_workdir(
@@ -361,7 +362,7 @@ async def test_no_program_of_the_users_repository_runs_in_our_calls(ground: Grou
     kept = config.read_text().partition("[remote")[0]  # a partial clone is refused for another reason
     config.write_text(kept)
     canary.unlink(missing_ok=True)
-    accepted = await ground.accept(workdir, snapshot)
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     await ground.workdirs.undo(accepted)
     other, _ = await ground.prepared("T2")
     await ground.workdirs.snapshot(other, "x")
@@ -545,3 +546,205 @@ async def test_an_entry_that_was_tampered_with_is_refused(ground: Ground) -> Non
     manifest.write_text("not json")
     assert not await ground.workdirs.list_entries()
     assert not place.exists()
+
+
+# --- pipes, sparse files, files that stay -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".gitignore",
+        ".gitattributes",
+        ".gitmodules",
+        "sub/.gitignore",
+        "sub/.gitattributes",
+        "anywhere",
+        ".git/index",
+        ".git/packed-refs",
+        ".git/objects/info/alternates",
+        ".git/objects/pack/pack-0.idx",
+        "inner/.git/HEAD",
+        "inner/.git/commondir",
+    ],
+)
+async def test_a_pipe_keeps_no_git_waiting(ground: Ground, name: str) -> None:
+    workdir, place = await ground.prepared()
+    (place / "a.txt").write_text("agent\n")
+    commit_all(place, "mine")
+    (place / "b.txt").write_text("agent\n")
+    pipe = place / name
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    async with asyncio.timeout(60):
+        snapshot = await ground.workdirs.snapshot(workdir, "one")
+    assert {"a.txt", "b.txt"} <= {change.path for change in snapshot.files}
+    if not name.startswith(".git/") or "objects" in name:
+        assert any(name in reason or reason.startswith(".git: ") for reason in snapshot.left_out), snapshot.left_out
+    assert (await ground.accept(workdir, snapshot)).followed
+    assert (await ground.workdirs.retire(workdir, record={})).files
+
+
+async def test_a_pipe_as_head_only_hides_the_agents_commits(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    (place / "a.txt").write_text("agent\n")
+    commit_all(place, "mine")
+    (place / ".git" / "HEAD").unlink()
+    os.mkfifo(place / ".git" / "HEAD")
+    async with asyncio.timeout(60):
+        snapshot = await ground.workdirs.snapshot(workdir, "one")
+    assert snapshot.head is None
+    assert [change.path for change in snapshot.files] == ["a.txt"]
+
+
+async def test_a_git_that_waits_for_a_pipe_outside_is_ended_at_once(ground: Ground, tmp_path: Path) -> None:
+    """An inner repository may point anywhere, where no look into the workdir finds the pipe."""
+    workdir, place = await ground.prepared()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.mkfifo(elsewhere / "HEAD")
+    (place / "inner").mkdir()
+    (place / "inner" / ".git").write_text(f"gitdir: {elsewhere}\n")
+    (place / "inner" / "x").write_text("x\n")
+    other, _ = await ground.prepared("T2")
+    async with asyncio.timeout(60):
+        with pytest.raises(InvalidOperationError, match="git waits for a pipe"):
+            await ground.workdirs.snapshot(workdir, "one")
+        await ground.workdirs.snapshot(other, "one")
+
+
+@pytest.mark.parametrize("read", [files.read_small, files.copy], ids=["read_small", "copy"])
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
+) -> None:
+    """The mutation "opened blocking": a file becomes a pipe between the look and the open."""
+    (inside / "file").write_text("text")
+    (tmp_path / "target").mkdir()
+    real = files.open_file
+
+    def swapped(parent: int, name: bytes) -> Any:
+        (inside / "file").unlink()
+        os.mkfifo(inside / "file")
+        return real(parent, name)
+
+    monkeypatch.setattr(files, "open_file", swapped)
+    results: list[Any] = []
+
+    def work() -> None:
+        with files.opened(inside) as root, files.opened(tmp_path / "target") as target:
+            last = 1000 if read is files.read_small else target
+            results.append(read(root, b"file", last) if read is files.read_small else read(root, b"file", last, 1000))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert results == [None if read is files.read_small else -1], "it must be opened without waiting for a writer"
+
+
+def used(place: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
+
+
+async def test_a_sparse_file_of_any_size_does_not_fill_the_disk(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    with (place / "huge").open("wb") as file:
+        file.truncate(8 * 10**12)
+    before = used(ground.home)
+    with pytest.raises(InvalidOperationError, match=r"huge .* GiB"):
+        await ground.workdirs.snapshot(workdir, "one")
+    with pytest.raises(InvalidOperationError, match=r"huge .* GiB"):
+        await ground.workdirs.retire(workdir, record={})
+    assert used(ground.home) < before + 10**7
+    assert (place / "huge").stat().st_size == 8 * 10**12, "what cannot be saved is not deleted"
+    (place / "huge").unlink()
+    await ground.workdirs.retire(workdir, record={})
+
+
+def test_holes_are_kept_and_the_limit_holds_while_copying(inside: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    with (inside / "sparse").open("wb") as file:
+        file.seek(100 * 1024**2)
+        file.write(b"data")
+        file.truncate(200 * 1024**2)
+    with files.opened(inside) as root, files.opened(target) as place:
+        size = files.copy(root, b"sparse", place, 10**9)
+        with pytest.raises(files.TooLargeError):
+            files.copy(root, b"sparse", place, 1000)
+    copied = target / "sparse"
+    assert size == copied.stat().st_size == 200 * 1024**2
+    assert copied.stat().st_blocks * 512 < 4 * 1024**2
+    with copied.open("rb") as file:
+        file.seek(100 * 1024**2)
+        assert file.read(5) == b"data\0"
+
+
+async def test_holes_come_back_from_the_vault(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    with (place / "sparse").open("wb") as file:
+        file.seek(50 * 1024**2)
+        file.write(b"data")
+    entry = await ground.workdirs.retire(workdir, record={})
+    await ground.workdirs.restore(entry)
+    assert (place / "sparse").stat().st_size == 50 * 1024**2 + 4
+    assert (place / "sparse").stat().st_blocks * 512 < 4 * 1024**2
+
+
+async def test_a_file_that_cannot_be_removed_leaves_record_and_vault_true(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workdir, place = await ground.prepared()
+    (place / "stays").write_text("s")
+    real = os.unlink
+
+    def refuse(path: Any, *more: Any, **options: Any) -> None:
+        if path == b"stays":
+            raise PermissionError(1, "Operation not permitted", path)
+        real(path, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        entry = await ground.workdirs.retire(workdir, record={})
+    assert entry.not_removed is not None
+    assert "stays" in entry.not_removed
+    remains = place.with_name(".retired-T1-1")
+    assert [path.name for path in remains.iterdir()] == ["stays"], "all else is gone"
+    assert not place.exists()
+    assert await ground.workdirs.list_entries() == [entry.evolve(not_removed=None)]
+    assert await ground.workdirs.orphans(set()) == [], "it is no workdir any more, and gone with the next look"
+    assert not remains.exists()
+
+
+MODULES = """[submodule "../../up"]
+\tpath = lib
+\turl = https://example.org/lib
+[submodule "run"]
+\tpath = ../outside
+\turl = ext::sh -c evil
+\tupdate = !evil
+[submodule "option"]
+\tpath = -p
+\turl = --upload-pack=evil
+[submodule "fine"]
+\tpath = fine
+\turl = ../fine.git
+"""
+
+
+async def test_dangerous_submodules_are_named_in_the_review(ground: Ground) -> None:
+    workdir, place = await ground.prepared()
+    (place / ".gitmodules").write_text(MODULES)
+    snapshot = await ground.workdirs.snapshot(workdir, "one")
+    assert [warning.partition(":")[0] for warning in snapshot.warnings] == [".gitmodules"] * 6
+    text = " ".join(snapshot.warnings)
+    for part in ("../../up", "../outside", "ext::", "!evil", "-p", "--upload-pack"):
+        assert part in text
+    assert "fine" not in text
+    (place / ".gitmodules").unlink()
+    (place / ".gitmodules").symlink_to("/etc/passwd")
+    linked = await ground.workdirs.snapshot(workdir, "two")
+    assert linked.left_out == (".gitmodules: git does not keep a link of that name",)
+    assert linked.files == ()
+    (place / ".gitmodules").unlink()
+    assert (await ground.workdirs.snapshot(workdir, "three")).warnings == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from workdirs_ground import ADA, Ground, commit_all, git, make_repository, read, shell, write
 
-from ostler.errors import GitError, InvalidOperationError, MergeConflictError, ValidationError
+from ostler.errors import ConflictError, GitError, InvalidOperationError, MergeConflictError, ValidationError
 from ostler.workdirs import Snapshot, Workdir, Workdirs
 from ostler.workdirs import git as git_module
 
@@ -123,6 +123,7 @@ async def test_some_files_are_accepted_and_the_rest_later(ground: Ground) -> Non
     (place / "dir" / "y").write_text("y\n")
     snapshot = await ground.workdirs.snapshot(workdir, "one")
     first = await ground.accept(workdir, snapshot, ["dir", "b.txt"])
+    assert (first.files, first.left) == (4, 1)
     assert sorted(ground.git("ls-tree", "-r", "--name-only", "main").split()) == [
         "a.txt",
         "dir/x",
@@ -131,7 +132,10 @@ async def test_some_files_are_accepted_and_the_rest_later(ground: Ground) -> Non
     ]
     assert ground.git("show", "main:a.txt") == "one\ntwo\nthree\n"
     assert await ground.accept(workdir, snapshot, ["dir", "b.txt"]) == first
-    await ground.accept(workdir, snapshot)
+    preview = await ground.workdirs.preview(workdir, snapshot)
+    whole = await ground.accept(workdir, snapshot)
+    assert (whole.files, whole.left) == (4, 0)
+    assert ground.git("rev-parse", "main^{tree}").strip() == preview.tree
     assert ground.git("show", "main:a.txt") == "agent\n"
     assert clean(ground)
     with pytest.raises(InvalidOperationError, match=r"does not change nowhere\.txt"):
@@ -236,6 +240,26 @@ async def test_an_author_is_a_name_and_an_address(ground: Ground, author: str) -
         await ground.workdirs.accept(workdir, snapshot, message=" ", author=ADA)
 
 
+async def test_without_an_author_it_is_the_user_of_git(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="x\n")
+    ground.git("config", "user.name", "Grace Hopper")
+    ground.git("config", "user.email", "grace@example.org")
+    accepted = await ground.workdirs.accept(workdir, snapshot, message="m")
+    assert ground.git("log", "-1", "--format=%an <%ae>", "main").strip() == "Grace Hopper <grace@example.org>"
+    ground.git("update-ref", "refs/remotes/origin/main", accepted.commit)
+    await ground.workdirs.undo(accepted)
+    assert ground.git("log", "-1", "--format=%an <%ae>", "main").strip() == "Grace Hopper <grace@example.org>"
+
+
+async def test_a_merge_that_differs_from_what_was_checked_is_refused(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="x\n")
+    preview = await ground.workdirs.preview(workdir, snapshot)
+    tip = commit_all_with(ground, "b.txt", "later\n")
+    with pytest.raises(ConflictError, match="main moved meanwhile"):
+        await ground.workdirs.accept(workdir, snapshot, message="m", author=ADA, tree=preview.tree)
+    assert ground.tip() == tip
+
+
 # --- the user's checkout -----------------------------------------------------------------------------
 
 
@@ -255,9 +279,10 @@ async def test_uncommitted_changes_in_a_touched_file_are_never_overwritten(groun
     (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
     (ground.repository / "staged.txt").write_text("staged\n")
     ground.git("add", "staged.txt")
-    accepted = await ground.accept(workdir, snapshot)
+    assert (await ground.refused(workdir, snapshot)).paths == ("a.txt",)
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     assert not accepted.followed
-    assert "a.txt have changes of yours" in str(accepted.why_not_followed)
+    assert "a.txt cannot follow (changes of yours that are not committed)" in str(accepted.why_not_followed)
     assert ground.tip() == accepted.commit
     assert (ground.repository / "a.txt").read_text() == "one\ntwo\nuser\n"
     # A commit of what the user has staged does not take back what was accepted.
@@ -268,7 +293,7 @@ async def test_uncommitted_changes_in_a_touched_file_are_never_overwritten(groun
 async def test_what_it_says_brings_the_files_up_to_date(ground: Ground) -> None:
     workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n")
     (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
-    told = str((await ground.accept(workdir, snapshot)).why_not_followed)
+    told = str((await ground.accept(workdir, snapshot, branch_only=True)).why_not_followed)
     command = told.partition("accepted ones there: ")[2]
     assert command.startswith("git diff ")
     shell(ground.repository, command)
@@ -289,7 +314,8 @@ async def test_untracked_and_ignored_files_in_the_way_are_never_overwritten(grou
     snapshot = await ground.workdirs.snapshot(workdir, "one")
     (ground.repository / "secret.env").write_text("user\n")
     (ground.repository / "secretdir").write_text("user\n")
-    accepted = await ground.accept(workdir, snapshot)
+    assert (await ground.refused(workdir, snapshot)).paths == ("secret.env", "secretdir/x")
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     assert not accepted.followed
     assert "secret" in str(accepted.why_not_followed)
     assert (ground.repository / "secret.env").read_text() == "user\n"
@@ -305,7 +331,8 @@ async def test_a_directory_that_becomes_a_file_keeps_what_is_ignored_in_it(groun
     (place / "sub").write_text("a file now\n")
     snapshot = await ground.workdirs.snapshot(workdir, "one")
     (ground.repository / "sub" / "x.o").write_text("built\n")
-    accepted = await ground.accept(workdir, snapshot)
+    assert (await ground.refused(workdir, snapshot)).paths == ("sub",)
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     assert not accepted.followed
     assert (ground.repository / "sub" / "x.o").read_text() == "built\n"
     undone = await ground.workdirs.undo(accepted)
@@ -336,7 +363,8 @@ async def test_while_the_users_git_works_the_files_are_left(ground: Ground) -> N
     workdir, snapshot = await ground.changed(a_txt="agent\n")
     lock = ground.repository / ".git" / "index.lock"
     lock.write_text("")
-    accepted = await ground.accept(workdir, snapshot)
+    assert "git is at work; try again in a moment" in str(await ground.refused(workdir, snapshot))
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     assert not accepted.followed
     assert "git is at work" in str(accepted.why_not_followed)
     assert lock.exists()
@@ -369,8 +397,9 @@ async def test_a_sparse_checkout_is_left(ground: Ground) -> None:
     ground.git("sparse-checkout", "set", "--no-cone", "/*", "!/b.txt")
     assert not (ground.repository / "b.txt").exists()
     workdir, snapshot = await ground.changed(b_txt="agent\n", a_txt="agent\n")
-    accepted = await ground.accept(workdir, snapshot)
-    assert "b.txt are left out of a sparse checkout" in str(accepted.why_not_followed)
+    assert "b.txt cannot follow (left out of a sparse checkout)" in str(await ground.refused(workdir, snapshot))
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    assert "b.txt cannot follow (left out of a sparse checkout)" in str(accepted.why_not_followed)
     assert not (ground.repository / "b.txt").exists()
     assert ground.tip() == accepted.commit
 
@@ -378,7 +407,8 @@ async def test_a_sparse_checkout_is_left(ground: Ground) -> None:
 async def test_a_split_index_is_left(ground: Ground) -> None:
     ground.git("update-index", "--split-index")
     workdir, snapshot = await ground.changed(a_txt="agent\n")
-    accepted = await ground.accept(workdir, snapshot)
+    assert "the files cannot follow: " in str(await ground.refused(workdir, snapshot))
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
     assert "was left as it is" in str(accepted.why_not_followed)
     assert ground.tip() == accepted.commit
     assert not (ground.repository / ".git" / "index.lock").exists()
@@ -390,8 +420,9 @@ async def test_files_that_a_filter_writes_are_left(ground: Ground) -> None:
     (ground.repository / ".gitattributes").write_text("b.txt filter=upper\n")
     commit_all(ground.repository)
     workdir, snapshot = await ground.changed(b_txt="agent\n")
-    accepted = await ground.accept(workdir, snapshot)
-    assert "b.txt are written by a filter" in str(accepted.why_not_followed)
+    assert (await ground.refused(workdir, snapshot)).paths == ("b.txt",)
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    assert "b.txt cannot follow (written by a filter" in str(accepted.why_not_followed)
 
 
 # --- undo --------------------------------------------------------------------------------------------
@@ -436,6 +467,17 @@ async def test_undo_reverts_by_a_commit_what_was_published(ground: Ground) -> No
     undone = await ground.workdirs.undo(accepted)
     assert undone.reverted
     assert undone.before == accepted.commit
+
+
+async def test_undo_says_which_files_it_could_not_take_out(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="agent\n", b_txt="agent\n")
+    accepted = await ground.accept(workdir, snapshot)
+    (ground.repository / "b.txt").write_text("user\n")
+    undone = await ground.workdirs.undo(accepted)
+    assert ground.tip() == undone.commit == accepted.before
+    assert not undone.followed
+    assert "b.txt cannot follow" in str(undone.why_not_followed)
+    assert (ground.repository / "b.txt").read_text() == "user\n"
 
 
 async def test_undo_names_conflicts_and_changes_nothing(ground: Ground) -> None:

@@ -8,6 +8,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from ostler.errors import CheckoutBlockedError
 from ostler.workdirs import Accepted, Snapshot, Workdir, Workdirs
 
 ADA = "Ada Lovelace <ada@example.org>"
@@ -97,8 +100,20 @@ class Ground:
             (place / name.replace("_", ".")).write_text(text)
         return workdir, await self.workdirs.snapshot(workdir, f"{key} as it is")
 
-    async def accept(self, workdir: Workdir, snapshot: Snapshot, paths: list[str] | None = None) -> Accepted:
-        return await self.workdirs.accept(workdir, snapshot, paths=paths, message=f"{workdir.key}: done", author=ADA)
+    async def accept(
+        self, workdir: Workdir, snapshot: Snapshot, paths: list[str] | None = None, *, branch_only: bool = False
+    ) -> Accepted:
+        return await self.workdirs.accept(
+            workdir, snapshot, paths=paths, message=f"{workdir.key}: done", author=ADA, branch_only=branch_only
+        )
+
+    async def refused(self, workdir: Workdir, snapshot: Snapshot) -> CheckoutBlockedError:
+        """The refusal of an accept that changed nothing of the user's: neither refs nor files nor the index."""
+        before = tree_of(self.repository), self.status()
+        with pytest.raises(CheckoutBlockedError, match="Nothing was changed") as raised:
+            await self.accept(workdir, snapshot)
+        assert (tree_of(self.repository), self.status()) == before
+        return raised.value
 
     def git(self, *arguments: str) -> str:
         return git(self.repository, *arguments)

@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 
 from ostler.agents import AgentContext, Message, WaitAnswer, WaitAsked
-from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, MAX_MESSAGE, CallToken
-from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed
+from ostler.agents.context import CURRENT_CALL, MAX_HOOKS, CallToken
+from ostler.agents.messages import MAX_TEXT, MetricReported, Progress, Signal, TokensUsed
 from ostler.errors import ValidationError
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
@@ -146,7 +146,7 @@ def test_a_long_message_is_clipped_not_refused() -> None:
     [said] = ear.said
     assert isinstance(said, Progress)
     assert said.message is not None
-    assert said.message.endswith(f"… ({10_001 - MAX_MESSAGE} more characters)")
+    assert said.message.endswith(f"… ({10_001 - MAX_TEXT} more characters)")
 
 
 NAN, INF = float("nan"), float("inf")

@@ -276,18 +276,6 @@ def test_a_partial_and_a_local_class_can_be_registered() -> None:
     assert isinstance(registry.maker(manifest.id)(), Needy)
 
 
-def test_registering_as_a_decorator_gives_the_class_back() -> None:
-    registry = AgentRegistry()
-
-    @registry.agent(name="decorated", version="3")
-    class Decorated(Agent):
-        def process(self, request: Any) -> Any:
-            return request
-
-    assert Decorated.__name__ == "Decorated"
-    assert registry.find("decorated").version == "3"
-
-
 def test_many_threads_may_register() -> None:
     registry = AgentRegistry()
     threads = [threading.Thread(target=registry.register, args=(Fixer,), kwargs={"name": f"a{n}"}) for n in range(20)]

@@ -18,8 +18,8 @@ from ostler.errors import (
     OstlerError,
     ValidationError,
 )
-from ostler.model.faults import Fault
 from ostler.model.states import AgentState
+from ostler.model.validation import Fault
 
 ALL = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, Exception)]
 FAULTS = (

@@ -132,9 +132,9 @@ def test_a_full_file_becomes_a_manifest(load: Load, tmp_path: Path) -> None:
 
 def test_a_spawn_overrules_a_definition_field_by_field(load: Load) -> None:
     options = options_of(load(lifecycle("driver: python:a:B", "limits: {memory: 2G, time: 1h}", "tags: [web]")))
-    assert options.given == {"resource_limits", "tags"}
+    assert options.fields_set == {"resource_limits", "tags"}
     assert options.resource_limits is not None
-    assert options.resource_limits.given == {"max_memory_mb", "execution_timeout"}
+    assert options.resource_limits.fields_set == {"max_memory_mb", "execution_timeout"}
     spawned = AgentSpawnOptions(resource_limits=ResourceLimits(execution_timeout=timedelta(minutes=1))).over(options)
     assert spawned.resource_limits == ResourceLimits(max_memory_mb=2048, execution_timeout=timedelta(minutes=1))
     assert spawned.tags == ("web",)
@@ -479,7 +479,7 @@ def test_a_class_may_carry_the_same_keys() -> None:
 
     manifest = AgentRegistry(read_lifecycle=read_lifecycle).register(Marked)
     assert manifest.defaults is not None
-    assert manifest.defaults.given == {"restart_policy", "isolation_level"}
+    assert manifest.defaults.fields_set == {"restart_policy", "isolation_level"}
     assert manifest.defaults.restart_policy == RestartPolicy(max_retries=2)
     assert (manifest.env, manifest.checks) == ({"A": None}, ("true",))
 

@@ -19,6 +19,7 @@ from ostler.definitions import (
     json_schema,
     load_settings,
 )
+from ostler.definitions.project import _config_file, get_config
 from ostler.errors import DefinitionError
 from ostler.model.spawn import RestartPolicy
 from ostler.model.states import IsolationLevel
@@ -81,7 +82,7 @@ def test_agents_without_a_file_have_the_same_keys(path: Path) -> None:
     assert reviewer.defaults.isolation_level is IsolationLevel.PROCESS
     assert (other.kind, other.driver) == (AgentKind.COMMAND, "claude")
     assert other.defaults is not None
-    assert other.defaults.given == {"resource_limits", "isolation_level"}
+    assert other.defaults.fields_set == {"resource_limits", "isolation_level"}
 
 
 def test_the_settings_are_found_upwards(tmp_path: Path, path: Path) -> None:
@@ -182,3 +183,48 @@ def test_naming_the_readers_loads_nothing_heavy(code: str) -> None:
     assert not {"pydantic", "ruamel", "annotated_types", "sqlite3"} & {
         name.split(".")[0] for name in done.stdout.split()
     }
+
+
+# --- the settings in force ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a home and good settings, which one program has read."""
+    (tmp_path / ".ostler").mkdir()
+    (tmp_path / "ostler.toml").write_text("[tasks]\nat-once = 3\n")
+    assert get_config(tmp_path).tasks.at_once == 3
+    return tmp_path
+
+
+def test_a_broken_file_leaves_the_last_good_settings(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (project / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    assert get_config(project).tasks.at_once == 3
+    assert "the last good settings stay in force: " in caplog.text
+    assert "ostler.toml:2: this is not TOML" in caplog.text
+
+
+def test_a_program_that_starts_while_the_file_is_broken_has_the_last_good_settings_too(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    another_program()
+    assert get_config(project).tasks.at_once == 3
+    assert "the last good settings stay in force: " in caplog.text
+    (project / "ostler.toml").write_text("[tasks]\nat-once = 4\n")
+    assert get_config(project).tasks.at_once == 4
+    another_program()
+    (project / "ostler.toml").write_text("[tasks\n")
+    assert get_config(project).tasks.at_once == 4
+
+
+def test_without_good_settings_a_broken_file_is_an_error_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / ".ostler").mkdir()
+    (tmp_path / "ostler.toml").write_text("[tasks]\nat-once = much\n")
+    with pytest.raises(DefinitionError, match=r"ostler\.toml:2: this is not TOML"):
+        get_config(tmp_path)
+
+
+def another_program() -> None:
+    """It remembers nothing of what this one has read."""
+    _config_file.cache_clear()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostler.definitions.parse import UnreadableError, read_toml
-from ostler.model.faults import named
+from ostler.model.validation import named
 
 EVERYTHING = '''# a remark = 1
 top = 1

@@ -144,6 +144,7 @@ DEFAULTS: list[tuple[Record, dict[str, Any]]] = [
             "owner_id": None,
             "name_pattern": None,
             "include_terminated": False,
+            "include_restarting": False,
             "limit": 100,
             "offset": 0,
         },
@@ -297,7 +298,7 @@ def test_a_partial_record_changes_only_the_fields_that_it_names() -> None:
     assert laid.priority is AgentPriority.NORMAL, "a default that is named counts"
     assert laid.initialization_timeout == AgentSpawnOptions().initialization_timeout
     assert AgentSpawnOptions().over(base) == base
-    assert laid.given == {"isolation_level", "name", "priority"}
+    assert laid.fields_set == {"isolation_level", "name", "priority"}
 
 
 def test_a_partial_record_inside_is_laid_over_its_counterpart() -> None:
@@ -325,7 +326,7 @@ def test_a_partial_record_inside_is_laid_over_its_counterpart() -> None:
     ids=["checked", "json", "dict", "inside", "evolved"],
 )
 def test_what_was_named_survives_checking_json_and_changes(asked: AgentSpawnOptions) -> None:
-    assert asked.given == {"name", "resource_limits"}
+    assert asked.fields_set == {"name", "resource_limits"}
     base = AgentSpawnOptions(priority=AgentPriority.LOW, resource_limits=ResourceLimits(max_worker_threads=9))
     laid = asked.over(base)
     assert (laid.priority, laid.name) == (AgentPriority.LOW, "n")

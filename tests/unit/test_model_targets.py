@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostler.model.spawn import HealthCheckConfig
+from ostler.model.spawn import HealthCheckConfig, HttpTarget, command_target, http_target, tcp_target
 from ostler.model.states import ProbeType
-from ostler.model.targets import HttpTarget, command_target, http_target, tcp_target
 
 
 def faults(probe: ProbeType, target: str | None) -> tuple[str, ...]:

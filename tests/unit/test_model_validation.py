@@ -12,7 +12,6 @@ from record_samples import RECORDS
 
 from ostler.errors import ValidationError
 from ostler.model.access import HOME_WORKSPACE_ID, Actor, Principal, Token, Workspace
-from ostler.model.faults import Fault, ValidationResult, shown
 from ostler.model.instance import AgentMetrics
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics
 from ostler.model.record import Record
@@ -27,6 +26,7 @@ from ostler.model.spawn import (
 )
 from ostler.model.states import AgentPriority, ProbeType, Tier
 from ostler.model.text import clean_text, clipped, fold_tags
+from ostler.model.validation import Fault, ValidationResult, shown
 from ostler.model.wait import Wait, WaitKind
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

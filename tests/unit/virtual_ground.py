@@ -12,6 +12,9 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from simulated_isolation import SimulatedIsolation
+from simulated_machine import Machine, SimulatedAgent
+
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import StoreError, StoreFullError
 from ostler.failpoints import FaultPoint, Seams, no_fault
@@ -27,15 +30,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
 from ostler.model.states import IsolationLevel
 from ostler.store import attempts, audit, events, moves
-from ostler.testing.simulated import (
-    InlineStore,
-    KeptDatabase,
-    Machine,
-    SimulatedIsolation,
-    VirtualClock,
-    run_virtual,
-)
-from ostler.testing.simulated.machine import SimulatedAgent
+from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, run_virtual
 
 SETTINGS = LifecycleSettings(lease_ttl=timedelta(minutes=10), tick=timedelta(seconds=10))
 

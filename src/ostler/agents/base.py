@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 from ostler.agents.context import AgentContext
 from ostler.agents.failures import error_text
 from ostler.errors import AgentInitializationError, ValidationError
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
 #: Of a function that is an agent: the request and the context.
@@ -28,7 +29,7 @@ class Agent:
     The methods may be `async def` or plain `def`; all but `process` have a default that does nothing.
     """
 
-    #: What `registry.register(cls)` takes where it is not told otherwise; None means the qualified class name.
+    #: The name for `registry.register(cls)` without `name`; None means the qualified class name.
     agent_name: ClassVar[str | None] = None
 
     #: The id under which a crew keeps it; set by `AgentFactory`.
@@ -42,7 +43,7 @@ class Agent:
         raise NotImplementedError(f"{type(self).__name__} does not say how to process a request")
 
     def health(self) -> MaybeAsync:
-        """Asked by a `custom` probe: None or True is well, False or a text is not, raising is not."""
+        """Called by a `custom` probe: None or True is healthy; False, a text or an exception is not."""
 
     def final_state(self) -> MaybeAsync:
         """What to keep of it when it is terminated with `persist_final_state`: a mapping of JSON values."""
@@ -99,7 +100,7 @@ def decoration_of(source: object) -> Decoration:
 
 
 def require_manifest_arguments(arguments: Mapping[str, Any]) -> None:
-    """Python does not check what is spread over keywords, so a misspelt one would pass."""
+    """Python does not check keywords against a TypedDict, so a misspelt one would pass."""
     allowed = ManifestArguments.__annotations__
     unknown = arguments.keys() - allowed.keys()
     if unknown:
@@ -148,11 +149,8 @@ class PythonMaker:
     target: str
 
     def __call__(self) -> Agent:
-        module, _, path = self.target.partition(":")
         try:
-            value: Any = import_module(module)
-            for part in path.split("."):
-                value = getattr(value, part)
+            value = import_target(self.target)
         except (Exception, SystemExit) as error:  # importing runs foreign code
             raise AgentInitializationError(
                 f"{self.target} cannot be imported ({error_text(error)}); "
@@ -164,6 +162,12 @@ class PythonMaker:
             return maker_of_callable(value)()
         except ValidationError as error:
             raise AgentInitializationError(f"{self.target}: {error}") from error
+
+
+def import_target(target: str) -> Any:
+    """What "module:name" or "module:outer.inner" names. Raises whatever the import raises."""
+    module, _, path = target.partition(":")
+    return functools.reduce(getattr, path.split("."), import_module(module))
 
 
 def maker_of_callable(source: Callable[..., Any]) -> AgentMaker:

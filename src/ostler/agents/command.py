@@ -1,4 +1,4 @@
-"""An agent that is a program: what one run of it is given, and what its end says about the work.
+"""An agent that is a program: the input of one run, and the meaning of its end.
 
 Nothing is started here. Level process has a keeper run the program, once per request, and goes by these functions.
 """
@@ -20,10 +20,10 @@ from ostler.agents.base import Agent
 from ostler.agents.commandspec import KIB, PLACEHOLDERS, WORKDIR, CommandSpec, ExitMeaning, PromptBy
 from ostler.agents.context import AgentContext
 from ostler.errors import AgentExecutionError, InvalidOperationError, ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.text import clean_text, unkeepable_faults
+from ostler.model.validation import Fault, shown
 
-#: How long the program has to end when it is asked to, before it is forced; in seconds.
+#: Between SIGTERM and SIGKILL; in seconds.
 STOP_GRACE_S = 2.0
 
 _SHOWN_LINES = 20
@@ -136,7 +136,7 @@ def answer_of(
 
 def environment(spec: CommandSpec, context: AgentContext, place: Place | None = None) -> dict[str, str]:
     """All that the program gets to see of our environment, and its identity. The spawn's own variables win."""
-    given = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("HOME", *spec.env) if name in os.environ}
     ours = {
         **identity(context.instance_id, context.attempt, None if place is None else place.workdir),
         "OSTLER_MAX_WORKER_THREADS": str(context.limits.max_worker_threads),
@@ -147,7 +147,7 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
         **_BASE_ENV,
         "TERM": "xterm-256color" if spec.pty else "dumb",
         "HOME": "/",
-        **given,
+        **inherited,
         **(spec.set_env or {}),
         **context.env,
         **ours,
@@ -156,8 +156,8 @@ def environment(spec: CommandSpec, context: AgentContext, place: Place | None = 
 
 def identity(instance_id: UUID, attempt: int, workdir: Path | None) -> dict[str, str]:
     """The variables by which a program knows which agent it is."""
-    known = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
-    return known if workdir is None else {**known, "OSTLER_WORKDIR": str(workdir)}
+    variables = {"OSTLER_INSTANCE": str(instance_id), "OSTLER_ATTEMPT": str(attempt)}
+    return variables if workdir is None else {**variables, "OSTLER_WORKDIR": str(workdir)}
 
 
 def place_of(spec: CommandSpec, context: AgentContext, prompt: str, key: str) -> Place:
@@ -218,7 +218,7 @@ def prompt_of(request: Any, instructions: str | None) -> str:
 
 
 def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeaning:
-    """What the exit says; a failure is raised, with the end of what the program said."""
+    """The meaning of the exit; a failure is raised, with the last lines of the output."""
     if ending.signal_name is not None:
         how = f"was killed by {ending.signal_name}"
     elif ending.code is None:

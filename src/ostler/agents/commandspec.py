@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.text import name_faults, unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
+from ostler.model.validation import Fault, shown
 
 PLACEHOLDERS = frozenset({"prompt", "prompt_file", "workdir", "instance_id", "attempt", "name"})
 CONTEXT = "context."
@@ -71,7 +71,7 @@ class CommandSpec(Record):
     env: tuple[str, ...] = ()
     set_env: Mapping[str, str] | None = None
     prompt_by: PromptBy = PromptBy.FILE
-    #: By exit code, as a number or as text; one that is not named is done when 0, and failed otherwise.
+    #: By exit code, as a number or as text. Of the other codes 0 means done, and the rest mean failed.
     exit_codes: Annotated[Mapping[str, ExitMeaning] | None, Parsed(text_keys)] = None
     #: Whether the program sees a terminal.
     pty: bool = False
@@ -107,7 +107,7 @@ class CommandSpec(Record):
         return any(name == placeholder for argument in self.argv for _, name in _parts(argument))
 
     def fill(self, values: Mapping[str, str], context: Mapping[str, Any]) -> tuple[str, ...]:
-        """The arguments with every placeholder filled in. What is filled in is never read as a template."""
+        """The arguments with every placeholder filled in. Values are never read as templates."""
         faults: list[Fault] = []
         filled = tuple(
             "".join(text + _value(name, values, context, faults) for text, name in _parts(argument))

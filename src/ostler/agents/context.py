@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import logging
 from asyncio import CancelledError, Task
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ostler.agents.messages import MetricReported, Progress, Signal, TokensUsed, Voice, WaitAnswer, WaitAsked
+from ostler.agents.messages import (
+    MetricReported,
+    Progress,
+    Signal,
+    TokensUsed,
+    Voice,
+    WaitAnswer,
+    WaitAsked,
+    checked_message,
+    duration_faults,
+    text_faults,
+)
 from ostler.clock import Clock
 from ostler.errors import ValidationError
-from ostler.model.context import ContextData, json_faults
-from ostler.model.faults import Fault, shown
+from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
-from ostler.model.text import MAX_NAME, clipped, name_faults
-from ostler.model.types import MAX_COUNT
+from ostler.model.text import MAX_NAME
+from ostler.model.validation import Fault, shown
 
-MAX_MESSAGE = 2000
 MAX_HOOKS = 1000
 #: How an isolation level names one call.
 CallId = UUID | str | int
@@ -69,7 +77,7 @@ class AgentContext:
     attempt: int
     definition_id: UUID
     name: str
-    #: Read it with keys in any case. What is given as a plain mapping is taken over.
+    #: Keys are read in any case. A plain mapping becomes `ContextData`.
     data: ContextData = field(default_factory=ContextData, repr=False)
     limits: ResourceLimits = field(repr=False)
     #: Time as Ostler counts it; an agent that waits by it can be tested without waiting.
@@ -113,26 +121,21 @@ class AgentContext:
     # --- speaking ------------------------------------------------------------------------------------
 
     def report(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
-        """Say how far the work is. From any thread; returns at once."""
-        _require(_progress_faults(fraction, message, details))
-        text = None if message is None else clipped(message, MAX_MESSAGE)
-        self.voice.say(
-            Progress(fraction=None if fraction is None else float(fraction), message=text, details=_own(details))
-        )
+        """Report how far the work is. From any thread; returns at once."""
+        progress = checked_message(Progress(fraction=fraction, message=message, details=details))
+        self.voice.say(replace(progress, details=_own(details)))
 
     def signal(self, name: str, payload: Mapping[str, Any] | None = None) -> None:
         """Send a named message to the supervisor of this agent. From any thread; returns at once."""
-        _require(_name_faults("name", name), _mapping_faults("payload", payload))
-        self.voice.say(Signal(name=name, payload=_own(payload)))
+        signal = checked_message(Signal(name=name, payload=payload))
+        self.voice.say(replace(signal, payload=_own(payload)))
 
     def report_tokens(self, count: int, model: str | None = None) -> None:
-        """Say that so many more tokens were used."""
-        _require(_count_faults("count", count), () if model is None else _name_faults("model", model))
-        self.voice.say(TokensUsed(count=count, model=model))
+        """Report tokens that were used since the last report."""
+        self.voice.say(checked_message(TokensUsed(count=count, model=model)))
 
     def report_metric(self, name: str, value: float) -> None:
-        _require(_name_faults("name", name), _number_faults("value", value))
-        self.voice.say(MetricReported(name=name, value=float(value)))
+        self.voice.say(checked_message(MetricReported(name=name, value=value)))
 
     async def wait_for(
         self,
@@ -146,14 +149,8 @@ class AgentContext:
 
         Only from async code, for the wait is awaited on the agent's own loop.
         """
-        _require(
-            _name_faults("kind", kind),
-            _text_faults("reason", reason),
-            () if timeout is None else _duration_faults("timeout", timeout),
-            _mapping_faults("detail", detail),
-        )
-        text = None if reason is None else clipped(reason, MAX_MESSAGE)
-        return await self.voice.ask(WaitAsked(kind=str(kind), reason=text, timeout=timeout, detail=_own(detail)))
+        wait = checked_message(WaitAsked(kind=kind, reason=reason, timeout=timeout, detail=detail))
+        return await self.voice.ask(replace(wait, kind=str(kind), detail=_own(detail)))
 
     # --- ending --------------------------------------------------------------------------------------
 
@@ -181,7 +178,9 @@ class AgentContext:
     ) -> None:
         """Run this on an orderly stop, before `shutdown`. The last one added runs first; plain or async."""
         name = _hook_name(hook) if name is None else name
-        _require(_hook_faults(hook, self._hooks), _name_faults("name", name), _duration_faults("timeout", timeout))
+        faults = (*_hook_faults(hook, self._hooks), *text_faults("name", name), *duration_faults("timeout", timeout))
+        if faults:
+            raise ValidationError(faults)
         self._hooks = self._hooks or []
         self._hooks.append(CleanupHook(call=hook, name=name, timeout=timeout))
 
@@ -214,7 +213,7 @@ class AgentLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **kwargs)
 
     def failed(self, what: str, trace: str | None) -> None:
-        """A call of ours to the agent failed. Its caller is told, so only the log of the instance is written."""
+        """A method of the agent failed. Its caller gets the error, so only the log of the instance is written."""
         self._own.error("%s failed\n%s", what, (trace or "").rstrip())
 
 
@@ -238,71 +237,6 @@ def _own(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _hook_name(hook: Any) -> str:
     return str(getattr(hook, "__qualname__", None) or type(hook).__qualname__)[:MAX_NAME]
-
-
-# --- what is refused ---------------------------------------------------------------------------------
-
-
-def _require(*groups: Iterable[Fault]) -> None:
-    faults = tuple(fault for group in groups for fault in group)
-    if faults:
-        raise ValidationError(faults)
-
-
-def _progress_faults(fraction: Any, message: Any, details: Mapping[str, Any]) -> Iterator[Fault]:
-    if fraction is None and message is None and not details:
-        yield Fault(field="report", bound="must say something: a fraction, a message or details")
-    if fraction is not None:
-        wrong = tuple(_number_faults("fraction", fraction))
-        yield from wrong
-        if not wrong and not 0 <= fraction <= 1:
-            yield Fault(field="fraction", bound="must be 0 to 1", value=shown(fraction))
-    yield from _text_faults("message", message)
-    yield from _mapping_faults("details", details)
-
-
-def _number_faults(name: str, value: Any) -> Iterator[Fault]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        yield Fault(field=name, bound="must be a number", value=shown(value))
-        return
-    try:
-        finite = isfinite(value)
-    except OverflowError:
-        finite = False
-    if not finite:
-        yield Fault(field=name, bound="must be a finite number", value=shown(value))
-
-
-def _count_faults(name: str, value: Any) -> Iterator[Fault]:
-    if isinstance(value, bool) or not isinstance(value, int):
-        yield Fault(field=name, bound="must be a whole number", value=shown(value))
-    elif not 0 <= value <= MAX_COUNT:
-        yield Fault(field=name, bound=f"must be 0 to {MAX_COUNT}", value=shown(value))
-
-
-def _name_faults(field_name: str, value: Any) -> Iterator[Fault]:
-    if not isinstance(value, str):
-        yield Fault(field=field_name, bound="must be text", value=shown(value))
-    yield from name_faults(field_name, value)
-
-
-def _text_faults(name: str, value: Any) -> Iterator[Fault]:
-    if value is not None and not isinstance(value, str):
-        yield Fault(field=name, bound="must be text", value=shown(value))
-
-
-_LONGEST = timedelta(days=3650)
-
-
-def _duration_faults(name: str, value: Any) -> Iterator[Fault]:
-    if not (isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST):
-        yield Fault(field=name, bound="must be a duration above zero and at most 3650 days", value=shown(value))
-
-
-def _mapping_faults(name: str, value: Any) -> Iterator[Fault]:
-    if value is not None and not isinstance(value, Mapping):
-        yield Fault(field=name, bound="must be a mapping", value=shown(value))
-    yield from json_faults(name, value)
 
 
 def _hook_faults(hook: Any, hooks: list[CleanupHook] | None) -> Iterator[Fault]:

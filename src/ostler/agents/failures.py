@@ -1,4 +1,4 @@
-"""What an agent raised, as the error that its caller gets."""
+"""An exception of an agent as the error that its caller gets."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OURS = PurePath(__file__).parents[1]
 
 
 def execution_error(error: BaseException, *, ours: str) -> AgentExecutionError:
-    """`ours` is the file whose frames at the top of the trace tell the agent's author nothing."""
+    """Frames of the file `ours` at the top of the trace are left out."""
     return AgentExecutionError(
         clipped(error_text(error), MAX_MESSAGE), exception_type=_type_name(error), stack_trace=_trace(error, ours)
     )
 
 
 def error_text(error: BaseException) -> str:
-    """Its type and its text, whatever the text does."""
+    """Its type and its text, also where making the text raises."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -12,7 +12,6 @@ from typing import Any, Unpack
 from uuid import UUID, uuid5
 
 from ostler.agents.base import (
-    A,
     Agent,
     AgentMaker,
     ManifestArguments,
@@ -27,11 +26,11 @@ from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.failures import error_text
 from ostler.errors import AgentInitializationError, AgentNotFoundError, ConflictError, ValidationError
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault, fault, named, shown
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
 from ostler.model.text import clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
+from ostler.model.validation import Fault, fault, named, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
@@ -87,7 +86,7 @@ class AgentManifest(Record):
     checks: tuple[str, ...] = ()
     #: None leaves it to the driver.
     home: HomeKind | None = None
-    #: The body of a definition file: what the agent is told.
+    #: The body of a definition file: the instructions of the agent.
     prompt: str | None = None
     #: Keys of a definition file that are not ours; kept and passed on.
     extra: Mapping[str, Any] | None = None
@@ -120,7 +119,7 @@ def definition_id(kind: AgentKind, name: str) -> UUID:
 
 
 def maker_of(manifest: AgentManifest) -> AgentMaker:
-    """Of a definition that says itself what runs it. Nothing is imported before the maker is called."""
+    """Of a definition with a command or a driver. Nothing is imported before the maker is called."""
     driver = manifest.driver or ""
     if manifest.kind is AgentKind.PYTHON:
         return PythonMaker(driver.removeprefix(PYTHON_DRIVER))
@@ -172,15 +171,6 @@ class AgentRegistry:
         manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **fields)
         return self.add(manifest, maker, replace=replace)
 
-    def agent(self, *, replace: bool = False, **arguments: Unpack[ManifestArguments]) -> Callable[[type[A]], type[A]]:
-        """`register` as a decorator of a class."""
-
-        def take(cls: type[A]) -> type[A]:
-            self.register(cls, replace=replace, **arguments)
-            return cls
-
-        return take
-
     def add(self, manifest: AgentManifest, maker: AgentMaker, *, replace: bool = False) -> AgentManifest:
         """Take in a definition that was read elsewhere."""
         manifest = manifest.checked()
@@ -199,7 +189,7 @@ class AgentRegistry:
         return manifest
 
     def load_entry_points(self, group: str = ENTRY_POINTS) -> tuple[AgentManifest, ...]:
-        """Take in what installed packages offer under this group. One that fails is in `problems`; the others load."""
+        """Register the agents of installed packages. One that fails is in `problems`; the others load."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - reads mail headers, which few programs need
 
         loaded = []
@@ -265,7 +255,7 @@ class AgentRegistry:
 
 
 class AgentFactory:
-    """Needs nothing but the registry: what an agent wants to know it is told when it is initialised.
+    """Needs nothing but the registry: an agent gets its context when it is initialised.
 
     With `get_config` the settings of the project must be good before an agent is made.
     """

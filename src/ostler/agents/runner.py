@@ -19,19 +19,19 @@ from ostler.clock import Deadline
 from ostler.durations import duration_text
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.model.context import json_faults
-from ostler.model.faults import shown
 from ostler.model.text import clipped
+from ostler.model.validation import shown
 
 MAX_HEALTH_TEXT = 1000
 #: How long a clean-up hook that is late has to react to being cancelled, before the next one starts.
 LATE_HOOK_GRACE_S = 1.0
 
-#: What ends while the agent is being stopped is not asked any more; these two belong to the stopping.
+#: Verbs that are part of a stop; the others end with `AgentGoneError` when the agent is stopped.
 _ENDING = frozenset({"cleanup", "shutdown"})
 
 
 class AgentRunner:
-    """One agent object and the verbs that can be asked of it. Its calls may overlap.
+    """One agent object and its verbs. Calls may overlap.
 
     Everything here happens on the loop on which `run` is awaited, but for plain methods when there are `workers`.
     What the agent raises comes out as `AgentExecutionError`. SystemExit and its like come out as they are: they
@@ -47,7 +47,7 @@ class AgentRunner:
         self._context = context
         self._workers = workers
         self._agent: Agent | None = None
-        #: Whether its one shutdown went through; None until it was asked for.
+        #: Whether its shutdown, which happens once, has completed; None before it.
         self._shut: asyncio.Future[bool] | None = None
         #: Hooks that outlived their time; held here, for the loop itself holds tasks only weakly.
         self._late: set[asyncio.Task[Any]] | None = None
@@ -95,7 +95,7 @@ class AgentRunner:
         return None
 
     async def _shut_down(self, agent: Agent, token: CallToken) -> None:
-        """Once. A second caller waits for the first to end, and is told if that was cut off."""
+        """Once. A second caller waits for the first to end, and gets an error if that was cut off."""
         if self._shut is not None:
             if not await asyncio.shield(self._shut):
                 raise AgentExecutionError("its shutdown was cut off before")
@@ -119,27 +119,27 @@ class AgentRunner:
         except asyncio.CancelledError as error:
             if token.cancelled:
                 raise
-            # This call was not cancelled: the agent itself says so, and its caller must not believe it.
+            # This call was not cancelled: the agent raised CancelledError itself, which would mislead the caller.
             if self._context.stopping and verb not in _ENDING:
                 raise AgentGoneError("the agent was stopped while it worked on this") from error
             raise self._failed(verb, error) from error
         except Exception as error:
             if token.cancelled:
-                # It ended because it was told to; what it stumbled over on the way out is not what counts.
+                # It ended because it was cancelled; an error during that is not the outcome.
                 raise asyncio.CancelledError from error
             if isinstance(error, AgentExecutionError):
                 raise
             raise self._failed(verb, error) from error
         finally:
             token.given_up = token.cancelled
-            # One that is dropped instead of awaited is closed by its owner, in another context.
+            # A coroutine that is dropped instead of awaited is closed by its owner, in another context.
             with suppress(ValueError):
                 CURRENT_CALL.reset(before)
 
     def _failed(self, verb: str, error: BaseException) -> AgentExecutionError:
-        told = execution_error(error, ours=__file__)
-        self._context.logger.failed(verb, told.stack_trace)
-        return told
+        failure = execution_error(error, ours=__file__)
+        self._context.logger.failed(verb, failure.stack_trace)
+        return failure
 
     async def _invoke(self, call: partial[Any], token: CallToken, *, patient: bool = True) -> Any:
         if self._workers is None or _runs_here(call.func):
@@ -159,7 +159,7 @@ class AgentRunner:
             raise _NoWorkersError from None
 
         def tell(_job: object) -> None:
-            # A loop that is closed cannot be told.
+            # The loop may be closed already.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(finished.set)
 
@@ -194,7 +194,7 @@ class AgentRunner:
         return complaints
 
     async def _run_hook(self, hook: CleanupHook, call_id: CallId | None) -> str | None:
-        # A task of its own: one that does not react to being cancelled can be left behind.
+        # In a task of its own, because a hook that ignores its cancellation must be left behind.
         task = asyncio.create_task(self._settle(hook, call_id), name=f"clean-up {hook.name}")
         try:
             async with Deadline(self._context.clock, hook.timeout):

@@ -39,6 +39,8 @@ class Context:
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
     #: Registers the definition files as they are now, and says which are broken.
     refresh: Callable[[], Discovery]
+    #: What is wrong with the settings or the port, and what is in force instead.
+    settings_fault: Callable[[], str | None] = lambda: None
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that go on without their caller.

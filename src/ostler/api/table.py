@@ -71,6 +71,7 @@ ROUTES = (
     ),
     Route("tasks", "GET", "/v1/tasks", "tasks.read"),
     Route("task", "GET", _TASK, "tasks.read", agent=True),
+    Route("why_task", "GET", f"{_TASK}/why", "tasks.read", agent=True),
     Route("cancel_task", "POST", f"{_TASK}/cancel", "tasks.write"),
     Route("requeue_task", "POST", f"{_TASK}/requeue", "tasks.write"),
     Route("hold_task", "POST", f"{_TASK}/hold", "tasks.write"),

@@ -5,46 +5,87 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, note, plain, seconds_since, show
+from ostler.cli.common import (
+    ENDED,
+    HEALTH,
+    STATES,
+    Daemon,
+    count_option,
+    fail,
+    list_instances,
+    on_agent,
+    output_option,
+    seconds_of,
+)
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    first_line,
+    note,
+    plain,
+    seconds_since,
+    sentence,
+    show,
+    written_by_agent,
+)
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.durations import parse_seconds, rough_duration, size_text
-from ostler.errors import ExitCode
+from ostler.durations import rough_duration, size_text
+from ostler.errors import ExitCode, exit_code_of
 
-_HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM", "DOING")
+_HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM")
 _LOOK_SECONDS = 0.1
-_ENDED = frozenset({"terminated", "failed"})
 _names = click.argument("names", nargs=-1, metavar="AGENT...")
 _all = click.option("--all", "everything", is_flag=True, help="All that live.")
+_reason = click.option("--reason", help="Kept in the log and in the audit.")
 
 
 @click.command()
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that have ended.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
-@click.option("--state", help="Only in this state.")
+@click.option("--state", type=click.Choice(STATES), help="Only in this state.")
 @click.option("--tag", help="Only with this tag.")
 @click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many.")
+@count_option
 @output_option()
-def ps(everything: bool, quiet: bool, form: str, count: int, **chosen: Any) -> None:
-    """List agents, newest first; without -a only those that live."""
-    found = Daemon().call(
-        "instances",
+def ps(everything: bool, quiet: bool, form: str, count: int | None, pattern: str | None, **filters: Any) -> None:
+    """List agents, newest first; without -a only those that live or wait for their restart."""
+    agents = list_instances(
+        Daemon(),
+        count,
         include_terminated=everything,
-        state=chosen["state"],
-        tag=chosen["tag"],
-        name_pattern=chosen["pattern"],
-        limit=count,
+        include_restarting=not everything,
+        name_pattern=pattern,
+        **filters,
     )
+    if quiet:
+        click.echo("".join(f"{name}\n" for name in _labels(agents)), nl=False)
+        return
     # Some columns are there only when there is something in them.
-    more = {"EXIT": _exit_code, "TOKENS": _tokens, "COST": _cost}
-    chosen_more = [name for name in more if (everything if name == "EXIT" else any(more[name](one) for one in found))]
-    head = (*_HEAD[:-1], *chosen_more, _HEAD[-1])
-    show(found, "name" if quiet else form, head, lambda one: _row(one, *(more[name](one) for name in chosen_more)))
+    optional = {"EXIT": _exit_code, "TOKENS": _tokens, "COST": _cost}
+    columns = {
+        head: cell
+        for head, cell in optional.items()
+        if (everything if head == "EXIT" else any(cell(agent) for agent in agents))
+    }
+    head = (*_HEAD, *columns, "DOING")
+    show(agents, form, head, lambda agent: (*_row(agent), *(cell(agent) for cell in columns.values()), _doing(agent)))
+
+
+def _labels(agents: list[dict[str, Any]]) -> list[str]:
+    """What each can be named by as one word of a command line: its name, else its id."""
+    names = Counter(agent["name"] for agent in agents)
+    return [
+        agent["name"]
+        if names[agent["name"]] == 1 and agent["name"] and not set(" *?[\\'\"$") & set(agent["name"])
+        else agent["instance_id"]
+        for agent in agents
+    ]
 
 
 def _exit_code(agent: dict[str, Any]) -> str:
@@ -63,36 +104,35 @@ def _tokens(agent: dict[str, Any]) -> str:
 
 def _cost(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
-    return "" if cost is None else "<$0.01" if 0 < cost < 0.01 else f"${cost:.2f}"
+    return "" if cost is None else cost_text(cost)
 
 
-def _row(agent: dict[str, Any], *more: str) -> tuple[str, ...]:
+def _row(agent: dict[str, Any]) -> tuple[str, ...]:
     metrics = _metrics(agent)
-    ended = agent["state"] in _ENDED
+    ended = agent["state"] in ENDED
     memory = metrics.get("memory_bytes") or 0
     definition = str(agent.get("definition") or "")
-    row = (
+    return (
         agent["name"] or "-",
         "command" if definition.startswith("command/") else definition,
         agent["state"],
         agent["health"]["state"],
         rough_duration(_uptime(agent)),
-        str(agent["restart_count"]),
+        str(agent["attempt"] - 1),
         "" if ended else f"{metrics.get('cpu_percent', 0.0):.0f} %",
         "" if ended or not memory else size_text(memory),
     )
-    doing = agent.get("doing") or (_first_line(agent.get("error_message")) if ended else "")
-    return (*row, *more, doing)
+
+
+def _doing(agent: dict[str, Any]) -> str:
+    error = agent["error_message"] if agent["state"] in ENDED else None
+    return sentence(agent.get("doing") or first_line(error)[:80])
 
 
 def _uptime(agent: dict[str, Any]) -> float:
     since = seconds_since(agent["created_at"])
     ended = seconds_since(agent["terminated_at"]) if agent["terminated_at"] else 0.0
     return max(since - ended - float(agent.get("downtime") or 0), 0.0)
-
-
-def _first_line(text: str | None) -> str:
-    return text.splitlines()[0].removesuffix("; its last lines:")[:80] if text else ""
 
 
 @click.command()
@@ -116,18 +156,24 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
     parameters = {"request": _json_or_text(request), "request_id": name, "timeout": timeout, "detach": detach}
     while True:
         try:
-            found = on_agent(daemon, "ask", agent, **parameters)
+            reply = on_agent(daemon, "ask", agent, **parameters)
             break
         except UnreachableError:
             note("the daemon went away; asking again")
             time.sleep(_LOOK_SECONDS)
             daemon = Daemon()
     if detach:
-        click.echo(found["request_id"])
-    elif isinstance(found["answer"], str):
-        click.echo(plain(found["answer"]) if "\n" not in found["answer"] else found["answer"])
+        click.echo(reply["request_id"])
     else:
-        as_json(found["answer"])
+        print_answer(reply["answer"])
+
+
+def print_answer(answer: Any) -> None:
+    """Text as text, anything else as JSON."""
+    if isinstance(answer, str):
+        click.echo("\n".join(map(written_by_agent, answer.split("\n"))), color=True)
+    else:
+        as_json(answer)
 
 
 def _json_or_text(text: str) -> Any:
@@ -138,47 +184,47 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("name", metavar="AGENT|TASK")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
-def why(agent: str, form: str) -> None:
-    """Say why an agent is as it is, and what would change it."""
-    found = on_agent(Daemon(), "why", agent)
+def why(name: str, form: str) -> None:
+    """Say why an agent or a task is as it is, and what would change it."""
+    daemon = Daemon()
+    try:
+        reply = daemon.call("why_task", task=name)
+    except DaemonError as error:
+        if error.code != "not_found":
+            raise
+        reply = on_agent(daemon, "why", name)
     if form == "json":
-        as_json(found)
+        as_json(reply)
         return
-    click.echo(f"{agent}: {plain(found['verdict'])}.")
-    for line in found["evidence"]:
-        click.echo(f"  {plain(line)}")
-    for line in found["what_would_change_it"]:
-        click.echo(f"  → {plain(line)}")
+    click.echo(f"{plain(reply.get('key') or name)}: {sentence(reply['verdict'])}.")
+    for line in reply["evidence"]:
+        click.echo(f"  {sentence(line)}")
+    for line in reply["what_would_change_it"]:
+        click.echo(f"  → {sentence(line)}")
 
 
 # --- verbs on many -----------------------------------------------------------------------------------
 
 
-def _chosen(daemon: Daemon, names: tuple[str, ...], *, everything: bool) -> list[str]:
+def _for_each(names: tuple[str, ...], everything: bool, act: Callable[[Daemon, str], None]) -> None:
+    """Act on each agent in its turn; what fails for one does not keep the others from it."""
+    daemon, failed = Daemon(), None
     if everything:
-        return [str(one["instance_id"]) for one in daemon.call("instances", limit=1000)]
-    if not names:
+        names = tuple(agent["instance_id"] for agent in list_instances(daemon, include_restarting=True))
+    elif not names:
         raise click.UsageError("name at least one agent, or use --all")
-    return list(names)
-
-
-def _on_each(names: tuple[str, ...], everything: bool, verb: Any) -> None:
-    """Each in its turn; what fails for one does not keep the others from it."""
-    daemon = Daemon()
-    failed: DaemonError | None = None
-    for name in _chosen(daemon, names, everything=everything):
+    for name in names:
         try:
-            verb(daemon, name)
+            act(daemon, name)
         except UnreachableError:
             raise
         except DaemonError as error:
-            note(str(error))
+            for fault in error.faults or (str(error),):
+                note(fault)
             failed = failed or error
     if failed is not None:
-        from ostler.errors import exit_code_of  # noqa: PLC0415 - only a failure needs it
-
         raise click.exceptions.Exit(exit_code_of(failed.code))
 
 
@@ -190,17 +236,16 @@ def _on_each(names: tuple[str, ...], everything: bool, verb: Any) -> None:
 def pause(names: tuple[str, ...], everything: bool, depth: str | None, resume_after: str | None) -> None:
     """Pause agents. Frozen ones stop where they are, held ones finish their work, parked ones end their process."""
 
-    def one(daemon: Daemon, name: str) -> None:
+    def pause_agent(daemon: Daemon, name: str) -> None:
         chosen = depth
         if chosen is None:
-            found = on_agent(daemon, "instance", name)
-            chosen = "freeze" if found["spawn_options"]["isolation_level"] == "process" else "hold"
-        found = on_agent(daemon, "suspend", name, depth=chosen, resume_after=resume_after)
+            level = on_agent(daemon, "instance", name)["spawn_options"]["isolation_level"]
+            chosen = "freeze" if level == "process" else "hold"
+        label = plain(on_agent(daemon, "suspend", name, depth=chosen, resume_after=resume_after)["name"])
         words = {"freeze": "frozen where it is", "hold": "held", "park": "parked"}[chosen]
-        label = found["name"]
-        click.echo(f"{plain(label)} is suspended ({words}). Go on with: ostler resume {plain(label)}")
+        click.echo(f"{label} is suspended ({words}). Go on with: ostler resume {label}")
 
-    _on_each(names, everything, one)
+    _for_each(names, everything, pause_agent)
 
 
 @click.command()
@@ -209,34 +254,40 @@ def pause(names: tuple[str, ...], everything: bool, depth: str | None, resume_af
 def resume(names: tuple[str, ...], everything: bool) -> None:
     """Let paused agents go on."""
 
-    def one(daemon: Daemon, name: str) -> None:
-        found = on_agent(daemon, "resume", name)
-        click.echo(f"{plain(found['name'])} is {found['state']}.")
+    def resume_agent(daemon: Daemon, name: str) -> None:
+        instance = on_agent(daemon, "resume", name)
+        click.echo(f"{plain(instance['name'])} is {instance['state']}.")
 
-    _on_each(names, everything, one)
+    _for_each(names, everything, resume_agent)
 
 
 @click.command()
 @_names
 @_all
 @click.option("-t", "--time", "grace", default="10s", show_default=True, help="How long it may take to end by itself.")
-@click.option("--reason", help="Kept in the log and in the audit.")
+@_reason
 def stop(names: tuple[str, ...], everything: bool, grace: str, reason: str | None) -> None:
     """Stop agents in order; what does not end in time is ended by force."""
-    _on_each(names, everything, lambda daemon, name: _end(daemon, name, grace, reason))
+    _for_each(names, everything, lambda daemon, name: _terminate(daemon, name, grace, reason))
 
 
 @click.command()
 @_names
 @_all
-@click.option("--reason", help="Kept in the log and in the audit.")
+@_reason
 def kill(names: tuple[str, ...], everything: bool, reason: str | None) -> None:
     """End agents at once, by force."""
-    _on_each(names, everything, lambda daemon, name: _end(daemon, name, 0, reason or "killed"))
+    _for_each(names, everything, lambda daemon, name: _terminate(daemon, name, 0, reason or "killed"))
 
 
-def _end(daemon: Daemon, name: str, grace: str | int, reason: str | None) -> None:
-    result = on_agent(daemon, "terminate", name, options={"graceful_timeout": grace, "reason": reason})
+def _terminate(daemon: Daemon, name: str, grace: str | int, reason: str | None) -> None:
+    try:
+        result = on_agent(daemon, "terminate", name, options={"graceful_timeout": grace, "reason": reason})
+    except DaemonError as error:
+        if error.code != "wrong_state" or on_agent(daemon, "instance", name)["state"] != "terminated":
+            raise
+        click.echo(f"{plain(name)} had ended already.")
+        return
     label = plain((result.get("final_instance") or {}).get("name") or name)
     if not result["success"]:
         raise DaemonError("wrong_state", f"{label}: {result['error_message']}")
@@ -249,15 +300,15 @@ def _end(daemon: Daemon, name: str, grace: str | int, reason: str | None) -> Non
 @click.command()
 @_names
 @_all
-@click.option("--reason", help="Kept in the log and in the audit.")
+@_reason
 def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> None:
     """Start agents again, with fresh processes; spends none of their retries."""
 
-    def one(daemon: Daemon, name: str) -> None:
-        found = on_agent(daemon, "restart", name, reason=reason)
-        click.echo(f"{plain(found['name'])} is {found['state']} (attempt {found['attempt']}).")
+    def restart_agent(daemon: Daemon, name: str) -> None:
+        instance = on_agent(daemon, "restart", name, reason=reason)
+        click.echo(f"{plain(instance['name'])} is {instance['state']} (attempt {instance['attempt']}).")
 
-    _on_each(names, everything, one)
+    _for_each(names, everything, restart_agent)
 
 
 @click.command()
@@ -266,13 +317,12 @@ def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> Non
 def rm(names: tuple[str, ...], force: bool) -> None:
     """Remove the records and the output of ended agents. The log and the audit keep what happened."""
 
-    def one(daemon: Daemon, name: str) -> None:
-        if force and on_agent(daemon, "instance", name)["state"] not in _ENDED:
+    def remove_agent(daemon: Daemon, name: str) -> None:
+        if force and on_agent(daemon, "instance", name)["state"] not in ENDED:
             daemon.call("terminate", instance=name, options={"graceful_timeout": 0, "reason": "removed"})
-        found = on_agent(daemon, "remove", name)
-        click.echo(plain(found["name"]))
+        click.echo(plain(on_agent(daemon, "remove", name)["name"]))
 
-    _on_each(names, False, one)
+    _for_each(names, False, remove_agent)
 
 
 @click.command()
@@ -280,19 +330,20 @@ def rm(names: tuple[str, ...], force: bool) -> None:
 def prune(yes: bool) -> None:
     """Remove all agents that have ended; says which first."""
     daemon = Daemon()
-    ended = [one for one in daemon.call("instances", include_terminated=True, limit=1000) if one["state"] in _ENDED]
+    agents = list_instances(daemon, include_terminated=True)
+    ended = [agent for agent in agents if agent["state"] in ENDED and not agent.get("doing")]
     if not ended:
         note("there is nothing to remove")
         return
-    shown = ", ".join(plain(one["name"]) for one in ended[:10])
+    names = ", ".join(plain(agent["name"]) for agent in ended[:10])
     more = f" and {len(ended) - 10} more" if len(ended) > 10 else ""
-    note(f"{len(ended)} ended agents with their output: {shown}{more}")
+    note(f"{len(ended)} ended agents with their output: {names}{more}")
     if not yes and not click.confirm("Remove them?", err=True):
         raise click.Abort
     freed = 0
-    for one in ended:
+    for agent in ended:
         try:
-            freed += daemon.call("remove", instance=one["instance_id"])["freed_bytes"]
+            freed += daemon.call("remove", instance=agent["instance_id"])["freed_bytes"]
         except DaemonError as error:
             note(str(error))
     click.echo(f"{size_text(freed)} freed")
@@ -300,22 +351,27 @@ def prune(yes: bool) -> None:
 
 @click.command()
 @click.argument("agent")
-@click.option("--for", "wanted", default="ended", show_default=True, help="A state, healthy, or ended.")
+@click.option(
+    "--for",
+    "goal",
+    type=click.Choice(["ended", *STATES, *HEALTH]),
+    default="ended",
+    show_default=True,
+    help="A state, a state of its health, or ended.",
+)
 @click.option("--timeout", default=None, help="At most so long, such as 5min; then exit code 124.")
-def wait(agent: str, wanted: str, timeout: str | None) -> None:
+def wait(agent: str, goal: str, timeout: str | None) -> None:
     """Wait until an agent is in a state. Exit code 1 where it can no longer get there."""
-    limit = None if timeout is None else parse_seconds(timeout)
-    if timeout is not None and limit is None:
-        raise click.UsageError(f"--timeout must be a duration such as 30s, was {timeout}")
+    limit = seconds_of("--timeout", timeout)
     daemon, until = Daemon(), None if limit is None else time.monotonic() + limit
     while True:
-        found = on_agent(daemon, "instance", agent)
-        state, ended = found["state"], found["state"] in _ENDED
-        if wanted in {state, found["health"]["state"]} or (wanted == "ended" and ended):
+        instance = on_agent(daemon, "instance", agent)
+        state, ended = instance["state"], instance["state"] in ENDED
+        if goal in {state, instance["health"]["state"]} or (goal == "ended" and ended):
             click.echo(state)
             return
-        if ended and not found.get("doing"):
-            raise fail(f"{agent} is {state} and will not be {wanted}")
+        if ended and not instance.get("doing"):
+            raise fail(f"{agent} is {state} and will not be {goal}")
         if until is not None and time.monotonic() >= until:
             raise fail(f"{agent} is still {state}", ExitCode.TIMED_OUT)
         time.sleep(_LOOK_SECONDS)

@@ -1,27 +1,35 @@
-"""What commands share: the home, the client that starts its daemon when it is needed, the form of the output."""
+"""What commands share: the home, the client that starts its daemon when it is needed, lists, names of options."""
 
 from __future__ import annotations
 
 import os
-import sys
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ostler.cli.output import note
+from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon
+from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode
 from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
 
 F = TypeVar("F", bound=Callable[..., Any])
 ADDRESS_VARIABLE = "OSTLER_ADDRESS"
+#: States in which an instance has no process and takes no request; as in `model.states`, which is slow to import.
+ENDED = frozenset({"terminated", "failed"})
+STATES = ("initializing", "ready", "processing", "waiting", "suspended", "terminating", "terminated", "failed")
+HEALTH = ("unknown", "healthy", "degraded", "unhealthy")
 _PAUSE_SECONDS = 0.1
+_PAGE = 1000
 
 
 @dataclass
@@ -37,35 +45,52 @@ def the_home() -> Path:
 
 
 def _options() -> Options:
-    found = click.get_current_context().find_object(Options)
-    return found or Options()
+    return click.get_current_context().find_object(Options) or Options()
 
 
 class Daemon:
-    """The client of this command. It starts the daemon at the first call where none answers."""
+    """The client of this command. It starts the daemon at the first call where none answers.
 
-    def __init__(self) -> None:
+    Only with `makes_home` does it make a home that is not there: a command that looks leaves no trace.
+    """
+
+    def __init__(self, *, makes_home: bool = False, starts: bool = True) -> None:
         self.home = the_home()
+        self._makes_home = makes_home
         self._address = os.environ.get(ADDRESS_VARIABLE)
         self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
-        self._may_start = not _options().no_start and self._address is None
+        self._may_start = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
         try:
+            try:
+                return self._client.call(verb, **parameters)
+            except UnreachableError:
+                if not self._may_start:
+                    raise
+            if self._is_inside():
+                self._await()
+            else:
+                self._start()
             return self._client.call(verb, **parameters)
-        except UnreachableError:
-            if not self._may_start:
-                raise
-        if self._is_inside():
-            self._await()
-        else:
-            self._start()
-        return self._client.call(verb, **parameters)
+        except DaemonError as error:
+            raise _by_options(error) from error
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
         self.call("status")
-        return self._client.stream(verb, **parameters)
+        return self._client.stream(verb, on_hang=note, **parameters)
+
+    def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
+        """For a handler of a signal: the main thread still follows a stream, which shows what comes of it."""
+
+        def call() -> None:
+            try:
+                self._client.call(verb, **parameters)
+            except DaemonError as error:
+                note(str(error))
+
+        threading.Thread(target=call, daemon=True).start()
 
     def raw(self) -> BlockingClient:
         """Without starting anything."""
@@ -93,19 +118,21 @@ class Daemon:
 
     def _start(self) -> None:
         self._may_start = False
+        if not self._makes_home and not self.home.is_dir():
+            raise fail(
+                f"there is no home at {short_path(self.home)}, so nothing has run yet; "
+                "`ostler init` prepares a project, `ostler run -- CMD` runs something",
+                ExitCode.NOT_FOUND,
+            )
         try:
             status = start_daemon(self.home)
         except DaemonStartError as error:
-            note(f"the daemon could not be started: {error}")
-            sys.exit(ExitCode.UNREACHABLE)
+            raise fail(f"the daemon could not be started: {error}", ExitCode.UNREACHABLE) from error
         alive = status["statistics"]["active_instances"]
-        found = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
-        note(f"the daemon was not running; started it{found}")
-
-
-def output_option(*, name: bool = True) -> Callable[[F], F]:
-    forms = ["table", "json", "jsonl", *(["name"] if name else [])]
-    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help="How to print it.")
+        adopted = f" (found {alive} agent{'s' if alive != 1 else ''} alive)" if alive else ""
+        note(f"the daemon was not running; started it{adopted}")
+        if status.get("settings_fault"):
+            note(status["settings_fault"])
 
 
 def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Exit:
@@ -113,21 +140,147 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
     return click.exceptions.Exit(code)
 
 
-def did_you_mean(error: DaemonError, agent: str, daemon: Daemon) -> DaemonError:
-    """The refusal of an unknown name, with the nearest one that exists."""
-    import difflib  # noqa: PLC0415 - only a mistake needs it
+# --- lists -------------------------------------------------------------------------------------------
 
-    if error.code != "not_found":
-        return error
-    names = [str(one["name"]) for one in daemon.call("instances", include_terminated=True, limit=1000)]
-    close = difflib.get_close_matches(agent, names, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    return DaemonError("not_found", f'there is no agent "{agent}".{hint} `ostler ps -a` lists all.')
+
+def output_option(*, name: bool = True) -> Callable[[F], F]:
+    forms = ["table", "json", "jsonl", *(["name"] if name else [])]
+    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help="How to print it.")
+
+
+def count_option(function: F) -> F:
+    return click.option("-n", "count", type=click.IntRange(1), help="At most so many; else all.")(function)
+
+
+def list_instances(daemon: Daemon, count: int | None = None, **filters: Any) -> list[dict[str, Any]]:
+    """Newest first: all of them, or the first `count`, and then a line that says that there are more."""
+
+    def pages() -> Iterator[dict[str, Any]]:
+        before, size = None, _PAGE if count is None else min(count + 1, _PAGE)
+        while page := daemon.call("instances", before=before, limit=size, **filters):
+            yield from page
+            before = page[-1]["instance_id"]
+
+    return _first(pages(), count)
+
+
+def list_tasks(daemon: Daemon, count: int | None = None, **filters: Any) -> list[dict[str, Any]]:
+    """The same for tasks. One that is added meanwhile moves the others on: it is left out, and none comes twice."""
+
+    def pages() -> Iterator[dict[str, Any]]:
+        keys, size = set[str](), _PAGE if count is None else min(count + 1, _PAGE)
+        while page := daemon.call("tasks", offset=len(keys), limit=size, **filters):
+            fresh = [task for task in page if task["key"] not in keys]
+            keys.update(task["key"] for task in fresh)
+            yield from fresh
+            if len(page) < size:
+                return
+
+    return _first(pages(), count)
+
+
+def _first(items: Iterator[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
+    if count is None:
+        return list(items)
+    shown = list(islice(items, count))
+    if next(items, None) is not None:
+        note(f"these are the newest {count}; without -n all are shown")
+    return shown
+
+
+# --- one agent or one task by its name ---------------------------------------------------------------
 
 
 def on_agent(daemon: Daemon, verb: str, agent: str, **parameters: Any) -> Any:
-    """A verb on one agent by its name or id."""
+    """A verb on one agent by its name or id. An unknown name is refused with the nearest one that exists."""
     try:
         return daemon.call(verb, instance=agent, **parameters)
     except DaemonError as error:
-        raise did_you_mean(error, agent, daemon) from error
+        if error.code != "not_found":
+            raise
+        names = [str(instance["name"]) for instance in list_instances(daemon, include_terminated=True)]
+        hint = _nearest(agent, names)
+        raise DaemonError("not_found", f'there is no agent "{agent}".{hint} `ostler ps -a` lists all.') from error
+
+
+def on_task(daemon: Daemon, verb: str, key: str, **parameters: Any) -> Any:
+    """A verb on one task by its key."""
+    try:
+        return daemon.call(verb, task=key, **parameters)
+    except DaemonError as error:
+        keys = (
+            []
+            if error.code != "not_found"
+            else [str(task["key"]) for task in list_tasks(daemon, include_finished=True)]
+        )
+        hint = _nearest(key.upper(), keys)
+        if key.upper() in keys or not hint:
+            raise
+        raise DaemonError("not_found", f"{error}.{hint}") from error
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    import difflib  # noqa: PLC0415 - only a mistake needs it
+
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+# --- options -----------------------------------------------------------------------------------------
+
+
+def seconds_of(option: str, text: str | None) -> float | None:
+    """The duration that an option was given; None where it was not given."""
+    seconds = None if text is None else parse_seconds(text)
+    if text is not None and seconds is None:
+        raise click.UsageError(f"{option} must be a duration such as 30s, was {text}")
+    return seconds
+
+
+#: Fields of the API by the parameters of the command line, where the two differ.
+_PARAMETERS = {
+    "graceful_timeout": "grace",
+    "max_memory_mb": "memory",
+    "max_cpu_percent": "cpus",
+    "execution_timeout": "timeout",
+    "restart_policy": "restart",
+    "isolation_level": "isolation",
+    "name_pattern": "pattern",
+    "expires_in": "expires",
+    "near": "text",
+}
+#: Bounds of the API in the unit of the option.
+_UNITS: dict[str, Callable[[int], str]] = {
+    "memory": write_megabytes,
+    "cpus": lambda percent: f"{percent / 100:g}",
+}
+
+
+def _by_options(error: DaemonError) -> DaemonError:
+    """The refusal of a value in the words of the command line: its option, its unit, the value as it was typed."""
+    if error.faults:
+        error.faults = tuple(_by_option(sentence) for sentence in error.faults)
+    return error
+
+
+def _by_option(text: str) -> str:
+    field, _, bound = text.partition(" ")
+    context = click.get_current_context()
+    parameters = {parameter.name: parameter for parameter in context.command.params}
+    parts = [_PARAMETERS.get(part, part) for part in field.split(".")]
+    place = next((place for place in reversed(range(len(parts))) if parts[place] in parameters), None)
+    if place is None:
+        return text
+    name, inner = parts[place], [part for part in parts[place + 1 :] if not part.isdecimal()]
+    parameter = parameters[name]
+    label = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.human_readable_name
+    if name in _UNITS and not inner:
+        limit, comma, rest = bound.partition(",")
+        bound = re.sub(r"\b\d+\b", lambda number: _UNITS[name](int(number[0])), limit) + comma + rest
+        bound = bound.replace("must be a whole number", "must be a size such as 512M")
+        bound = re.sub(r", was [^,]*$", f", was {_as_typed(context.params[name])}", bound)
+    return f"{label} ({'.'.join(inner)}) {bound}" if inner else f"{label} {bound}"
+
+
+def _as_typed(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

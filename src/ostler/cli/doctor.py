@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import click
 
-from ostler.cli.common import the_home
-from ostler.cli.output import as_json, has_colour, plain, seconds_since, short_path
+from ostler.cli.common import Daemon, list_tasks, the_home
+from ostler.cli.output import as_json, counted, has_colour, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
+from ostler.home import project_of
 
 _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3
 _SECONDS = 10.0
-_PAGE = 1000
 _SHOWN = 5
 _AGENTS = ("claude", "codex", "pi", "gemini", "aider", "opencode")
 _LIMITS = {"max_memory_mb": "memory", "max_cpu_percent": "CPU", "processes": "processes"}
@@ -67,6 +67,7 @@ def _findings() -> Iterator[Finding]:
     yield _agents()
     home = the_home()
     yield _disk(home)
+    yield _settings(home)
     yield _daemon(home)
     yield from _orphans(home)
 
@@ -91,13 +92,13 @@ def _version_of(program: str) -> str | None:
 
 
 def _git() -> Finding:
-    found = _version_of("git")
-    if found is None:
+    version = _version_of("git")
+    if version is None:
         return Finding("warn", "git not found: tasks cannot have worktrees.", "apt-get install git")
-    number = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if number < _GIT:
-        return Finding("warn", f"git {found} is old", "2.30 or newer is needed for worktrees")
-    return Finding("ok", f"git {found}")
+        return Finding("warn", f"git {version} is old", "2.30 or newer is needed for worktrees")
+    return Finding("ok", f"git {version}")
 
 
 def _limits() -> Finding:
@@ -113,10 +114,10 @@ def _limits() -> Finding:
     held = [name for name in enforcement if name not in weak]
     if not weak:
         return Finding("ok", f"limits: {', '.join(held)} enforced ({kind})")
-    told = ", ".join(f"{name} {enforcement[name]}" for name in weak)
+    others = ", ".join(f"{name} {enforcement[name]}" for name in weak)
     enforced = f"{', '.join(held)} enforced; " if held else ""
     remedy = "run under systemd with a delegated cgroup (`systemd-run --user --scope -p Delegate=yes`) to enforce them"
-    return Finding("warn", f"limits: {enforced}{told} ({kind})", remedy)
+    return Finding("warn", f"limits: {enforced}{others} ({kind})", remedy)
 
 
 async def _try(home: Path) -> tuple[dict[str, str], str]:
@@ -126,8 +127,8 @@ async def _try(home: Path) -> tuple[dict[str, str], str]:
         agent = await manager.start(["true"], isolation="process", memory="256M", cpu=0.5)
         record = await agent.record()
         await agent.ask("")
-    found = record.enforcement or {}
-    return {told: str(found[name]) for name, told in _LIMITS.items() if name in found}, _cgroup()
+    held = record.enforcement or {}
+    return {label: str(held[name]) for name, label in _LIMITS.items() if name in held}, _cgroup()
 
 
 def _cgroup() -> str:
@@ -137,12 +138,12 @@ def _cgroup() -> str:
 
 
 def _agents() -> Finding:
-    found = {name: version for name in _AGENTS if (version := _version_of(name)) is not None}
-    missing = ", ".join(name for name in _AGENTS if name not in found)
-    told = ", ".join(f"{name} {version}" for name, version in found.items())
-    if not found:
+    versions = {name: version for name in _AGENTS if (version := _version_of(name)) is not None}
+    missing = ", ".join(name for name in _AGENTS if name not in versions)
+    if not versions:
         return Finding("warn", f"no coding agent on PATH (looked for {missing})", "npm install -g @openai/codex")
-    return Finding("ok", told + (f"; not found: {missing}" if missing else ""))
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Finding("ok", installed + (f"; not found: {missing}" if missing else ""))
 
 
 def _disk(home: Path) -> Finding:
@@ -156,33 +157,39 @@ def _disk(home: Path) -> Finding:
 
 def _daemon(home: Path) -> Finding:
     try:
-        found = BlockingClient(home).call("status", within=_SECONDS)
+        status = BlockingClient(home).call("status")
     except UnreachableError:
         return Finding("ok", "daemon not running; commands start it")
     except DaemonError as error:
-        return Finding("fail", f"daemon: {error}", "ostler restart-daemon")
-    return Finding(
-        "ok", f"daemon running (pid {found['pid']}) since {rough_duration(seconds_since(found['started_at']))}"
-    )
+        return Finding("fail", str(error))
+    up_for = rough_duration(seconds_since(status["started_at"]))
+    return Finding("ok", f"daemon running (pid {status['pid']}) since {up_for}")
+
+
+def _settings(home: Path) -> Finding:
+    from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
+
+    files = validate_files(project_of(home))
+    broken = sum(bool(faults) for _, faults in files)
+    if broken:
+        return Finding("warn", f"{counted(broken, 'file')} of {len(files)} broken", "see `ostler agents validate`")
+    return Finding("ok", f"settings and definitions: {counted(len(files), 'file')}, no faults")
 
 
 def _orphans(home: Path) -> Iterator[Finding]:
     """Workdirs that no task owns; only the daemon knows the tasks."""
     if not (home / "tasks").is_dir():
         return
-    client, keys = BlockingClient(home), set[str]()
+    daemon = Daemon(starts=False)
     try:
-        while found := client.call("tasks", include_finished=True, limit=_PAGE, offset=len(keys), within=_SECONDS):
-            keys |= {str(task["key"]) for task in found}
-            if len(found) < _PAGE:
-                break
-    except (UnreachableError, DaemonError):
+        keys = {str(task["key"]) for task in list_tasks(daemon, include_finished=True)}
+    except DaemonError:
         return
     paths = asyncio.run(_list_orphans(home, keys))
     if paths:
-        told = ", ".join(short_path(path) for path in paths[:_SHOWN])
+        names = ", ".join(short_path(path) for path in paths[:_SHOWN])
         more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-        yield Finding("warn", f"workdirs that belong to no task: {told}{more}", "they go to the vault within minutes")
+        yield Finding("warn", f"workdirs that belong to no task: {names}{more}", "they go to the vault within minutes")
 
 
 async def _list_orphans(home: Path, keys: Collection[str]) -> list[Path]:

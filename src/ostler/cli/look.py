@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, local_time, plain, seconds_since, show, table
+from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence, show, table
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
@@ -26,36 +26,45 @@ _NOT_SHOWN = frozenset(
 @output_option(name=False)
 def events(agent: str | None, follow: bool, count: int, after: int | None, types: tuple[str, ...], form: str) -> None:
     """Show the numbered log, of one AGENT or of all."""
-    daemon = Daemon()
-    kinds = ",".join(types) or None
+    if follow and form == "json":
+        raise click.UsageError("-f goes on without an end, so it has no array; use -o jsonl")
+    daemon, wanted_types = Daemon(), ",".join(types) or None
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
-    found = daemon.call("events", instance=instance, after=after, limit=count, types=kinds)
-    for event in found:
+    newest = daemon.call("events", instance=instance, after=after, limit=count, types=wanted_types)
+    if form == "json":
+        as_json(newest)
+        return
+    for event in newest:
         _print_event(event, form)
     if follow:
-        last = found[-1]["sequence"] if found else after
+        last = newest[-1]["sequence"] if newest else after
         if last is None:
-            newest = daemon.call("events", limit=1)
-            last = newest[-1]["sequence"] if newest else 0
-        for item in daemon.stream("events", instance=instance, types=kinds, after=str(last)):
+            last = newest_event(daemon)
+        for item in daemon.stream("events", instance=instance, types=wanted_types, after=str(last)):
             if item.event != "missed":
                 _print_event(item.data, form)
 
 
+def newest_event(daemon: Daemon) -> int:
+    """The number of the newest event; 0 before the first."""
+    events = daemon.call("events", limit=1)
+    return int(events[-1]["sequence"]) if events else 0
+
+
 def _print_event(event: dict[str, Any], form: str) -> None:
-    if form in {"json", "jsonl"}:
+    if form == "jsonl":
         as_json(event, indent=None)
         return
     who = str(event.get("instance_id") or "")[-6:]
     kind = str(event["event_type"]).removeprefix("agent_")
     if kind == "state_changed":
-        said = f"{event['previous_state']} → {event['new_state']}"
-        said += f"  ({plain(str(event['reason']))})" if event.get("reason") else ""
+        text = f"{event['previous_state']} → {event['new_state']}"
+        text += f"  ({sentence(str(event['reason']))})" if event.get("reason") else ""
     else:
         hidden = _NOT_SHOWN if kind != "spawned" else _NOT_SHOWN | {"options", "user_id", "definition_id"}
         shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False)}
-        said = "  ".join(f"{name}={plain(str(value))}" for name, value in shown.items())
-    click.echo(f"{event['sequence']:>6}  {local_time(event['occurred_at'])}  {who:<6}  {kind:<14}  {said}".rstrip())
+        text = "  ".join(f"{name}={sentence(str(value))}" for name, value in shown.items())
+    click.echo(f"{event['sequence']:>6}  {local_time(event['occurred_at'])}  {who:<6}  {kind:<14}  {text}".rstrip())
 
 
 @click.command()
@@ -69,31 +78,35 @@ def waits(agent: str | None, graph: bool, form: str) -> None:
         _show_graph(daemon.call("wait_graph"), form)
         return
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
-    found = [one for one in daemon.call("waits", instance=instance) if one["kind"] not in {"backoff", "resume"}]
-    show(found, form, ("WHO", "FOR", "SINCE", "UNTIL", "REASON", "ANSWER IT WITH"), _wait_row)
+    show(_open_waits(daemon, instance), form, ("WHO", "FOR", "SINCE", "UNTIL", "REASON", "ANSWER IT WITH"), _wait_row)
 
 
-def _show_graph(found: dict[str, Any], form: str) -> None:
+def _open_waits(daemon: Daemon, instance: str | None = None) -> list[dict[str, Any]]:
+    """Without those that end by themselves: a restart to come, a pause."""
+    waits = daemon.call("waits", instance=instance)
+    return [wait for wait in waits if wait["kind"] not in {"backoff", "resume"}]
+
+
+def _show_graph(graph: dict[str, Any], form: str) -> None:
     if form in {"json", "jsonl"}:
-        as_json(found)
+        as_json(graph)
         return
-    for key, others in found["waits"].items():
+    for key, others in graph["waits"].items():
         click.echo(f"{plain(key)} waits for {plain(', '.join(others))}")
-    for circle in found["cycles"]:
+    for circle in graph["cycles"]:
         click.echo(f"cycle: {plain(' waits for '.join(circle))}")
-    if not found["waits"]:
+    if not graph["waits"]:
         click.echo("no task waits for another")
 
 
 def _wait_row(wait: dict[str, Any]) -> tuple[str, ...]:
-    who = "you" if wait["kind"] == "human" else str(wait["kind"])
-    name = _who_waits(wait)
-    since = rough_duration(seconds_since(wait["created_at"]))
-    until = local_time(wait["due_at"])
-    return name, who, since, until, str(wait["reason"] or ""), f"ostler answer {name} yes"
+    cause = "you" if wait["kind"] == "human" else str(wait["kind"])
+    name, since = _waiter(wait), rough_duration(seconds_since(wait["created_at"]))
+    reason = sentence(str(wait["reason"] or ""))
+    return name, cause, since, local_time(wait["due_at"]), reason, f"ostler answer {name} yes"
 
 
-def _who_waits(wait: dict[str, Any]) -> str:
+def _waiter(wait: dict[str, Any]) -> str:
     return str(wait.get("task_key") or wait.get("instance_name") or "")
 
 
@@ -104,48 +117,49 @@ def _who_waits(wait: dict[str, Any]) -> str:
 def answer(target: str, outcome: str, data: str | None) -> None:
     """Answer a waiting agent or task: TARGET is its name, its key, or the id of a wait."""
     daemon = Daemon()
-    found = [one for one in daemon.call("waits") if one["kind"] not in {"backoff", "resume"}]
     names = ("wait_id", "instance_name", "instance_id", "task_key")
-    mine = [one for one in found if target in {one.get(name) for name in names}]
-    if not mine:
+    waits = [wait for wait in _open_waits(daemon) if target in {wait.get(name) for name in names}]
+    if not waits:
         raise fail(f"{target} waits for nothing; `ostler waits` lists what is open", ExitCode.NOT_FOUND)
-    if len(mine) > 1:
-        ids = ", ".join(one["wait_id"] for one in mine)
-        raise fail(f"{target} waits for {len(mine)} answers; name one of them: {ids}", ExitCode.CONFLICT)
+    if len(waits) > 1:
+        ids = ", ".join(wait["wait_id"] for wait in waits)
+        raise fail(f"{target} waits for {len(waits)} answers; name one of them: {ids}", ExitCode.CONFLICT)
     try:
         parsed = None if data is None else json.loads(data)
     except ValueError as error:
         raise click.UsageError(f"--data must be JSON ({error})") from error
-    daemon.call("answer", wait=mine[0]["wait_id"], outcome=outcome, answer=parsed)
-    click.echo(f"{plain(_who_waits(mine[0]) or target)} goes on with {plain(outcome)!r}.")
+    daemon.call("answer", wait=waits[0]["wait_id"], outcome=outcome, answer=parsed)
+    click.echo(f"{plain(_waiter(waits[0]) or target)} goes on with {plain(outcome)!r}.")
 
 
 @click.command()
 @click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="How to print it.")
 def stats(form: str) -> None:
     """Totals of the workspace."""
-    found = Daemon().call("statistics")
+    totals = Daemon().call("statistics")
     if form == "json":
-        as_json(found)
+        as_json(totals)
         return
-    limit = "unlimited" if found["max_concurrent"] is None else str(found["max_concurrent"])
+    tasks = totals["tasks"]
+    limit = "unlimited" if totals["max_concurrent"] is None else str(totals["max_concurrent"])
     rows = [
-        ("active", f"{found['active_instances']} of {limit}"),
-        *((state, str(number)) for state, number in found["by_state"].items() if number),
-        *((f"health {health}", str(number)) for health, number in found["by_health"].items() if number),
-        ("spawned in all", str(found["total_spawned"])),
-        ("terminated in all", str(found["total_terminated"])),
-        ("restarts in all", str(found["total_restarts"])),
-        ("average uptime", rough_duration(found["average_uptime"])),
-        *((f"tasks {state}", str(number)) for state, number in found["tasks"]["by_state"].items() if number),
+        ("active", f"{totals['active_instances']} of {limit}"),
+        *((state, str(number)) for state, number in totals["by_state"].items() if number),
+        *((f"health {health}", str(number)) for health, number in totals["by_health"].items() if number),
+        ("spawned in all", str(totals["total_spawned"])),
+        ("terminated in all", str(totals["total_terminated"])),
+        ("restarts in all", str(totals["total_restarts"])),
+        ("average uptime", rough_duration(totals["average_uptime"])),
+        *((f"tasks {state}", str(number)) for state, number in tasks["by_state"].items() if number),
     ]
-    tasks = found["tasks"]
+    if tasks["parked"]:
+        rows.append(("tasks that wait for you", str(tasks["parked"])))
     if tasks["success_rate"] is not None:
         rows.append(("tasks accepted of reviewed", f"{100 * tasks['success_rate']:.0f} %"))
     if tasks["average_duration"] is not None:
         rows.append(("average time of a task", rough_duration(tasks["average_duration"])))
     if tasks["cost_usd"]:
-        rows.append(("cost of tasks", f"${tasks['cost_usd']:.2f}"))
+        rows.append(("cost of tasks", cost_text(tasks["cost_usd"])))
     table(("WHAT", "NUMBER"), rows)
 
 
@@ -159,13 +173,13 @@ def audit() -> None:
 @output_option(name=False)
 def log(count: int, form: str) -> None:
     """Show the newest acts."""
-    found = Daemon().call("audit", limit=count)
-    show(found, form, ("NUMBER", "TIME", "ACTOR", "ACTION", "OUTCOME", "DETAIL"), _audit_row)
+    acts = Daemon().call("audit", limit=count)
+    show(acts, form, ("NUMBER", "TIME", "ACTOR", "ACTION", "OUTCOME", "DETAIL"), _audit_row)
 
 
-def _audit_row(one: dict[str, Any]) -> tuple[str, ...]:
-    when = local_time(one["occurred_at"])
-    return str(one["number"]), when, one["actor"], one["action"], one["outcome"], one["detail"] or ""
+def _audit_row(act: dict[str, Any]) -> tuple[str, ...]:
+    when = local_time(act["occurred_at"])
+    return str(act["number"]), when, act["actor"], act["action"], act["outcome"], sentence(act["detail"] or "")
 
 
 @audit.command()

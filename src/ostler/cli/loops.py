@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, output_option
-from ostler.cli.output import as_json, note, plain, seconds_since, show
-from ostler.cli.tasks import on_task
+from ostler.cli.common import Daemon, fail, on_task, output_option
+from ostler.cli.look import newest_event
+from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
-_WORDS = {
+#: How an iteration ended, where its own words are not enough.
+_ENDINGS = {
     "exit": "ended without a signal",
     "error": "failed",
     "check": "check failed",
@@ -24,6 +25,9 @@ _WORDS = {
     "stopped": "stopped",
     "hopeless": "cannot be started",
 }
+#: Options of `loop run` that are settings of the loop; the others are of the task.
+_SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci")
+_key = click.argument("key")
 
 
 class _WithRun(click.Group):
@@ -58,78 +62,80 @@ def loop() -> None:
 @click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
 @click.option("--timeout", help="How long one start may work, such as 45m.")
 @click.option("-d", "--detach", is_flag=True, help="Only begin it.")
-def run(prompt: Path, detach: bool, **chosen: Any) -> None:
+def run(prompt: Path, detach: bool, **options: Any) -> None:
     """Begin a loop with the prompt in a file; `-` reads it from standard input."""
     try:
         words = sys.stdin.read() if str(prompt) == "-" else prompt.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"the prompt {prompt} cannot be read: {error}") from error
-    given = {name: value for name, value in chosen.items() if value not in (None, ())}
-    names = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci")
-    settings = {name: given.pop(name) for name in names if name in given}
-    daemon = Daemon()
-    newest = daemon.call("events", limit=1)
-    body = {"task": words, "near": os.getcwd(), "loop": settings, **given}  # noqa: PTH109 - as the shell has it
-    made = daemon.call("add_task", key=os.urandom(16).hex(), new_task=body)
-    key = str(made["key"])
+    fields = {name: value for name, value in options.items() if value not in (None, ())}
+    settings = {name: fields.pop(name) for name in _SETTINGS if name in fields}
+    daemon = Daemon(makes_home=True)
+    before = newest_event(daemon)
+    body = {"task": words, "near": os.getcwd(), "loop": settings, **fields}  # noqa: PTH109 - as the shell has it
+    key = str(daemon.call("add_task", key=os.urandom(16).hex(), new_task=body)["key"])
     if detach:
         click.echo(f"{plain(key)} is in its loop.   Follow it: ostler loop follow {plain(key)}")
         return
     note(f"{key} begins; Ctrl+C stops it")
-    raise click.exceptions.Exit(_follow(daemon, key, newest[-1]["sequence"] if newest else 0))
+    raise click.exceptions.Exit(_follow(daemon, key, before))
 
 
 @loop.command()
-@click.argument("key")
+@_key
 def follow(key: str) -> None:
     """Follow a loop that is under way."""
     daemon = Daemon()
-    newest = daemon.call("events", limit=1)
-    found = on_task(daemon, "task", key)
-    for wait in found["waits"]:
-        click.echo(f"waits          {plain(str(wait['reason'] or wait['kind']))}")
-    skipped = found["attempt"] - (found["state"] == "running")
-    raise click.exceptions.Exit(_follow(daemon, str(found["key"]), newest[-1]["sequence"] if newest else 0, skipped))
+    before = newest_event(daemon)
+    task = on_task(daemon, "task", key)
+    for wait in task["waits"]:
+        click.echo(_wait_line(wait))
+    ended = task["attempt"] - (task["state"] == "running")
+    raise click.exceptions.Exit(_follow(daemon, str(task["key"]), before, ended))
 
 
 @loop.command("show")
-@click.argument("key")
+@_key
 @click.option("--prompt", type=click.IntRange(1), metavar="N", help="What start N was told, whole.")
 @output_option(name=False)
 def show_loop(key: str, prompt: int | None, form: str) -> None:
     """Show the fresh starts of a task, each with how it ended."""
-    found = on_task(Daemon(), "iterations", key)
-    if prompt is not None:
-        chosen = next((one for one in found if one["number"] == prompt), None)
-        if chosen is None:
-            raise fail(f"{key} has no start {prompt}; `ostler loop show {key}` lists them", ExitCode.NOT_FOUND)
-        click.echo(chosen["prompt"])
+    iterations = on_task(Daemon(), "iterations", key)
+    if prompt is None:
+        show(iterations, form, ("START", "TOOK", "ENDED BY", "FILES", "TOKENS", "COST", "SUMMARY"), _row)
         return
-    show(found, form, ("START", "TOOK", "ENDED BY", "FILES", "TOKENS", "COST", "SUMMARY"), _row)
+    for iteration in iterations:
+        if iteration["number"] == prompt:
+            click.echo(iteration["prompt"])
+            return
+    raise fail(f"{key} has no start {prompt}; `ostler loop show {key}` lists them", ExitCode.NOT_FOUND)
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    took = "" if one["ended_at"] is None else rough_duration(_seconds(one))
-    files = "-" if one["changed_files"] is None else str(one["changed_files"])
-    cost = "-" if one["cost_usd"] is None else f"${one['cost_usd']:.2f}"
-    said = str(one["summary"] or "").splitlines()[:1]
-    ended = "running" if one["ended_by"] is None else str(one["ended_by"])
-    return str(one["number"]), took, ended, files, str(one["tokens"]), cost, (said[0] if said else "")[:80]
+def _row(iteration: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(iteration["number"]),
+        "" if iteration["ended_at"] is None else rough_duration(_seconds(iteration)),
+        str(iteration["ended_by"] or "running"),
+        "-" if iteration["changed_files"] is None else str(iteration["changed_files"]),
+        str(iteration["tokens"]),
+        cost_text(iteration["cost_usd"]),
+        first_line(iteration["summary"])[:80],
+    )
 
 
-def _seconds(one: dict[str, Any]) -> float:
-    return seconds_since(one["started_at"]) - seconds_since(one["ended_at"])
+def _seconds(iteration: dict[str, Any]) -> float:
+    return seconds_since(iteration["started_at"]) - seconds_since(iteration["ended_at"])
 
 
 # --- following ---------------------------------------------------------------------------------------
 
 
 class _Progress:
-    """Lines of what has ended; and on a terminal one of what goes on, which is written over."""
+    """Prints each iteration once when it has ended; on a terminal also a line of what goes on, written over."""
 
-    def __init__(self) -> None:
+    def __init__(self, skipped: int) -> None:
         self._is_live = sys.stderr.isatty()
-        self._last = 0
+        self._last = skipped
 
     def update(self, text: str) -> None:
         if self._is_live:
@@ -139,87 +145,87 @@ class _Progress:
         self.update("")
         click.echo(text)
 
-    def iteration(self, number: int, text: str) -> None:
-        """Each once."""
-        if number > self._last:
-            self._last = number
-            self.line(text)
+    def iteration(self, iteration: dict[str, Any], seconds: float) -> None:
+        if iteration["number"] > self._last:
+            self._last = iteration["number"]
+            self.line(_iteration_line(iteration, seconds))
+
+    def event(self, kind: str, event: dict[str, Any]) -> None:
+        """What happened to the task."""
+        if kind == "task_iteration" and event["ended_by"] is not None:
+            self.iteration(event, float(event["seconds"] or 0))
+        elif kind == "task_iteration":
+            self.update(f"iteration {event['number']}   runs")
+        elif kind == "task_wait_opened" and event["kind"] != "backoff":
+            self.line(_wait_line(event))
+        elif kind == "task_state_changed":
+            self.update("")
 
 
 def _follow(daemon: Daemon, key: str, after: int, skipped: int = 0) -> int:
-    """`skipped` iterations had ended before."""
-    progress, agents = _Progress(), dict[str, bool]()
+    """Show what happens from event `after` on, without the first `skipped` iterations; then the exit code."""
+    progress, is_of_task = _Progress(skipped), dict[str, bool]()
     try:
         for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
-            if item.event == "agent_progress" and _is_of(daemon, key, str(item.data["instance_id"]), agents):
-                progress.update(f"at work   {plain(str(item.data.get('message') or ''))}")
+            if item.event == "agent_progress":
+                instance = str(item.data["instance_id"])
+                if instance not in is_of_task:  # the agent of a task is called by its key
+                    name = str(daemon.call("instance", instance=instance)["name"] or "")
+                    is_of_task[instance] = name.startswith(f"{key}-")
+                if is_of_task[instance]:
+                    progress.update(f"at work   {plain(str(item.data.get('message') or ''))}")
             elif item.data.get("key") == key:
-                _tell(item.event, item.data, progress)
+                progress.event(item.event, item.data)
                 if _is_over(daemon, key):
                     break
     except KeyboardInterrupt:
         progress.update("")
         return _stop(daemon, key)
-    for one in on_task(daemon, "iterations", key):  # the stream may be behind the record
-        if one["ended_at"] is not None and int(one["number"]) > skipped:
-            progress.iteration(one["number"], _ended(one, _seconds(one)))
-    return _last_word(on_task(daemon, "task", key))
+    for iteration in on_task(daemon, "iterations", key):  # the stream may be behind the record
+        if iteration["ended_at"] is not None:
+            progress.iteration(iteration, _seconds(iteration))
+    return _tell_result(on_task(daemon, "task", key))
 
 
-def _is_of(daemon: Daemon, key: str, instance: str, known: dict[str, bool]) -> bool:
-    """Whether the instance works on this task; it is called by its key."""
-    if instance not in known:
-        known[instance] = str(daemon.call("instance", instance=instance)["name"] or "").startswith(f"{key}-")
-    return known[instance]
+def _wait_line(wait: dict[str, Any]) -> str:
+    return f"waits          {sentence(str(wait['reason'] or wait['kind']))}"
 
 
-def _tell(kind: str, event: dict[str, Any], progress: _Progress) -> None:
-    """Print what happened to the task."""
-    if kind == "task_iteration" and event["ended_by"] is not None:
-        progress.iteration(event["number"], _ended(event, float(event["seconds"] or 0)))
-    elif kind == "task_iteration":
-        progress.update(f"iteration {event['number']}   runs")
-    elif kind == "task_wait_opened" and event["kind"] != "backoff":
-        progress.line(f"waits          {plain(str(event['reason'] or event['kind']))}")
-    elif kind == "task_state_changed":
-        progress.update("")
-
-
-def _ended(one: dict[str, Any], seconds: float) -> str:
-    summary = str(one["summary"] or "").splitlines()
-    said = plain(summary[0]) if summary else ""
-    word = _WORDS.get(str(one["ended_by"]))
-    how = said if word is None else f"{word}: {said}" if said and one["ended_by"] != "exit" else word
-    files = one["changed_files"]
-    changed = "" if files is None else f"{files} file{'s' if files != 1 else ''} changed"
-    return f"iteration {one['number']:<3} {rough_duration(seconds):<8} {how[:70]:<40}  {changed}".rstrip()
+def _iteration_line(iteration: dict[str, Any], seconds: float) -> str:
+    summary, ending = plain(first_line(iteration["summary"])), _ENDINGS.get(str(iteration["ended_by"]))
+    if ending is None:
+        how = summary
+    else:
+        how = f"{ending}: {summary}" if summary and iteration["ended_by"] != "exit" else ending
+    files = iteration["changed_files"]
+    changed = "" if files is None else f"{counted(files, 'file')} changed"
+    return f"iteration {iteration['number']:<3} {rough_duration(seconds):<8} {how[:70]:<40}  {changed}".rstrip()
 
 
 def _is_over(daemon: Daemon, key: str) -> bool:
     """Whether nothing more happens to the task without a person."""
-    found = on_task(daemon, "task", key)
-    if found["state"] == "queued":
-        return found["is_held"] or _parked(found) is not None
-    waits_for_merge = any(wait["kind"] == "pull_request" for wait in found["waits"])
-    return found["state"] in {"accepted", "rejected"} or (found["state"] == "completed" and not waits_for_merge)
+    task = on_task(daemon, "task", key)
+    if task["state"] == "queued":
+        return task["is_held"] or _parked(task) is not None
+    waits_for_merge = any(wait["kind"] == "pull_request" for wait in task["waits"])
+    return task["state"] in {"accepted", "rejected"} or (task["state"] == "completed" and not waits_for_merge)
 
 
-def _parked(found: dict[str, Any]) -> dict[str, Any] | None:
+def _parked(task: dict[str, Any]) -> dict[str, Any] | None:
     """The wait that a limit of the loop opened, not a question of its agent."""
-    return next((wait for wait in found["waits"] if (wait["detail"] or {}).get("cause")), None)
+    return next((wait for wait in task["waits"] if (wait["detail"] or {}).get("cause")), None)
 
 
-def _last_word(found: dict[str, Any]) -> int:
-    key, starts = plain(found["key"]), found["attempt"]
-    cost = "" if found["cost_usd"] is None else f", ${found['cost_usd']:.2f}"
-    took = rough_duration(seconds_since(found["created_at"]))
-    spent = f"after {starts} iteration{'s' if starts != 1 else ''}, {took}{cost}"
-    parked = _parked(found)
-    if found["state"] in {"completed", "accepted"}:
+def _tell_result(task: dict[str, Any]) -> int:
+    key, parked = plain(task["key"]), _parked(task)
+    cost = "" if task["cost_usd"] is None else f", {cost_text(task['cost_usd'])}"
+    took = rough_duration(seconds_since(task["created_at"]))
+    spent = f"after {counted(task['attempt'], 'iteration')}, {took}{cost}"
+    if task["state"] in {"completed", "accepted"}:
         click.echo(f"Complete {spent}.   Look at it: ostler diff {key}")
         return ExitCode.OK
-    if found["state"] == "rejected":
-        note(f"{key} was rejected {spent}: {found['error']}")
+    if task["state"] == "rejected":
+        note(f"{key} was rejected {spent}: {task['error']}")
     elif parked is not None:
         note(f"{key} stopped {spent}: {parked['reason']}")
     else:
@@ -247,19 +253,18 @@ def signal() -> None:
     """For agents: say where you stand. Works only inside an agent of this home."""
 
 
-def _say(name: str, **payload: Any) -> None:
-    given = {key: value for key, value in payload.items() if value not in (None, ())}
-    found = Daemon().call("signal", name=name, payload=given)
-    click.echo(
-        f"{plain(str(found['task'] or found['instance']))}: {plain(str(found['signal']))} is noted; you may end."
-    )
+def _send(name: str, **fields: Any) -> None:
+    payload = {field: value for field, value in fields.items() if value not in (None, ())}
+    reply = Daemon().call("signal", name=name, payload=payload)
+    who = plain(str(reply["task"] or reply["instance"]))
+    click.echo(f"{who}: {plain(str(reply['signal']))} is noted; you may end.")
 
 
 @signal.command()
 @click.option("-m", "--message", "summary", help="What you did.")
 def complete(summary: str | None) -> None:
     """The task is done."""
-    _say("complete", summary=summary)
+    _send("complete", summary=summary)
 
 
 @signal.command()
@@ -267,7 +272,7 @@ def complete(summary: str | None) -> None:
 @click.option("-m", "--message", "summary", help="Why.")
 def blocked(blocked_on: tuple[str, ...], summary: str | None) -> None:
     """Something else has to happen first."""
-    _say("blocked", blocked_on=blocked_on, summary=summary)
+    _send("blocked", blocked_on=blocked_on, summary=summary)
 
 
 @signal.command("pr")
@@ -275,10 +280,12 @@ def blocked(blocked_on: tuple[str, ...], summary: str | None) -> None:
 @click.option("-m", "--message", "summary", help="What is to be reviewed.")
 def signal_pr(pr_url: str | None, summary: str | None) -> None:
     """The work is ready for review."""
-    _say("pr", pr_url=pr_url, summary=summary)
+    _send("pr", pr_url=pr_url, summary=summary)
 
 
 # --- pull requests -----------------------------------------------------------------------------------
+
+_number = click.argument("number", type=int)
 
 
 @click.group()
@@ -291,54 +298,58 @@ def pr() -> None:
 @output_option(name=False)
 def list_pulls(everything: bool, form: str) -> None:
     """List pull requests, newest first."""
-    found = Daemon().call("pull_requests", include_ended=everything)
-    show(found, form, ("NUMBER", "TASK", "STATE", "CI", "APPROVED BY", "TITLE"), _pull_row)
+    pulls = Daemon().call("pull_requests", include_ended=everything)
+    show(pulls, form, ("NUMBER", "TASK", "STATE", "CI", "APPROVED BY", "TITLE"), _pull_row)
 
 
-def _pull_row(one: dict[str, Any]) -> tuple[str, ...]:
-    who = ", ".join(one["approved_by"]) or "-"
-    return f"#{one['number']}", one["task_key"], one["state"], one["ci"] or "-", who, one["title"]
+def _pull_row(pull: dict[str, Any]) -> tuple[str, ...]:
+    approved_by = ", ".join(pull["approved_by"]) or "-"
+    return f"#{pull['number']}", pull["task_key"], pull["state"], pull["ci"] or "-", approved_by, pull["title"]
 
 
 @pr.command("show")
-@click.argument("number", type=int)
+@_number
 def show_pull(number: int) -> None:
     """Show a pull request with its comments, as JSON; its diff is `ostler diff TASK`."""
     as_json(Daemon().call("pull_request", number=number))
 
 
+def _on_pull(verb: str, number: int, **fields: Any) -> str:
+    """The key of its task."""
+    return plain(Daemon().call(verb, number=number, **fields)["task_key"])
+
+
 @pr.command()
-@click.argument("number", type=int)
+@_number
 @click.option("-m", "--message", required=True, help="What is to be done better; a fresh agent reads it.")
 def comment(number: int, message: str) -> None:
     """Comment on a pull request; its task goes back to a fresh agent."""
-    found = Daemon().call("comment", number=number, comment=message)
-    click.echo(f"#{number} has your comment; {plain(found['task_key'])} goes back to a fresh agent.")
+    key = _on_pull("comment", number, comment=message)
+    click.echo(f"#{number} has your comment; {key} goes back to a fresh agent.")
 
 
 @pr.command()
-@click.argument("number", type=int)
+@_number
 def approve(number: int) -> None:
     """Approve a pull request."""
-    Daemon().call("approve", number=number)
+    _on_pull("approve", number)
     click.echo(f"#{number} is approved.   Merge it: ostler pr merge {number}")
 
 
 @pr.command()
-@click.argument("number", type=int)
+@_number
 def merge(number: int) -> None:
     """Merge a pull request; its task is accepted."""
-    found = Daemon().call("merge", number=number)
-    click.echo(f"#{number} is merged; {plain(found['task_key'])} is accepted.")
+    click.echo(f"#{number} is merged; {_on_pull('merge', number)} is accepted.")
 
 
 @pr.command()
-@click.argument("number", type=int)
+@_number
 @click.option("-m", "--message", help="Why.")
 def close(number: int, message: str | None) -> None:
     """Close a pull request without a merge."""
-    found = Daemon().call("close", number=number, reason=message)
-    click.echo(f"#{number} is closed; see {plain(found['task_key'])}: ostler task show {plain(found['task_key'])}")
+    key = _on_pull("close", number, reason=message)
+    click.echo(f"#{number} is closed; see {key}: ostler task show {key}")
 
 
 @pr.command()
@@ -347,5 +358,5 @@ def close(number: int, message: str | None) -> None:
 @click.option("-m", "--message", default="", help="Its output; a fresh agent reads it.")
 def ci(commit: str, result: str, message: str) -> None:
     """Tell what a CI elsewhere said of a commit; what waits for it goes on."""
-    found = Daemon().call("report_ci", commit=commit, passed=result == "passed", output=message)
-    click.echo(f"{plain(found['commit'])} {result}.")
+    reply = Daemon().call("report_ci", commit=commit, passed=result == "passed", output=message)
+    click.echo(f"{plain(reply['commit'])} {result}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -33,6 +34,26 @@ def _shown(character: str) -> str:
     if character == "\t" or character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+#: A moment in UTC, as sentences of the daemon carry it.
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(?:\+00:00|Z| UTC)")
+#: A change of colour or weight, the only sequence of an agent that may reach a terminal.
+_STYLE = re.compile(r"(\x1b\[[0-9;:]*m)")
+
+
+def sentence(text: str) -> str:
+    """A sentence of the daemon for the screen: its moments in the local time zone."""
+    return plain(_MOMENT.sub(lambda match: local_time(f"{match[1]}T{match[2]}+00:00"), text))
+
+
+def written_by_agent(text: str) -> str:
+    """A line that an agent wrote: as it is for a pipe or a file; on a terminal only its colours are left."""
+    if not sys.stdout.isatty():
+        return text
+    parts = _STYLE.split(text)
+    styled = "".join(part if place % 2 else plain(part) for place, part in enumerate(parts))
+    return f"{styled}\x1b[0m" if len(parts) > 1 else styled
 
 
 def has_colour() -> bool:
@@ -75,9 +96,9 @@ def as_json(value: Any, *, indent: int | None = 2) -> None:
     click.echo(json.dumps(value, indent=indent))
 
 
-def note(sentence: str) -> None:
+def note(text: str) -> None:
     """Also from a handler of a signal, which may come in the midst of other output."""
-    line = f"ostler: {plain(sentence)}"
+    line = f"ostler: {sentence(text)}"
     try:
         click.echo(line, err=True)
     except RuntimeError:  # a stream is not entered twice
@@ -99,6 +120,19 @@ def seconds_since(text: str | None) -> float:
 def local_time(text: str | None) -> str:
     when = moment(text)
     return "" if when is None else f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def cost_text(dollars: float | None) -> str:
+    return "-" if dollars is None else "<$0.01" if 0 < dollars < 0.005 else f"${dollars:.2f}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first_line(text: str | None) -> str:
+    """The first line of an error or a summary."""
+    return (text or "").strip().split("\n", 1)[0].removesuffix("; its last lines:")
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

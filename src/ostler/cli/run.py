@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_agent
-from ostler.cli.output import as_json, local_time, note, plain
+from ostler.cli.agents import print_answer
+from ostler.cli.common import Daemon, fail, list_instances, on_agent
+from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import parse_seconds
 from ostler.errors import ExitCode, exit_code_of
@@ -23,6 +26,8 @@ _COULD_NOT_START = 125
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
+#: The request that `run` gives to an agent; as in `lifecycle.job`, which is slow to import.
+_JOB = "job"
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -30,10 +35,10 @@ class _RunCommand(click.Command):
     """Keeps what Click takes away: a `--` right before the words says that they are a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        before = list(args)
         rest = super().parse_args(ctx, args)
         words = ctx.params.get("words") or ()
-        ctx.meta[_IS_COMMAND] = len(given) > len(words) and given[len(given) - len(words) - 1] == "--"
+        ctx.meta[_IS_COMMAND] = len(before) > len(words) and before[len(before) - len(words) - 1] == "--"
         return rest
 
 
@@ -42,7 +47,7 @@ class _RunCommand(click.Command):
 @click.option("--rm", "remove", is_flag=True, help="Remove the record when it has ended.")
 @click.option("--name", help="Its name; else one is made.")
 @click.option("--memory", help="At most so much, such as 512M.")
-@click.option("--cpus", type=float, help="At most so many cores, such as 1.5.")
+@click.option("--cpus", type=click.FloatRange(0, min_open=True), help="At most so many cores, such as 1.5.")
 @click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
 @click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
@@ -59,9 +64,10 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
-    when --timeout ended it, 125 when it could not be started.
+    when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
+    is not passed on.
     """
-    daemon = Daemon()
+    daemon = Daemon(makes_home=True)
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
@@ -70,14 +76,19 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
         raise
     except DaemonError as error:
         for sentence in error.faults or (str(error),):
-            note(_in_words(sentence))
+            note(sentence)
         code: int = exit_code_of(error.code)
         failed = code in {ExitCode.FAILED, ExitCode.TIMED_OUT}
         raise click.exceptions.Exit(_COULD_NOT_START if failed else code) from error
+    has_warned = _warn_of_input()
     if detach:
         click.echo(plain(instance["name"]))
         return
     code = _follow(daemon, instance, raw=chosen["raw"])
+    if not has_warned:
+        _warn_of_input()
+    if code == ExitCode.OK and {"definition", "job"} <= body.keys() and _is_python(daemon, words[0]):
+        _print_answer_of(daemon, instance["instance_id"])
     if remove:
         daemon.call("remove", instance=instance["instance_id"])
     raise click.exceptions.Exit(code)
@@ -86,11 +97,11 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
 def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_command: bool) -> dict[str, Any]:
     limits = {
         "max_memory_mb": chosen["memory"],
-        "max_cpu_percent": None if chosen["cpus"] is None else round(100 * chosen["cpus"]),
+        "max_cpu_percent": None if chosen["cpus"] is None else max(round(100 * chosen["cpus"]), 1),
         "execution_timeout": chosen["timeout"] or (_LONGEST if is_command else None),
         "max_concurrent_tasks": 1 if is_command else None,
     }
-    options = {
+    values = {
         "name": chosen["name"],
         "restart_policy": chosen["restart"],
         "isolation_level": chosen["isolation"],
@@ -99,16 +110,20 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "env": _environment(chosen["env"], passes_on=is_command),
         "workdir": chosen["workdir"],
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    options = {name: value for name, value in values.items() if value is not None}
     cwd = chosen["workdir"] or _present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
-        return {"command": list(words), "cwd": cwd, "options": given, "job": {"request": ""}}
-    if len(words) == 1 and daemon.call("definition", name=words[0])["kind"] == "python":
-        return {"definition": words[0], "options": given}  # it waits to be asked
+        return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
+    if len(words) == 1 and _is_python(daemon, words[0]):
+        return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
-    return {"definition": words[0], "cwd": cwd, "options": given, "job": {"request": request}}
+    return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _is_python(daemon: Daemon, name: str) -> bool:
+    return bool(daemon.call("definition", name=name)["kind"] == "python")
 
 
 def _present_directory() -> str | None:
@@ -121,75 +136,68 @@ def _present_directory() -> str | None:
 
 def _require_free(daemon: Daemon, name: str | None) -> None:
     """The library lets names repeat; in a shell a name is how one agent is found."""
-    if name is not None and any(one["name"] == name for one in daemon.call("instances", name_pattern=name)):
+    if name is None:
+        return
+    agents = list_instances(daemon, name_pattern=name, include_restarting=True)
+    if any(agent["name"] == name for agent in agents):
         raise DaemonError("conflict", f"an agent named {name} lives already; stop it, or choose another name")
 
 
-def _environment(given: tuple[str, ...], *, passes_on: bool) -> dict[str, str]:
-    found = {name: os.environ[name] for name in _PASSED_ON if passes_on and name in os.environ}
-    for one in given:
-        name, has_value, value = one.partition("=")
+def _environment(variables: tuple[str, ...], *, passes_on: bool) -> dict[str, str]:
+    environment = {name: os.environ[name] for name in _PASSED_ON if passes_on and name in os.environ}
+    for variable in variables:
+        name, has_value, value = variable.partition("=")
         if not has_value and name not in os.environ:
             raise click.UsageError(f"-e {name}: this shell has no such variable; write -e {name}=VALUE")
-        found[name] = value if has_value else os.environ[name]
-    return found
+        environment[name] = value if has_value else os.environ[name]
+    return environment
 
 
-def _in_words(sentence: str) -> str:
-    """A fault of an option by the name that it has on the command line."""
-    names = {
-        "options.resource_limits.max_memory_mb": "--memory",
-        "options.resource_limits.max_cpu_percent": "--cpus",
-        "options.resource_limits.execution_timeout": "--timeout",
-        "options.restart_policy": "--restart",
-        "options.isolation_level": "--isolation",
-        "options.name": "--name",
-    }
-    for field, option in names.items():
-        sentence = sentence.replace(field, option)
-    return sentence.replace("--memory must be a whole number", "--memory must be a size such as 512M")
+def _warn_of_input() -> bool:
+    """Whether data waits in a pipe on standard input, which no agent reads; then a line says so."""
+    import fcntl  # noqa: PLC0415 - only here
+    import termios  # noqa: PLC0415 - likewise
+
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+        count = int.from_bytes(fcntl.ioctl(0, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except OSError:
+        return False
+    if count:
+        note("standard input is not passed on to agents; give it as an argument or in a file")
+    return count > 0
 
 
 def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> int:
     """Its output until it has ended; then its exit code."""
-    key = instance["instance_id"]
-    asked = 0
+    key, interrupts = instance["instance_id"], 0
 
-    def interrupted(*_: object) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 2:
+    def on_interrupt(*_: object) -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 2:
             raise KeyboardInterrupt
-        grace = 10 if asked == 1 else 0
-        note("stopping it; press Ctrl+C again to end it at once" if asked == 1 else "ending it at once")
-        _stop_beside(daemon, key, grace)
+        first = interrupts == 1
+        note("stopping it; press Ctrl+C again to end it at once" if first else "ending it at once")
+        options = {"graceful_timeout": 10 if first else 0, "reason": "interrupted"}
+        daemon.call_in_thread("terminate", instance=key, options=options)
 
-    before = signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, interrupted)
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGTERM, on_interrupt)
     try:
         for item in daemon.stream("logs", instance=key, raw=raw):
-            click.echo(item.data["text"])
-        found = daemon.call("instance", instance=key)
+            # What a coding agent says may have several lines.
+            text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
+            click.echo(text, color=True)
+        ended = daemon.call("instance", instance=key)
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
-        return ExitCode.INTERRUPTED
-    return _exit_code(found)
+    return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
 
 
-def _stop_beside(daemon: Daemon, key: str, grace: int) -> None:
-    """In a process of its own: the output is still being followed."""
-    if os.fork() == 0:
-        code = 0
-        try:
-            daemon.raw().call("terminate", instance=key, options={"graceful_timeout": grace, "reason": "interrupted"})
-        except DaemonError:
-            code = 1
-        os._exit(code)
-
-
-def _exit_code(found: dict[str, Any]) -> int:
-    last = (found.get("attempts") or [{}])[-1]
+def _exit_code(instance: dict[str, Any]) -> int:
+    last = (instance.get("attempts") or [{}])[-1]
     if last.get("exit_signal") is not None:
         return 128 + int(last["exit_signal"])
     if last.get("exit_code") is not None:
@@ -197,10 +205,20 @@ def _exit_code(found: dict[str, Any]) -> int:
     if last.get("outcome") == "timeout":
         note(str(last.get("detail") or "it ran longer than its time"))
         return ExitCode.TIMED_OUT
-    if found["state"] == "failed":
-        note(str(found.get("error_message") or "it failed"))
+    if instance["state"] == "failed":
+        note(str(instance.get("error_message") or "it failed"))
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
+    try:
+        answer = daemon.call("request", instance=instance_id, request_id=_JOB)["answer"]
+    except DaemonError as error:
+        note(f"its answer cannot be read: {error}")
+        return
+    if answer is not None:
+        print_answer(answer)
 
 
 # --- logs --------------------------------------------------------------------------------------------
@@ -232,9 +250,9 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
 
 def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
     """The instance that works on a task, or did last; None where the name is no key of a task."""
-    if not re.fullmatch(r"[Tt]\d{3,}", name):
+    if not re.fullmatch(r"[Tt]\d{3,}", name) and _is_agent(daemon, name):
         return None
-    told = False
+    has_noted = False
     while True:
         try:
             task = daemon.call("task", task=name)
@@ -244,12 +262,24 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
             raise
         if task["instance_id"] is not None:
             return str(task["instance_id"])
-        if not follow or task["state"] in {"accepted", "rejected"}:
+        goes_on = follow and task["state"] in {"queued", "running"}
+        if not goes_on:
+            attempts = daemon.call("instances", task_id=task["task_id"], include_terminated=True, limit=1)
+            if attempts:
+                return str(attempts[0]["instance_id"])
             raise fail(f"no agent has worked on {task['key']} yet; it is {task['state']}", ExitCode.WRONG_STATE)
-        if not told:
+        if not has_noted:
             note(f"{task['key']} is {task['state']}; waiting for its agent")
-            told = True
+            has_noted = True
         time.sleep(_LOOK_SECONDS)
+
+
+def _is_agent(daemon: Daemon, name: str) -> bool:
+    try:
+        daemon.call("instance", instance=name)
+    except DaemonError as error:
+        return error.code != "not_found"
+    return True
 
 
 def _moment(text: str) -> str:
@@ -267,6 +297,5 @@ def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:
     if form == "jsonl":
         as_json(line, indent=None)
         return
-    for one in line["text"].split("\n"):  # what a coding agent says may have several lines
-        text = plain(one)
+    for text in map(plain, line["text"].split("\n")):  # what a coding agent says may have several lines
         click.echo(f"{local_time(line['time']):<19}  {text}" if times else text)

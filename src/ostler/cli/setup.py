@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, output_option, the_home
-from ostler.cli.output import as_json, local_time, note, plain, short_path, show, table
-from ostler.durations import parse_seconds
+from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_home
+from ostler.cli.output import as_json, counted, local_time, note, plain, short_path, show, table
 from ostler.errors import ExitCode
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
 from ostler.version import __version__
@@ -84,8 +83,9 @@ def list_agents(form: str) -> None:
     show(Daemon().call("definitions"), form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
 
 
-def _definition_row(one: dict[str, Any]) -> tuple[str, ...]:
-    return one["name"], one["kind"], one["description"] or "", short_path(one["source"] or "")
+def _definition_row(definition: dict[str, Any]) -> tuple[str, ...]:
+    source = short_path(definition["source"] or "")
+    return definition["name"], definition["kind"], definition["description"] or "", source
 
 
 @agents.command("show")
@@ -101,24 +101,18 @@ def validate() -> None:
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
     root = project_of(the_home())
-    found = validate_files(root)
-    if not found:
+    files = validate_files(root)
+    if not files:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
         return
-    broken = False
-    for path, faults in found:
-        shown = path.relative_to(root) if path.is_relative_to(root) else short_path(path)
-        click.echo(f"{shown}   {_counted(faults)}")
-        for one in faults:
-            broken = True
-            line = f"{one.line}: " if one.line else ""
-            click.echo(f"  {line}{plain(one.sentence)}")
-    if broken:
+    for path, faults in files:
+        name = path.relative_to(root) if path.is_relative_to(root) else short_path(path)
+        click.echo(f"{name}   {counted(len(faults), 'fault') if faults else 'ok'}")
+        for fault in faults:
+            line = f"{fault.line}: " if fault.line else ""
+            click.echo(f"  {line}{plain(fault.sentence)}")
+    if any(faults for _, faults in files):
         raise click.exceptions.Exit(ExitCode.FAILED)
-
-
-def _counted(faults: Any) -> str:
-    return "ok" if not faults else f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
 
 
 # --- tokens ------------------------------------------------------------------------------------------
@@ -135,12 +129,9 @@ def token() -> None:
 @click.option("--expires", help="Valid for so long, such as 30d; else until it is revoked.")
 def create(name: str, role: str, expires: str | None) -> None:
     """Make a token. It is printed once and kept only as a hash; pass it on in $OSTLER_TOKEN."""
-    seconds = None if expires is None else parse_seconds(expires)
-    if expires is not None and seconds is None:
-        raise click.UsageError(f"--expires must be a duration such as 30d, was {expires}")
-    found = Daemon().call("create_token", name=name, role=role, expires_in=seconds)
-    click.echo(found["token"])
-    note("this is shown once; revoke it with `ostler token revoke " + plain(name) + "`")
+    reply = Daemon().call("create_token", name=name, role=role, expires_in=seconds_of("--expires", expires))
+    click.echo(reply["token"])
+    note(f"this is shown once; revoke it with `ostler token revoke {plain(name)}`")
 
 
 @token.command("list")
@@ -150,16 +141,17 @@ def list_tokens(form: str) -> None:
     show(Daemon().call("tokens"), form, ("NAME", "CREATED", "EXPIRES", "REVOKED"), _token_row)
 
 
-def _token_row(one: dict[str, Any]) -> tuple[str, ...]:
-    return one["name"], local_time(one["created_at"]), local_time(one["expires_at"]), local_time(one["revoked_at"])
+def _token_row(token: dict[str, Any]) -> tuple[str, ...]:
+    times = (local_time(token[field]) for field in ("created_at", "expires_at", "revoked_at"))
+    return (token["name"], *times)
 
 
 @token.command()
 @click.argument("name")
 def revoke(name: str) -> None:
     """Revoke a token by its name or id; it is refused from now on."""
-    for one in Daemon().call("revoke_token", token_id=name)["revoked"]:
-        click.echo(f"{plain(one)} is revoked.")
+    for revoked in Daemon().call("revoke_token", token_id=name)["revoked"]:
+        click.echo(f"{plain(revoked)} is revoked.")
 
 
 # --- this program ------------------------------------------------------------------------------------
@@ -171,11 +163,11 @@ def completion(shell: str) -> None:
     """Print the completion script of a SHELL, such as: eval "$(ostler completion bash)"."""
     from click.shell_completion import get_completion_class  # noqa: PLC0415 - only here
 
-    found = get_completion_class(shell)
-    if found is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise fail(f"there is no completion for {shell}", ExitCode.USAGE)
     root = click.get_current_context().find_root().command
-    click.echo(found(root, {}, "ostler", "_OSTLER_COMPLETE").source())
+    click.echo(completion_class(root, {}, "ostler", "_OSTLER_COMPLETE").source())
 
 
 @click.command()

@@ -34,8 +34,8 @@ from ostler.errors import (
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
-from ostler.model.faults import shown
 from ostler.model.simulation import OnIdle, RunState, SimulationRun, SimulationSettings
+from ostler.model.validation import shown
 from ostler.simulation import (
     KeptRun,
     PlayedTurn,

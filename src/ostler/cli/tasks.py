@@ -8,27 +8,16 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, output_option
-from ostler.cli.output import as_json, note, plain, seconds_since, short_path, show
-from ostler.client.blocking import DaemonError
+from ostler.cli.common import Daemon, count_option, on_task, output_option
+from ostler.cli.common import list_tasks as list_all_tasks
+from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
+from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration
+from ostler.errors import exit_code_of
 
 _HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
-
-
-def on_task(daemon: Daemon, verb: str, key: str, **parameters: Any) -> Any:
-    try:
-        return daemon.call(verb, task=key, **parameters)
-    except DaemonError as error:
-        if error.code != "not_found":
-            raise
-        import difflib  # noqa: PLC0415 - only a mistake needs it
-
-        keys = [str(one["key"]) for one in daemon.call("tasks", include_finished=True, limit=1000)]
-        close = difflib.get_close_matches(key.upper(), keys, n=1)
-        if key.upper() in keys or not close:
-            raise
-        raise DaemonError("not_found", f"{error}. Did you mean {close[0]}?") from error
+_STATES = ("queued", "running", "completed", "accepted", "rejected")
+_key = click.argument("key")
 
 
 @click.group()
@@ -54,61 +43,63 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     """Queue a task. TEXT says what is to be done; `-` reads it from standard input."""
     words = sys.stdin.read() if text == "-" else text
     body = {"task": words, "key": key, "near": os.getcwd(), **chosen}  # noqa: PTH109 - as the shell has it
-    given = {name: value for name, value in body.items() if value not in (None, (), False)}
-    found = Daemon().call("add_task", key=idempotency or os.urandom(16).hex(), new_task=given)
-    name = plain(found["key"])
-    who = f"queued for {plain(found['agent'])}." if found["agent"] else "queued; it names no agent."
-    held = " It is held back." if found["is_held"] else ""
-    click.echo(f"{name} {who}{held}   Follow it: ostler logs -f {name}")
+    fields = {name: value for name, value in body.items() if value not in (None, (), False)}
+    daemon = Daemon(makes_home=True)
+    added = daemon.call("add_task", key=idempotency or os.urandom(16).hex(), new_task=fields)
+    name = plain(added["key"])
+    who = f"queued for {plain(added['agent'])}." if added["agent"] else "queued; it names no agent."
+    held = " It is held back." if added["is_held"] else ""
+    next_step = f"See why: ostler why {name}" if added["warning"] else f"Follow it: ostler logs -f {name}"
+    click.echo(f"{name} {who}{held}   {next_step}")
+    if added["warning"]:
+        note(added["warning"])
 
 
 @task.command("list")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also accepted and rejected ones.")
-@click.option("--state", help="Only in this state.")
+@click.option("--state", type=click.Choice(_STATES), help="Only in this state.")
 @click.option("--agent", help="Only for this agent.")
 @click.option("--tag", help="Only with this tag.")
 @click.option("--text", help="Only where the task has this text in it.")
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many.")
+@count_option
 @output_option()
-def list_tasks(everything: bool, count: int, form: str, **chosen: Any) -> None:
+def list_tasks(everything: bool, count: int | None, form: str, **filters: Any) -> None:
     """List tasks, newest first; without -a those that are not finished."""
-    found = Daemon().call("tasks", include_finished=everything, limit=count, **chosen)
-    show(found, form, _HEAD, _row, name="key")
+    show(list_all_tasks(Daemon(), count, include_finished=everything, **filters), form, _HEAD, _row, name="key")
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    cost = "-" if one["cost_usd"] is None else f"${one['cost_usd']:.2f}"
-    age = rough_duration(seconds_since(one["created_at"]))
-    title = one["title"] if len(one["title"]) <= 60 else one["title"][:59] + "…"
-    return one["key"], one["state"], one["agent"] or "-", age, cost, title, one["next"]
+def _row(task: dict[str, Any]) -> tuple[str, ...]:
+    age = rough_duration(seconds_since(task["created_at"]))
+    title = task["title"] if len(task["title"]) <= 60 else task["title"][:59] + "…"
+    cost = cost_text(task["cost_usd"])
+    return task["key"], task["state"], task["agent"] or "-", age, cost, title, sentence(task["next"])
 
 
 @task.command("show")
-@click.argument("key")
+@_key
 def show_task(key: str) -> None:
     """Show everything about a task, as JSON."""
     as_json(on_task(Daemon(), "task", key))
 
 
 @task.command()
-@click.argument("key")
+@_key
 @click.option("-m", "--message", help="Why.")
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
-    found = on_task(Daemon(), "cancel_task", key, reason=message)
-    click.echo(f"{plain(found['key'])} is cancelled. Its workdir is kept: {short_path(_place(found))}")
+    task = on_task(Daemon(), "cancel_task", key, reason=message)
+    click.echo(f"{plain(task['key'])} is cancelled. Its workdir is kept: {short_path(_place(task))}")
 
 
 @task.command()
-@click.argument("key")
+@_key
 def requeue(key: str) -> None:
     """Release a held task, or end its present attempt and let it be done again."""
-    found = on_task(Daemon(), "requeue_task", key)
-    click.echo(f"{plain(found['key'])} is queued.")
+    click.echo(f"{plain(on_task(Daemon(), 'requeue_task', key)['key'])} is queued.")
 
 
 @task.command()
-@click.argument("key")
+@_key
 def hold(key: str) -> None:
     """End the present attempt of a task and keep it back until `ostler task requeue`."""
     name = plain(on_task(Daemon(), "hold_task", key)["key"])
@@ -116,106 +107,169 @@ def hold(key: str) -> None:
 
 
 @task.command("send-back")
-@click.argument("key")
+@_key
 @click.option(
     "-m", "--message", help="What is to be done better; the next attempt reads it. A conflict says it itself."
 )
 def send_back(key: str, message: str | None) -> None:
     """Send a completed task back to its agent, with a comment."""
-    found = on_task(Daemon(), "send_back", key, comment=message)
-    click.echo(f"{plain(found['key'])} goes back to the queue with your comment (attempt {found['attempt'] + 1}).")
+    task = on_task(Daemon(), "send_back", key, comment=message)
+    click.echo(f"{plain(task['key'])} goes back to the queue with your comment (attempt {task['attempt'] + 1}).")
 
 
 # --- review ------------------------------------------------------------------------------------------
 
 
 @click.command()
-@click.argument("key")
+@_key
 @click.argument("paths", nargs=-1)
 @click.option("--stat", is_flag=True, help="Only the files and how much of them.")
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
     """Show what a task changed."""
-    found = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
-    click.echo("\n".join(plain(line) for line in found["diff"].splitlines()))
-    _about_merge(found["merge"])
-    for receipt in found["task"]["receipts"]:
+    reply = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
+    click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+    _tell_merge_state(reply["merge"])
+    for receipt in reply["task"]["receipts"]:
         passed = receipt["exit_code"] == 0
         how = "passed" if passed else f"failed (exit code {receipt['exit_code']})"
         proof = f"on the submitted tree (receipt {receipt['output_digest'][:8]})"
         note(f"check: {receipt['command']}  {how} in {receipt['seconds']:.0f} s {proof}")
-    if found["claims_differ"]:
-        note(f"its agent names other files than it changed: {', '.join(found['claims_differ'][:10])}")
+    snapshot = reply["task"]["snapshot"] or {}
+    for warning in snapshot.get("warnings", ()):
+        note(f"look at this before you accept: {warning}")
+    for reason in snapshot.get("left_out", ()):
+        note(f"not in it: {reason}")
+    if reply["claims_differ"]:
+        note(f"its agent names other files than it changed: {', '.join(reply['claims_differ'][:10])}")
 
 
-def _about_merge(state: dict[str, Any] | None) -> None:
+def _tell_merge_state(state: dict[str, Any] | None) -> None:
     if not state or state.get("target") is None:
         return
-    moved = state["commits"]
-    said = f"based on {state['target']} at {state['base'][:7]}"
+    text, moved = f"based on {state['target']} at {state['base'][:7]}", state["commits"]
     if moved:
         merges = "merges cleanly" if not state["conflicts"] else f"conflicts in {', '.join(state['conflicts'][:5])}"
-        said += f" ({state['target']} has moved by {moved} commit{'' if moved == 1 else 's'}; {merges})"
-    note(said)
+        text += f" ({state['target']} has moved by {moved} commit{'' if moved == 1 else 's'}; {merges})"
+    note(text)
 
 
 @click.command()
-@click.argument("key")
-@click.argument("paths", nargs=-1)
-def accept(key: str, paths: tuple[str, ...]) -> None:
-    """Merge the work of a task into its branch; with PATHS only these files."""
+@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...")
+@click.option("--all", "everything", is_flag=True, help="Every completed task, the oldest first.")
+@click.option("-m", "--message", help="The message of the commit; else the title and the summary of the task.")
+@click.option("--branch-only", is_flag=True, help="Move the branch also where your checkout of it cannot follow.")
+def accept(keys: tuple[str, ...], everything: bool, message: str | None, branch_only: bool) -> None:
+    """Merge the work of tasks into their branches; after one KEY, PATHS name the only files to take.
+
+    Where you have changed files that the work changes too, nothing is merged: commit or stash them first.
+    --branch-only moves the branch all the same and leaves your files as they are; git then shows the difference as
+    changes of yours, and committing them would take back what was accepted.
+    """
+    daemon = Daemon()
+    tasks, paths = _keys_and_paths(daemon, keys, everything=everything)
+    if message is not None and len(tasks) > 1:
+        raise click.UsageError("-m is the message of one commit; name one task")
+    failed: DaemonError | None = None
+    for key in tasks:
+        try:
+            _accept(daemon, key, paths, message, branch_only=branch_only)
+        except UnreachableError:
+            raise
+        except DaemonError as error:
+            if len(tasks) == 1:
+                raise
+            note(f"{key}: {error}")
+            failed = failed or error
+    if failed is not None:
+        raise click.exceptions.Exit(exit_code_of(failed.code))
+
+
+def _keys_and_paths(daemon: Daemon, words: tuple[str, ...], *, everything: bool) -> tuple[list[str], list[str]]:
+    """The words that are keys of tasks, and the others. A path that looks like a key is written ./KEY."""
+    if everything:
+        if words:
+            raise click.UsageError("--all stands alone; leave the keys and the paths out")
+        completed = list_all_tasks(daemon, state="completed")
+        if not completed:
+            note("no task waits for its review")
+        return [str(task["key"]) for task in sorted(completed, key=lambda task: str(task["completed_at"]))], []
+    if not words:
+        raise click.UsageError("name the task to accept, or --all")
+    if len(words) == 1:
+        return list(words), []
+    existing = {str(task["key"]) for task in list_all_tasks(daemon, include_finished=True)}
+    keys = [word for word in words if word == words[0] or word.upper() in existing]
+    paths = [word.removeprefix("./") for word in words if word not in keys]
+    if paths and len(keys) > 1:
+        raise click.UsageError(f"{paths[0]} is no task; files can be chosen of one task at a time")
+    return list(dict.fromkeys(keys)), paths
+
+
+def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, branch_only: bool) -> None:
     try:
-        found = on_task(Daemon(), "accept", key, paths=list(paths))
+        task = on_task(daemon, "accept", key, paths=paths, message=message, branch_only=branch_only)
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
         raise DaemonError(error.code, f"{error} (ostler task send-back {key})") from error
-    name, merged = plain(found["key"]), found["accepted"]
+    name, merged = plain(task["key"]), task["accepted"]
     if merged is None:
-        click.echo(f"{name} accepted. Its files are in {short_path(_place(found))}")
+        click.echo(f"{name} accepted. Its files are in {short_path(_place(task))}")
         return
-    click.echo(
-        f"{name} accepted: merged into {merged['target']} as {merged['commit'][:7]}.   Take it back: ostler undo {name}"
-    )
+    where = f"merged into {merged['target']} as {merged['commit'][:7]}."
+    if merged["left"]:
+        part = f"{merged['files'] - merged['left']} of {merged['files']} files"
+        click.echo(f"{name}: {part} {where}   Take the rest too: ostler accept {name}")
+    else:
+        click.echo(f"{name} accepted: {where}   Take it back: ostler undo {name}")
     if not merged["followed"] and merged.get("why_not_followed"):
         note(str(merged["why_not_followed"]))
 
 
 @click.command()
-@click.argument("key")
+@_key
 @click.option("-m", "--message", required=True, help="Why.")
 def reject(key: str, message: str) -> None:
     """Reject a task, finally."""
-    name = plain(on_task(Daemon(), "reject", key, reason=message)["key"])
+    task = on_task(Daemon(), "reject", key, reason=message)
+    name, merged = plain(task["key"]), task["accepted"]
+    if merged:
+        note(f"{merged['files'] - merged['left']} of {merged['files']} files of it stay in {merged['target']}")
     click.echo(f"{name} rejected. Its workdir goes to the vault tomorrow; bring it back with: ostler unretire {name}")
 
 
 @click.command()
-@click.argument("key")
+@_key
 def undo(key: str) -> None:
     """Take an accepted task back out of its branch."""
-    found = on_task(Daemon(), "undo", key)
-    click.echo(f"{plain(found['key'])} is taken back; it is completed and can be reviewed again.")
+    task = on_task(Daemon(), "undo", key)
+    click.echo(f"{plain(task['key'])} is taken back; it is completed and can be reviewed again.")
+    for part in task["undone"]:
+        if not part["followed"] and part["why_not_followed"]:
+            note(str(part["why_not_followed"]))
 
 
 @click.command()
-@click.argument("key")
+@_key
 def retire(key: str) -> None:
     """Put the workdir of a task into the vault, whole."""
-    found = on_task(Daemon(), "retire", key)
-    if found["vault"] is None:
+    task = on_task(Daemon(), "retire", key)
+    if task["vault"] is None:
         note(f"{key} has no workdir")
         return
-    name = plain(found["key"])
-    click.echo(f"{name} is in the vault ({short_path(found['vault']['path'])}). Bring it back: ostler unretire {name}")
+    if task["vault"].get("not_removed"):
+        note(str(task["vault"]["not_removed"]))
+    name = plain(task["key"])
+    click.echo(f"{name} is in the vault ({short_path(task['vault']['path'])}). Bring it back: ostler unretire {name}")
 
 
 @click.command()
-@click.argument("key")
+@_key
 def unretire(key: str) -> None:
     """Bring the workdir of a task back from the vault."""
-    found = on_task(Daemon(), "unretire", key)
-    click.echo(f"The workdir of {plain(found['key'])} is back: {short_path(_place(found))}")
+    task = on_task(Daemon(), "unretire", key)
+    click.echo(f"The workdir of {plain(task['key'])} is back: {short_path(_place(task))}")
 
 
-def _place(found: dict[str, Any]) -> str:
-    return str((found["workdir"] or {}).get("path") or "(none)")
+def _place(task: dict[str, Any]) -> str:
+    return str((task["workdir"] or {}).get("path") or "(none)")

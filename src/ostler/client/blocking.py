@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
+import select
 import socket
+import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,10 @@ from ostler.home import SOCKET_FILE
 
 #: How long a stream tries to find its daemon again.
 RECONNECT_SECONDS = 60.0
+#: A daemon that is silent for so long is asked for its status; where that is not answered either, it hangs.
+SILENCE_SECONDS = 4.0
+#: How often a silent daemon is looked at: one that a signal has stopped is not asked.
+_LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 
 
@@ -34,6 +41,66 @@ class UnreachableError(DaemonError):
 
     def __init__(self, where: str, why: object) -> None:
         super().__init__(UNREACHABLE, f"no daemon answers at {where} ({why}); start it with `ostler up -d`")
+
+
+class HangError(DaemonError):
+    """A daemon listens there, and does not answer."""
+
+    def __init__(self, where: str, pid: int | None) -> None:
+        if pid is None:
+            advice = f"wait, or look at the machine of {where}"
+        elif _is_stopped(pid):
+            advice = f"it was stopped by a signal: let it go on with `kill -CONT {pid}`"
+        else:
+            advice = f"wait, or end it with `kill -9 {pid}`: its agents go on, and the next command starts a new one"
+        name = "the daemon" if pid is None else f"the daemon (pid {pid})"
+        super().__init__(UNREACHABLE, f"{name} does not answer; {advice}")
+
+
+def _is_stopped(pid: int) -> bool:
+    return process_state(pid) in {"T", "t"}
+
+
+def process_state(pid: int) -> str | None:
+    """The letter of the kernel for it, such as Z for a process that has ended; None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+class _WatchedSocket:
+    """A socket whose reader calls `on_silence` with the seconds for which nothing has come."""
+
+    def __init__(self, sock: socket.socket, on_silence: Callable[[float], None]) -> None:
+        self._sock = sock
+        self._on_silence = on_silence
+
+    def makefile(self, mode: str, /) -> io.BufferedReader:
+        del mode
+        return io.BufferedReader(_WatchedReader(self._sock, self._on_silence))
+
+
+class _WatchedReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, on_silence: Callable[[float], None]) -> None:
+        self._raw = sock.makefile("rb", buffering=0)
+        self._on_silence = on_silence
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        since = time.monotonic()
+        while not select.select([self._raw], [], [], _LOOK_SECONDS)[0]:
+            silence = time.monotonic() - since
+            self._on_silence(silence)
+            if silence >= SILENCE_SECONDS:  # it was asked, and answered
+                since = time.monotonic()
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -78,7 +145,7 @@ class BlockingClient:
     def call(self, verb: str, /, *, key: str | None = None, within: float | None = None, **parameters: Any) -> Any:
         """The JSON of the answer, within so many seconds. Raises `DaemonError`."""
         prepared = prepare(verb, parameters, key=key, token=self._token)
-        connection, response = self._send(prepared, within)
+        connection, response = self._send(prepared, within=within)
         try:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -89,15 +156,18 @@ class BlockingClient:
             raise _refusal(body, response.status)
         return json.loads(body) if body else None
 
-    def stream(self, verb: str, /, *, after: str | None = None, **parameters: Any) -> Iterator[StreamItem]:
+    def stream(
+        self, verb: str, /, *, after: str | None = None, on_hang: Callable[[str], None] | None = None, **parameters: Any
+    ) -> Iterator[StreamItem]:
         """Follow a stream. After a lost connection it goes on from its cursor, without a gap or a double.
 
-        It ends when the daemon says so, and raises `UnreachableError` when no daemon is found for a minute.
+        It ends when the daemon says so, and raises `UnreachableError` when no daemon is found for a minute. A daemon
+        that hangs is waited for: `on_hang` is called with a sentence. Without it `HangError` is raised.
         """
         cursor, lost_at = after, 0.0
         while True:
             try:
-                for item in self._stream_once(verb, cursor, parameters):
+                for item in self._stream_once(verb, cursor, parameters, on_hang):
                     lost_at = 0.0
                     if item.event in {"end", "bye"}:
                         if item.event == "end":
@@ -111,10 +181,12 @@ class BlockingClient:
                     raise
                 time.sleep(_PAUSE_SECONDS)
 
-    def _stream_once(self, verb: str, cursor: str | None, parameters: Mapping[str, Any]) -> Iterator[StreamItem]:
+    def _stream_once(
+        self, verb: str, cursor: str | None, parameters: Mapping[str, Any], on_hang: Callable[[str], None] | None
+    ) -> Iterator[StreamItem]:
         first = {} if cursor is None else {"after": cursor}
         prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token)
-        connection, response = self._send(prepared, None)
+        connection, response = self._send(prepared, on_hang=on_hang)
         try:
             if response.status >= 400:
                 raise _refusal(response.read(), response.status)
@@ -130,22 +202,65 @@ class BlockingClient:
         raise UnreachableError(self.where, "it hung up")
 
     def _send(
-        self, prepared: Prepared, timeout: float | None
+        self, prepared: Prepared, *, within: float | None = None, on_hang: Callable[[str], None] | None = None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._connection(timeout)
+        connection = self._connection(2 * SILENCE_SECONDS if within is None else within)
+        pid, has_told = None, False
+
+        def on_silence(seconds: float) -> None:
+            nonlocal has_told
+            is_stopped = pid is not None and _is_stopped(pid)
+            if has_told or not (is_stopped or (seconds >= SILENCE_SECONDS and not self._answers())):
+                return
+            error = HangError(self.where, pid)
+            if on_hang is None:
+                raise error
+            on_hang(str(error))
+            has_told = True
+
+        def respond(sock: socket.socket, **options: Any) -> http.client.HTTPResponse:
+            watched: Any = _WatchedSocket(sock, on_silence)
+            return http.client.HTTPResponse(watched, **options)
+
         try:
+            connection.connect()
+            pid = _peer_of(connection.sock)
+            on_silence(0)  # what is sent to a stopped daemon would take effect when it goes on
             connection.request(prepared.method, prepared.path, body=prepared.body, headers=prepared.headers)
+            if within is None:
+                connection.sock.settimeout(None)
+                connection.response_class = respond  # type: ignore[assignment]
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            if isinstance(error, TimeoutError):
-                raise DaemonError("timeout", f"the daemon did not answer within {timeout:g} s") from error
+            if within is not None and isinstance(error, TimeoutError):
+                raise DaemonError("timeout", f"the daemon did not answer within {within:g} s") from error
+            if isinstance(error, TimeoutError | BlockingIOError):  # the latter: too many wait for it to accept
+                raise HangError(self.where, pid) from error
             raise UnreachableError(self.where, getattr(error, "strerror", None) or error) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def _answers(self) -> bool:
+        """Whether the daemon answers another request; one that is gone closes the connection by itself."""
+        try:
+            self.call("status", within=SILENCE_SECONDS)
+        except DaemonError as error:
+            return error.code != "timeout" and not isinstance(error, HangError)
+        return True
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
         if self._address is None:
             return _SocketConnection(self._home / SOCKET_FILE, timeout)
         return http.client.HTTPConnection(self._address, timeout=timeout)
+
+
+def _peer_of(sock: socket.socket) -> int | None:
+    if sock.family != socket.AF_UNIX:
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def _refusal(body: bytes, status: int) -> DaemonError:

@@ -26,10 +26,11 @@ from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task
 from ostler.model.wait import Wait
+from ostler.workdirs.records import Undone
 
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
-_TASK_EXTRA = ("title", "next", "waits")
+_TASK_EXTRA = ("title", "next", "waits", "undone")
 _EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
 
@@ -83,7 +84,7 @@ class Client:
         body: dict[str, Any] = {"definition": definition, "command": command, "context": context}
         if options is not None:
             checked = options.checked()
-            body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.given}
+            body["options"] = {name: value for name, value in checked.to_dict().items() if name in checked.fields_set}
         if job is not None:
             body["job"] = {"request": job}
         spawn = {name: value for name, value in body.items() if value is not None}
@@ -139,8 +140,19 @@ class Client:
     async def task(self, key: str) -> Task:
         return _task(await self.call("task", task=key))
 
-    async def accept(self, key: str, paths: Sequence[str] = ()) -> Task:
-        return _task(await self.call("accept", task=key, paths=list(paths)))
+    async def accept(
+        self, key: str, paths: Sequence[str] = (), *, message: str | None = None, branch_only: bool = False
+    ) -> Task:
+        answer = await self.call("accept", task=key, paths=list(paths), message=message, branch_only=branch_only)
+        return _task(answer)
+
+    async def undo(self, key: str) -> Task:
+        return (await self.take_back(key))[0]
+
+    async def take_back(self, key: str) -> tuple[Task, list[Undone]]:
+        """As `undo`, with what it did and could not do."""
+        answer = await self.call("undo", task=key)
+        return _task(answer), [Undone.from_dict(part) for part in answer["undone"]]
 
     async def reject(self, key: str, reason: str) -> Task:
         return _task(await self.call("reject", task=key, reason=reason))

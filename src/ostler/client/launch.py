@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ostler.client.blocking import BlockingClient, UnreachableError
+from ostler.client.blocking import BlockingClient, HangError, UnreachableError, process_state
 from ostler.home import DAEMON_LOG
 
 START_SECONDS = 30.0
@@ -21,8 +20,10 @@ class DaemonStartError(Exception):
     """The daemon ended before it answered; its last lines say why."""
 
 
-def start_daemon(home: Path, *, listen: str | None = None) -> Any:
+def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False) -> Any:
     """Start it in the background and wait until it answers. Returns its status.
+
+    With `strict` it does not start with faulty settings; else it tells of them in its status.
 
     Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
     """
@@ -30,6 +31,8 @@ def start_daemon(home: Path, *, listen: str | None = None) -> Any:
     words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     if listen is not None:
         words += ["--listen", listen]
+    if strict:
+        words.append("--strict")
     with (home / DAEMON_LOG).open("ab") as log:
         begins = log.tell()
         daemon = subprocess.Popen(  # noqa: S603 - our own program
@@ -38,15 +41,16 @@ def start_daemon(home: Path, *, listen: str | None = None) -> Any:
     client = BlockingClient(home)
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
-        try:
-            return client.call("status")
-        except UnreachableError:
-            if daemon.poll() not in {None, 0}:
-                try:  # a daemon of another command may have been faster
-                    return client.call("status")
-                except UnreachableError:
-                    raise DaemonStartError(_last_lines(home, begins)) from None
-            time.sleep(_PAUSE_SECONDS)
+        with contextlib.suppress(HangError):  # its socket is open before it has taken up its tasks
+            try:
+                return client.call("status")
+            except UnreachableError:
+                if daemon.poll() not in {None, 0}:
+                    try:  # a daemon of another command may have been faster
+                        return client.call("status")
+                    except UnreachableError:
+                        raise DaemonStartError(_last_lines(home, begins)) from None
+                time.sleep(_PAUSE_SECONDS)
     raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
 
 
@@ -61,16 +65,10 @@ def _last_lines(home: Path, begins: int) -> str:
 
 
 def wait_until_gone(pid: int, seconds: float) -> bool:
-    """Whether the process has ended within that time."""
+    """Whether the process has ended within that time. It has also where its parent has not reaped it."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
+    while process_state(pid) not in {None, "Z", "X"}:
+        if time.monotonic() >= until:
             return False
-        with contextlib.suppress(ChildProcessError):  # a zombie of ours has ended too
-            os.waitpid(pid, os.WNOHANG)
         time.sleep(_PAUSE_SECONDS)
-    return False
+    return True

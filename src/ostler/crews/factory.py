@@ -35,7 +35,7 @@ class MemberPlan:
 class MemberFactory(AgentFactory):
     """Every member reads the settings anew; nothing of them is kept from one to the next."""
 
-    __slots__ = ("_crews", "_home", "_refresh", "get_config")
+    __slots__ = ("_checked_of_config", "_crews", "_home", "_of_config", "_refresh", "get_config")
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class MemberFactory(AgentFactory):
         super().__init__(registry, get_config)
         self.get_config = get_config
         self._home = home
-        self._crews = None if crews is None else {name: one.checked() for name, one in crews.items()}
+        self._crews = None if crews is None else _checked(crews)
+        self._of_config: Mapping[str, CrewSettings] = {}
+        self._checked_of_config: Mapping[str, CrewSettings] = {}
         self._refresh = refresh
         faults = [fault for name in self._crews or {} for fault in crew_name_faults("crews", name)]
         if faults:
@@ -58,7 +60,12 @@ class MemberFactory(AgentFactory):
 
     def declared(self) -> Mapping[str, CrewSettings]:
         """All crews by name, in the order of the file."""
-        return self._crews if self._crews is not None else self.get_config().crew
+        if self._crews is not None:
+            return self._crews
+        crews = self.get_config().crew
+        if crews is not self._of_config:  # the same object until the file changes
+            self._of_config, self._checked_of_config = crews, _checked(crews)
+        return self._checked_of_config
 
     def settings(self, crew: str) -> CrewSettings:
         declared = self.declared()
@@ -81,3 +88,7 @@ class MemberFactory(AgentFactory):
             self._registry.find(settings.agent)
         workdir = self._home / Path(config.orchestrator.workdir).expanduser() / check_key(agent_id)
         return MemberPlan(agent_id=agent_id, crew=crew, settings=settings, workdir=workdir)
+
+
+def _checked(crews: Mapping[str, CrewSettings]) -> dict[str, CrewSettings]:
+    return {name: CrewSettings.coerced(settings) for name, settings in crews.items()}

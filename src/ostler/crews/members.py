@@ -9,10 +9,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ostler.crews.crew import Crew, Member, Work
-from ostler.crews.rules import CrewRules, CrewShared, run_generation
+from ostler.crews.rules import CrewRules, CrewShared, Generation, MemberLoopRules, MemberRules, run_generation
 from ostler.crews.scope import Scope
 from ostler.errors import InvalidOperationError, StoreError
 from ostler.lifecycle.handle import AgentHandle
+from ostler.loop.parts import LoopParts
 from ostler.model.crew import MemberState
 from ostler.model.task import Task, TaskState
 from ostler.policy.crew import CrewDecision, Ends, MemberEnd, decide_end, replaced_with
@@ -29,7 +30,7 @@ _CHANGED_SECONDS = 0.05
 class Members:
     """The part of the supervisor that runs members. Each is an asyncio task in one group."""
 
-    def __init__(self, orchestrator: TaskOrchestrator) -> None:
+    def __init__(self, orchestrator: TaskOrchestrator, parts: LoopParts) -> None:
         #: Handles of the live generations, by agent id.
         self.agents: dict[str, AgentHandle] = {}
         #: The crew of each member, by agent id; kept from one generation to the next.
@@ -41,6 +42,7 @@ class Members:
         self._orchestrator = orchestrator
         self._tasks = orchestrator.tasks
         self._shared = CrewShared(orchestrator.tasks)
+        self._parts = parts
         self._scope = Scope()
         self._wake = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
@@ -59,12 +61,24 @@ class Members:
         crew.members[agent_id] = member
         self.agent_types[agent_id] = crew.name
         self.agent_contexts[agent_id] = member.scope
-        member.runner = self._spawn(self._live(crew, member), agent_id)
+        member.runner = self._spawn(self._live_safely(crew, member), agent_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         if self._group is None:
             raise InvalidOperationError("the supervisor is not open; use it with `async with`")
         return self._group.create_task(work, name=f"ostler-crew-{name}")
+
+    async def _live_safely(self, crew: Crew, member: Member) -> None:
+        """A fault of ours ends one generation of one member, not all crews; the member begins afresh."""
+        try:
+            await self._live(crew, member)
+        except Exception as error:  # noqa: BLE001 - as the docstring says
+            _log.exception("%s failed by a fault of Ostler; it begins afresh", member.agent_id)
+            when = self._orchestrator.manager.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            self._tasks.failed_background[member.agent_id] = f"failed at {when} and began afresh: {error!r}"
+            await asyncio.sleep(_STORE_SECONDS)
+            if not self.draining and crew.has_place_for(member) and member.agent_id not in crew.members:
+                self._begin(crew, member.number, member.generation)
 
     async def _live(self, crew: Crew, member: Member) -> None:
         """One generation after the other, until the crew has no place for the member."""
@@ -104,7 +118,10 @@ class Members:
         def began(handle: AgentHandle) -> None:
             self.agents[member.agent_id] = handle
 
-        rules = CrewRules(self._shared, work.plan, member.generation, member.scope, began)
+        generation = Generation(work.plan, member.generation, member.scope, began)
+        rules: MemberRules = CrewRules(self._shared, generation)
+        if task.loop is not None:
+            rules = MemberLoopRules(self._parts, generation)
         try:
             after = await self._attempt(member, task, rules)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end every member
@@ -121,7 +138,7 @@ class Members:
             return None
         return MemberEnd(member=member.agent_id, task=task.key, error=rules.error)
 
-    async def _attempt(self, member: Member, task: Task, rules: CrewRules) -> Task:
+    async def _attempt(self, member: Member, task: Task, rules: MemberRules) -> Task:
         """Taken up again from its record where the store could not write, or another wrote to the task meanwhile."""
         number = task.attempt
         while task.state is TaskState.RUNNING and task.attempt == number:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
 from ostler.lifecycle.handle import AgentHandle
+from ostler.loop.parts import LoopParts
+from ostler.loop.rules import IterationRules
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
@@ -42,22 +45,84 @@ class CrewShared:
         self.directories = asyncio.Lock()
 
 
-class CrewRules(attempt.AttemptRules):
-    """One generation of a member at one task."""
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One fresh start of a member."""
 
-    def __init__(
-        self, shared: CrewShared, plan: MemberPlan, generation: int, scope: Scope, began: Callable[[AgentHandle], None]
-    ) -> None:
-        """`began` is told the handle of the live instance."""
+    plan: MemberPlan
+    number: int
+    scope: Scope
+    #: Gets the handle of the live instance.
+    began: Callable[[AgentHandle], None]
+
+
+class MemberRules(attempt.AttemptRules):
+    """What all attempts by a member have: its name, its model, and its end with the scope of the member."""
+
+    generation: Generation
+    #: Why the member erred; None where it did not.
+    error: str | None = None
+
+    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as the base
+        scope, plan = self.generation.scope, self.generation.plan
+        if scope.is_cancelled:
+            raise attempt.AttemptWaitsError(WaitKind.BACKOFF, scope.reason, None)
+        return {"crew": plan.crew, "agent_id": plan.agent_id, "generation": self.generation.number}
+
+    def environment(self, task: Task) -> dict[str, str]:
+        plan = self.generation.plan
+        return {**super().environment(task), "OSTLER_CREW": plan.crew, "OSTLER_MEMBER": plan.agent_id}
+
+    def model(self, task: Task) -> str | None:
+        return task.model or self.generation.plan.model
+
+    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:
+        """Where the scope is cancelled its agent is asked to end, and then made to."""
+        self.generation.began(self.tasks.manager.handle(instance.instance_id))
+        ending = asyncio.ensure_future(self._end_with_scope(instance))
+        try:
+            await super().watch(task, workdir, instance)
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+
+    async def _end_with_scope(self, instance: AgentInstance) -> None:
+        scope = self.generation.scope
+        await scope.cancelled.wait()
+        asking = asyncio.ensure_future(self._terminate(instance, TerminationOptions(reason=scope.reason)))
+        try:
+            await scope.forced.wait()
+            await self._terminate(instance, TerminationOptions(reason=scope.reason, graceful_timeout=_AT_ONCE))
+        finally:
+            asking.cancel()
+
+    async def _terminate(self, instance: AgentInstance, options: TerminationOptions) -> None:
+        with contextlib.suppress(OstlerError):  # it ended by itself meanwhile
+            await self.tasks.manager.terminate(instance.instance_id, options)
+
+
+class MemberLoopRules(MemberRules, IterationRules):
+    """A fresh start of a loop, by a member. Its workdir is that of the task, for other members go on in it."""
+
+    def __init__(self, parts: LoopParts, generation: Generation) -> None:
+        IterationRules.__init__(self, parts)
+        self.generation = generation
+
+    async def failed(self, task: Task, error: str, cause: str = "error") -> Task:
+        """An end without a signal, and a check that refuses the work, are what a loop is for: no error of a member."""
+        if cause not in {"exit", "check"} and task.state is TaskState.RUNNING:
+            self.error = error
+        return await super().failed(task, error, cause)
+
+
+class CrewRules(MemberRules):
+    """One generation of a member at a task without a loop."""
+
+    def __init__(self, shared: CrewShared, generation: Generation) -> None:
         super().__init__(shared.tasks)
+        self.generation = generation
         self._directories = shared.directories
-        self._plan = plan
-        self._generation = generation
-        self._scope = scope
-        self._began = began
         self._is_submitted = False
-        #: Why the member erred; None where it did not.
-        self.error: str | None = None
 
     # --- the workdir -----------------------------------------------------------------------------
 
@@ -72,7 +137,7 @@ class CrewRules(attempt.AttemptRules):
     async def _prepare_directory(self, task: Task) -> tuple[Task, Workdir]:
         if task.workdir is not None:
             task = await retire.retire(self.tasks, task)
-        place = self._plan.workdir
+        place = self.generation.plan.workdir
         planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
@@ -86,7 +151,7 @@ class CrewRules(attempt.AttemptRules):
             if other.task_id != task.task_id:
                 await self._retire(other, str(place))
         if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
-            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self._plan.agent_id, path=str(place))
+            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self.generation.plan.agent_id, path=str(place))
             await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
 
     async def _retire(self, other: Task, place: str) -> None:
@@ -95,45 +160,6 @@ class CrewRules(attempt.AttemptRules):
                 other = await retire.retire(self.tasks, other)
             except VersionConflictError:  # claimed or reviewed meanwhile
                 other = await self.tasks.reload(other)
-
-    # --- the agent -------------------------------------------------------------------------------
-
-    def spawn_fields(self, task: Task) -> dict[str, Any]:  # noqa: ARG002 - as the base
-        if self._scope.is_cancelled:
-            raise attempt.AttemptWaitsError(WaitKind.BACKOFF, self._scope.reason, None)
-        return {"crew": self._plan.crew, "agent_id": self._plan.agent_id, "generation": self._generation}
-
-    def environment(self, task: Task) -> dict[str, str]:
-        member = {"OSTLER_CREW": self._plan.crew, "OSTLER_MEMBER": self._plan.agent_id}
-        return {**super().environment(task), **member}
-
-    def model(self, task: Task) -> str | None:
-        return task.model or self._plan.model
-
-    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:  # noqa: ARG002 - as the base
-        """Until its agent has ended; where the scope is cancelled it is asked to, and then made to."""
-        handle = self.tasks.manager.handle(instance.instance_id)
-        self._began(handle)
-        ended = asyncio.ensure_future(handle.ended())
-        asking = []
-        try:
-            for event, grace in ((self._scope.cancelled, None), (self._scope.forced, _AT_ONCE)):
-                await first_of(ended, event.wait())
-                if ended.done():
-                    break
-                asking.append(asyncio.ensure_future(self._terminate(instance, grace)))
-            await ended
-            await asyncio.gather(*asking)
-        finally:
-            for one in (ended, *asking):
-                one.cancel()
-
-    async def _terminate(self, instance: AgentInstance, grace: timedelta | None) -> None:
-        options = TerminationOptions(reason=self._scope.reason)
-        if grace is not None:
-            options = options.evolve(graceful_timeout=grace)
-        with contextlib.suppress(OstlerError):  # it ended by itself meanwhile
-            await self.tasks.manager.terminate(instance.instance_id, options)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -148,11 +174,11 @@ class CrewRules(attempt.AttemptRules):
         is_spent = task.failures + 1 >= task.max_failures
         if is_spent or not self._is_submitted:
             self.error = error
-        is_last = self.error is not None and self._plan.settings.on_error is CrewAction.RESTART
+        is_last = self.error is not None and self.generation.plan.settings.on_error is CrewAction.RESTART
         return await fail_attempt(self.tasks, task, error, is_last=is_last)
 
 
-async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: CrewRules, scope: Scope) -> Task | None:
+async def run_generation(orchestrator: TaskOrchestrator, task: Task, rules: MemberRules, scope: Scope) -> Task | None:
     """One attempt, which ends soon after its scope is forced. None where it was cut off, else the task as it is."""
     under_way = asyncio.ensure_future(orchestrator.work(task, rules))
     try:

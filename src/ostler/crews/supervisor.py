@@ -20,16 +20,18 @@ from ostler.crews.rules import cut_off
 from ostler.definitions.project import ConfigFile
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
+from ostler.loop.loops import Loops
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
-from ostler.model.faults import fault
 from ostler.model.task import Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import crews as rows
 from ostler.store import tasks as task_rows
 from ostler.tasks.attempt import CREW_STOPPED
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import LOOK_SECONDS, end_due_waits
+from ostler.tasks.shared import Taker
 
 _log = logging.getLogger("ostler.crews")
 #: Who acts where no person does.
@@ -56,13 +58,17 @@ class Supervisor(Members):
         *,
         get_config: GetConfig | None = None,
         refresh: Callable[[], object] | None = None,
+        loops: Loops | None = None,
     ) -> None:
-        """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins."""
+        """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins.
+        `loops` are those that a task queue drives as well, which then ends their waits.
+        """
         manager = orchestrator.manager
         home = manager.require_home()
         self._config = get_config or ConfigFile(project_of(home))
         self.factory = MemberFactory(manager.registry, self._config, home, crews=crews, refresh=refresh)
-        super().__init__(orchestrator)
+        self._own_loops = Loops(orchestrator) if loops is None else None
+        super().__init__(orchestrator, (loops or Loops(orchestrator)).parts)
         self._space = manager.principal.workspace_id
         self._crews: dict[str, Crew] = {}
         self._runner: asyncio.Task[None] | None = None
@@ -85,6 +91,7 @@ class Supervisor(Members):
 
         `recovered` are attempts of an earlier program, where the caller has looked for them already.
         """
+        self._tasks.takers.append(self._taker)
         ready = asyncio.Event()
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
@@ -123,6 +130,8 @@ class Supervisor(Members):
     async def close(self) -> None:
         """No new work. Members whose agents have ended write that; others are left to the next program."""
         self.draining = True
+        with contextlib.suppress(ValueError):  # it was never opened
+            self._tasks.takers.remove(self._taker)
         members = [one for crew in self._crews.values() for one in crew.members.values()]
         for member in members:
             member.give(None)
@@ -152,9 +161,13 @@ class Supervisor(Members):
     async def _run(self, ready: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
-            group.create_task(self._hand_out(), name="ostler-crews-hand-out")
-            group.create_task(self._listen(), name="ostler-crews-wake")
-            group.create_task(self._watch_settings(), name="ostler-crews-settings")
+            background = {
+                "the crews": self._hand_out,
+                "the events of the crews": self._listen,
+                "the settings of the crews": self._watch_settings,
+            }
+            for name, work in background.items():
+                group.create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
             ready.set()
             await asyncio.Event().wait()  # until it is cancelled, and all of the group with it
 
@@ -234,7 +247,28 @@ class Supervisor(Members):
         """Whether a crew works on it, so that the plain queue leaves it alone."""
         if task.state is TaskState.RUNNING:
             return task.crew is not None and task.member is not None and task.crew in self._declared()
+        if task.loop is not None:  # a person waits for it: without members the queue drives it
+            return any(crew.is_up and crew.settings.selects(task) for crew in self._crews.values())
         return any(settings.selects(task) for settings in self._declared().values())
+
+    def _taker(self, task: Task) -> Taker | None:
+        """Of the crews that select a task, the one that is nearest to taking it."""
+        names = [name for name, settings in self._declared().items() if settings.selects(task)]
+        if not names or not self.owns(task):
+            return None
+        up = [name for name in names if name in self._crews and self._crews[name].is_up]
+        name = (up or names)[0]
+        crew = self._crews.get(name)
+        members = [] if crew is None else list(crew.members.values())
+        is_up = bool(up) and not self.draining
+        return Taker(
+            name=f"crew {name}",
+            is_up=is_up,
+            places=0 if crew is None else crew.count,
+            at_work=tuple(member.work.claim.task.key for member in members if member.work is not None),
+            trouble=None if crew is None else crew.trouble or (None if is_up else crew.reason),
+            cure=f"`ostler crew {f'scale {name} 1` gives it a member' if is_up else f'up {name}` brings it up'}",
+        )
 
     # --- crews -----------------------------------------------------------------------------------
 
@@ -353,6 +387,8 @@ class Supervisor(Members):
             self._wake.clear()
             wait = LOOK_SECONDS
             try:
+                if self._own_loops is not None:
+                    await self._own_loops.settle()
                 wait = min(wait, await end_due_waits(self._orchestrator))
                 if not self.draining:
                     await self._follow_settings()

@@ -21,7 +21,7 @@ from ostler.api.speaker import AGENT, PERSON
 from ostler.home import SOCKET_FILE
 from ostler.isolation.process.speaker import is_agent
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 
 _log = logging.getLogger("ostler.daemon")
 #: Open streams end with the daemon; they get this long.

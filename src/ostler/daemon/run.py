@@ -8,8 +8,9 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
 from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
-from ostler.definitions.project import ConfigFile
-from ostler.errors import OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, TOKEN_VARIABLE, chosen_home, project_of
+from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
+from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.home import SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -48,26 +49,74 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ostler up", description="Run the daemon of a home.")
     parser.add_argument("--home", help="the home; see `ostler status`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="also listen on loopback TCP, with tokens")
+    parser.add_argument("--strict", action="store_true", help="do not start where the settings or the port are wrong")
     chosen = parser.parse_args(arguments)
     home = chosen_home(chosen.home)
     configure_log(home)
     try:
-        asyncio.run(serve(home, listen=chosen.listen))
+        asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
         sys.exit(2 if isinstance(error, ValidationError) else 1)
 
 
-async def serve(home: Path, *, listen: str | None = None) -> None:
-    """Serve until a signal comes, or the API stops it."""
+def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:
+    """The socket, or why there is none."""
+    try:
+        return None if address is None else tcp_socket(address), None
+    except ValidationError as error:
+        _log.warning("%s", error)
+        return None, f"{error}; it listens only on the socket of the home"
+
+
+def check_start(home: Path, listen: str | None, in_use: Collection[str] = ()) -> None:
+    """Raise what would keep a daemon from starting: a fault of the settings, an address that cannot be had.
+
+    `in_use` are the addresses of the daemon that makes room.
+    """
+    address = listen or load_settings(project_of(home)).daemon.listen
+    if address is not None and f"http://{address}" not in in_use:
+        tcp_socket(address).close()
+
+
+class _Settings:
+    """The settings that are in force, and what is wrong with those that are not."""
+
+    def __init__(self, home: Path, listen: str | None) -> None:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.config = ConfigFile(project_of(home))
+        #: The file was never good, so nothing is known of what the user wants.
+        self.are_defaults = False
+        try:
+            self.now = self.config()
+        except DefinitionError as error:
+            _log.warning("%s", error)
+            self.now, self.are_defaults = ProjectSettings(), True
+        self.tcp, self._port_fault = _try_tcp_socket(listen or self.now.daemon.listen)
+
+    def fault(self) -> str | None:
+        with contextlib.suppress(DefinitionError):
+            self.config()
+        if self.config.trouble is None:
+            return self._port_fault
+        in_force = "defaults are in force, and no task is begun" if self.are_defaults else "last good ones are in force"
+        return f"{self.config.trouble}; the {in_force}"
+
+
+async def serve(home: Path, *, listen: str | None = None, strict: bool = False) -> None:
+    """Serve until a signal comes, or the API stops it.
+
+    Unless `strict`, faults of the settings are told and do not keep it from starting: a user must be able to look at
+    agents and to end them.
+    """
     os.environ.pop(TOKEN_VARIABLE, None)  # agents at the levels none and thread would find it
-    project = project_of(home)
-    if str(project) not in sys.path:
-        sys.path.append(str(project))  # classes of the project's own agents; last, so that it hides nothing
-    config = ConfigFile(project)
-    settings = config()
-    address = listen or settings.daemon.listen
-    tcp = None if address is None else tcp_socket(address)
+    project, modules = project_of(home), str(modules_of(home))
+    if modules not in sys.path:
+        sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
+    if strict:
+        check_start(home, listen)
+    in_force = _Settings(home, listen)
+    config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
     lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
     async with open_manager(home, settings=lifecycle) as manager:
@@ -83,7 +132,9 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
 
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
         loops = Loops(orchestrator, settings.loop)
-        supervisor = Supervisor(orchestrator, get_config=config, refresh=lambda: _refresh(manager, project))
+        supervisor = Supervisor(
+            orchestrator, get_config=config, refresh=lambda: _refresh(manager, project), loops=loops
+        )
         queue = TaskQueue(
             orchestrator,
             wanted=lambda task: task.agent is not None and not supervisor.owns(task),
@@ -101,8 +152,10 @@ async def serve(home: Path, *, listen: str | None = None) -> None:
             stop=stop,
             end_agents=end_agents,
             refresh=lambda: _refresh(manager, project),
+            settings_fault=in_force.fault,
         )
         context.refresh()
+        queue.draining = in_force.are_defaults
         hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
         app = create_app(context)
         sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])

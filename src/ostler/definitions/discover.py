@@ -1,4 +1,4 @@
-"""Finds the definitions of a project and registers them. What a file names is imported when it is started."""
+"""Finds the definitions of a project and registers them. Modules that a file names are imported at the start."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FOLDERS = (
     (".claude/agents", (".md",)),
     (".codex/agents", (".toml",)),
 )
-#: A folder with more files than that is no folder of definitions.
+#: Files of one folder that are read.
 MAX_FILES = 1000
 
 #: It explains the folder to people; it is not an agent.
 _README = "readme.md"
-#: A file that changed so lately may change again without a later time in its stat.
+#: A file that changed within this time may change again without a later time in its stat.
 _UNSETTLED_NS = 2_000_000_000
 #: The definitions of a file, or its faults.
 _Outcome = tuple[tuple[LoadedDefinition, ...], tuple[FileFault, ...]]
@@ -53,8 +53,8 @@ class Discovery:
 
 def register_file(registry: AgentRegistry, path: str | Path) -> AgentManifest:
     """Add the definition of one file; it takes the place of what has its name."""
-    found = load_agent_file(path)
-    return registry.add(found.manifest, found.maker, replace=True)
+    definition = load_agent_file(path)
+    return registry.add(definition.manifest, definition.maker, replace=True)
 
 
 def register_files(
@@ -64,17 +64,17 @@ def register_files(
 
     A name that something else has taken is a fault, unless the file is to `replace` it.
     """
-    found = discover(root, user=user)
-    added, faults = [], list(found.faults)
-    for one in found.definitions:
+    discovery = discover(root, user=user)
+    added, faults = [], list(discovery.faults)
+    for definition in discovery.definitions:
         try:
-            if not _is_registered(registry, one):
-                registry.add(one.manifest, one.maker, replace=replace)
+            if not _is_registered(registry, definition):
+                registry.add(definition.manifest, definition.maker, replace=replace)
         except ConflictError as error:
-            faults.append(_whole(Path(one.manifest.source or ""), str(error)))
+            faults.append(_whole(Path(definition.manifest.source or ""), str(error)))
         else:
-            added.append(one)
-    return dataclasses.replace(found, definitions=tuple(added), faults=tuple(faults))
+            added.append(definition)
+    return dataclasses.replace(discovery, definitions=tuple(added), faults=tuple(faults))
 
 
 def _is_registered(registry: AgentRegistry, definition: LoadedDefinition) -> bool:
@@ -97,19 +97,19 @@ def discover(root: str | Path, *, user: str | Path | None = None) -> Discovery:
     """
     base = Path(root).absolute()
     places = (base, *base.parents) if user is None else (base, *base.parents, Path(user).absolute())
-    found: dict[str, LoadedDefinition] = {}
+    definitions_by_name: dict[str, LoadedDefinition] = {}
     broken: dict[str, tuple[FileFault, ...]] = {}
     files = []
     for place, path, unreadable in _candidates(base, dict.fromkeys(places)):
         definitions, faults = ((), unreadable) if unreadable else _read(path, place, is_above=place in base.parents)
         files.append((path, faults))
-        for one in definitions:
-            if one.manifest.name not in broken:
-                found.setdefault(one.manifest.name, one)
-        if faults and not unreadable and path.name != SETTINGS_FILE and path.stem not in found:
+        for definition in definitions:
+            if definition.manifest.name not in broken:
+                definitions_by_name.setdefault(definition.manifest.name, definition)
+        if faults and not unreadable and path.name != SETTINGS_FILE and path.stem not in definitions_by_name:
             broken.setdefault(path.stem, faults)
     faults = tuple(fault for _, some in files for fault in some)
-    return Discovery(definitions=tuple(found.values()), faults=faults, broken=broken, files=tuple(files))
+    return Discovery(definitions=tuple(definitions_by_name.values()), faults=faults, broken=broken, files=tuple(files))
 
 
 _Candidate = tuple[Path, Path, tuple[FileFault, ...]]
@@ -139,8 +139,8 @@ def _folder(place: Path, folder: Path, suffixes: tuple[str, ...], *, is_above: b
         return
     paths = [path for path in every if path.suffix in suffixes and path.name[0] != "." and path.name.lower() != _README]
     if len(paths) > MAX_FILES:
-        said = f"holds {len(paths)} definitions; only the first {MAX_FILES} are read"
-        yield place, folder, (_whole(folder, said),)
+        sentence = f"holds {len(paths)} definitions; only the first {MAX_FILES} are read"
+        yield place, folder, (_whole(folder, sentence),)
     for path in paths[:MAX_FILES]:
         yield place, path, ()
 
@@ -154,12 +154,12 @@ def _read(path: Path, place: Path, *, is_above: bool) -> _Outcome:
     try:
         above = is_above and path.name == SETTINGS_FILE  # of a folder it was asked already
         real = locate(path, place, is_above=above) if above or path.is_symlink() else path
-        found = real.lstat()
+        status = real.lstat()
     except DefinitionError as error:
         return (), file_faults(error)
     except OSError as error:  # it has gone in the meantime
         return (), (_whole(path, f"cannot be read: {error.strerror}"),)
-    stamp = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+    stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
     settled = time.time_ns() - max(stamp[:2]) > _UNSETTLED_NS
     return (_read_file if settled else _read_file.__wrapped__)(path, real, stamp)
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy, text_keys
 from ostler.agents.registry import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
-from ostler.model.faults import Fault, as_written
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.spawn import (
     AgentSpawnOptions,
@@ -26,6 +25,7 @@ from ostler.model.spawn import (
 from ostler.model.states import AgentPriority
 from ostler.model.text import tag_faults
 from ostler.model.types import Parsed
+from ostler.model.validation import Fault, as_written
 
 #: The driver of an agent whose file names none; a file of Codex has its own.
 CLAUDE = "claude"
@@ -61,7 +61,7 @@ def _variables(value: Any) -> Any:
         return dict.fromkeys(value)
     if not isinstance(value, Mapping):
         raise ValueError("must be a list of names, or names with values")  # noqa: TRY004 - becomes a fault
-    return {name: str(one) if type(one) is int else one for name, one in value.items()}
+    return {name: str(text) if type(text) is int else text for name, text in value.items()}
 
 
 def _driver(value: Any) -> Any:
@@ -219,15 +219,15 @@ class LifecycleKeys(FileRecord, PartialRecord):
 
     def manifest_fields(self) -> dict[str, Any]:
         """What was written, as fields of `AgentManifest`; what runs the agent is left out."""
-        options = {option: getattr(self, key) for key, option in self.OPTIONS.items() if key in self.given}
-        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "home"} & self.given
+        options = {option: getattr(self, key) for key, option in self.OPTIONS.items() if key in self.fields_set}
+        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "home"} & self.fields_set
         return {**{key: getattr(self, key) for key in kept}, "defaults": AgentSpawnOptions(**options)}
 
     def rules(self) -> Iterator[Fault]:
         yield from tag_faults("tags", self.tags)
         yield from environment_faults("env", self.env)
         yield from check_faults("checks", self.checks)
-        if {"driver", "isolation"} <= self.given and self.driver.python is None and self.isolation != "process":
+        if {"driver", "isolation"} <= self.fields_set and self.driver.python is None and self.isolation != "process":
             yield Fault(field="isolation", bound="must be process where the driver is a program", value=self.isolation)
 
 
@@ -242,7 +242,7 @@ class AgentFile(FileRecord):
 
 @record
 class InlineAgent(LifecycleKeys):
-    """`[agent.NAME]` of `ostler.toml`: the keys of `lifecycle`, and what the agent is told."""
+    """`[agent.NAME]` of `ostler.toml`: the keys of `lifecycle`, a description and the instructions."""
 
     description: str = ""
     instructions: str = ""

@@ -1,4 +1,4 @@
-"""One agent from one file: Markdown with front matter, or the TOML of Codex. Nothing that it names is imported."""
+"""One agent from one file: Markdown with front matter, or the TOML of Codex. No module is imported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ostler.agents.registry import MAX_DESCRIPTION, AgentKind, AgentManifest, de
 from ostler.definitions.keys import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import DefinitionError, ValidationError
-from ostler.model.faults import Fault, as_written, named
 from ostler.model.record import Record
 from ostler.model.states import IsolationLevel
 from ostler.model.text import clean_text
+from ostler.model.validation import Fault, as_written, named
 
 MAX_BYTES = 256 * 1024
-#: A file of nothing but mistakes says so and stops there.
+#: Faults of one file that are shown.
 MAX_FAULTS = 100
 #: What runs an agent whose file of Codex names no driver.
 CODEX = "codex"
@@ -150,30 +150,30 @@ def read_definition(shown: Path, real: Path, *, follow: bool = True) -> LoadedDe
     _blame_misspelt(page, data)
     lifecycle = data.pop(_LIFECYCLE, {})
     top = page.check(AgentFile, {key: data.pop(key) for key in ("name", "description") if key in data}) or AgentFile()
-    said = {"name": top.name or shown.stem, "description": top.description, "prompt": body, "extra": data or None}
-    found = define(page, said, page.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
+    fields = {"name": top.name or shown.stem, "description": top.description, "prompt": body, "extra": data or None}
+    definition = define(page, fields, page.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
     page.settle()
-    return found
+    return definition
 
 
 def define(
-    page: Page, said: Mapping[str, Any], keys: LifecycleKeys | None, *, driver: str = CLAUDE, name_key: str = "name"
+    page: Page, texts: Mapping[str, Any], keys: LifecycleKeys | None, *, driver: str = CLAUDE, name_key: str = "name"
 ) -> LoadedDefinition:
-    """From fields of the manifest that are `said` beside the keys of `lifecycle`.
+    """From the keys of `lifecycle` and from `texts`: name, description, prompt and what else the manifest keeps.
 
     `driver` runs what names none itself. What is wrong is blamed on the page, which the caller settles.
     """
-    runs = keys.driver if keys is not None and "driver" in keys.given else DriverKeys(name=driver)
+    runs = keys.driver if keys is not None and "driver" in keys.fields_set else DriverKeys(name=driver)
     fields = (keys or LifecycleKeys()).manifest_fields()
-    if runs.kind is AgentKind.COMMAND and "isolation_level" not in fields["defaults"].given:
+    if runs.kind is AgentKind.COMMAND and "isolation_level" not in fields["defaults"].fields_set:
         fields["defaults"] = fields["defaults"].evolve(isolation_level=IsolationLevel.PROCESS)  # there is no other way
     manifest = AgentManifest(
-        id=definition_id(runs.kind, clean_text(said["name"])),
+        id=definition_id(runs.kind, clean_text(texts["name"])),
         kind=runs.kind,
         source=page.path,
         command=runs.spec,
         driver=runs.text,
-        **{**said, "description": _clipped(said["description"]), "prompt": said["prompt"].strip() or None},
+        **{**texts, "description": _clipped(texts["description"]), "prompt": texts["prompt"].strip() or None},
         **fields,
     )
     result = manifest.validate()
@@ -187,7 +187,7 @@ def read_lifecycle(source: str, lifecycle: Mapping[str, Any]) -> dict[str, Any]:
     """The same keys on a class in Python, as fields of its manifest; an `AgentRegistry` takes this function."""
     page = Page(source)
     keys = page.check(LifecycleKeys, lifecycle, _LIFECYCLE)
-    if keys is not None and "driver" in keys.given:
+    if keys is not None and "driver" in keys.fields_set:
         page.blame([Fault(field=f"{_LIFECYCLE}.driver", bound="is not for a class, which runs itself")])
     page.settle()
     return {} if keys is None else keys.manifest_fields()
@@ -264,7 +264,7 @@ def _read_markdown(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
 
 
 def _blame_misspelt(page: Page, data: Mapping[str, Any]) -> None:
-    """Unknown keys are kept, but this one misspelt would silently switch off all that it says."""
+    """Unknown keys are kept, but a misspelt `lifecycle` would silently switch off everything below it."""
     for key in data:
         if key != _LIFECYCLE and difflib.get_close_matches(key.lower(), [_LIFECYCLE], n=1, cutoff=0.75):
             page.blame([Fault(field=named(key), bound=f"is not known; did you mean {_LIFECYCLE}?")])

@@ -11,9 +11,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ostler.model.faults import named
+from ostler.model.validation import named
 
-#: The parser of YAML is plain Python and needs a second for so much.
+#: In bytes. The parser of YAML is plain Python and needs a second for this.
 MAX_FRONT = 64 * 1024
 MAX_DEPTH = 32
 _TOO_DEEP = f"this is nested more than {MAX_DEPTH} deep"

@@ -7,6 +7,7 @@ import os
 import threading
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -16,19 +17,21 @@ from ostler.definitions.keys import AgentFile, FileRecord, InlineAgent
 from ostler.definitions.load import LoadedDefinition, Page, define, locate, read_text
 from ostler.definitions.parse import read_toml
 from ostler.errors import DefinitionError
-from ostler.home import SETTINGS_FILE, default_home, project_of
+from ostler.home import DATABASE_FILE, HOME_NAME, SETTINGS_FILE, default_home, project_of
 from ostler.model.crew import CrewSettings, crew_name_faults
-from ostler.model.faults import Fault, as_written, named
 from ostler.model.loop import LoopSettings
 from ostler.model.record import adapter, record
-from ostler.model.targets import command_target, tcp_target
+from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import variable_faults
+from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
+#: The last good settings, in the home.
+_LAST_GOOD = "settings.last-good.toml"
 _log = logging.getLogger("ostler.agents")
-#: What says that a file is another one than before: path, time, size, inode. None: there is no file.
-_Sign = tuple[str, int, int, int] | None
+#: Differs when the file has changed: path, time, size, inode. None: there is no file.
+_Stamp = tuple[str, int, int, int] | None
 
 
 @record
@@ -102,7 +105,7 @@ def load_settings(root: str | Path) -> ProjectSettings:
 
 def find_project(root: str | Path) -> Path | None:
     here = Path(root).absolute()
-    return next((found for folder in (here, *here.parents) if (found := folder / SETTINGS_FILE).is_file()), None)
+    return next((path for folder in (here, *here.parents) if (path := folder / SETTINGS_FILE).is_file()), None)
 
 
 def read_project(
@@ -112,9 +115,9 @@ def read_project(
     page = Page(str(shown))
     data = page.read(read_toml, read_text(page, real, follow=follow))
     tables: dict[str, Any] = {}
-    known, hints = {one.name for one in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
+    table_names, hints = {each.name for each in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
     for name, values in data.items():
-        kind = hints[name] if name in known else None
+        kind = hints[name] if name in table_names else None
         if kind is None:
             page.check(ProjectSettings, {name: values})
         elif typing.get_origin(kind) is not Mapping:
@@ -128,9 +131,9 @@ def read_project(
         page.blame(crew_name_faults(f"crew.{named(name)}", name))
     definitions = []
     for name, keys in tables.get("agent", {}).items():
-        told = keys or InlineAgent()
-        said = {"name": name, "description": told.description, "prompt": told.instructions}
-        definitions.append(define(page, said, keys, name_key=f"agent.{named(name)}"))
+        inline = keys or InlineAgent()
+        fields_of_manifest = {"name": name, "description": inline.description, "prompt": inline.instructions}
+        definitions.append(define(page, fields_of_manifest, keys, name_key=f"agent.{named(name)}"))
     page.settle()
     return ProjectSettings(**tables), tuple(definitions)
 
@@ -147,22 +150,25 @@ def json_schema(kind: Literal["agent", "project"] = "agent") -> dict[str, Any]:
 
 
 class ConfigFile:
-    """`ostler.toml` of one project. Safe to use from several threads."""
+    """`ostler.toml` of one project. Safe to use from several threads.
+
+    A copy of the last good file is kept in the home, for programs that start while the file is broken.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._lock = threading.Lock()
-        self._sign: _Sign = None
+        self._stamp: _Stamp = None
         self._good: ProjectSettings | None = None
         self._trouble: DefinitionError | None = None
 
     def __call__(self) -> ProjectSettings:
         """The settings now. Raises `DefinitionError` with file and line where the file was never good."""
         with self._lock:
-            sign = _sign_of(self.root)
-            if sign != self._sign or (self._good is None and self._trouble is None):
+            stamp = _stamp_of(find_project(self.root))
+            if stamp != self._stamp or (self._good is None and self._trouble is None):
                 self._read()
-                self._sign = sign
+                self._stamp = stamp
             if self._good is None and self._trouble is not None:
                 raise self._trouble
             return self._good or ProjectSettings()
@@ -170,7 +176,7 @@ class ConfigFile:
     def reload(self) -> ProjectSettings:
         """Read the file again, whether it seems to have changed or not."""
         with self._lock:
-            self._sign = _sign_of(self.root)
+            self._stamp = _stamp_of(find_project(self.root))
             self._read()
         return self()
 
@@ -184,23 +190,51 @@ class ConfigFile:
             self._good, self._trouble = load_settings(self.root), None
         except DefinitionError as error:
             self._trouble = error
+            if self._good is None:
+                self._good = self._read_copy()
             if self._good is not None:
                 _log.warning("the last good settings stay in force: %s", error)
+        else:
+            self._write_copy()
+
+    def _read_copy(self) -> ProjectSettings | None:
+        copy = self._copy()
+        try:
+            return None if copy is None else read_project(copy, copy, follow=False)[0]
+        except DefinitionError:  # there is none, or it is of another version
+            return None
+
+    def _write_copy(self) -> None:
+        path, copy = find_project(self.root), self._copy()
+        if path is None or copy is None:
+            return
+        with suppress(OSError):  # a home of another user; then there is no copy
+            text = path.read_bytes()
+            if not copy.is_file() or copy.read_bytes() != text:
+                written = copy.with_name(f"{copy.name}.{os.getpid()}")
+                written.write_bytes(text)
+                written.replace(copy)
+
+    def _copy(self) -> Path | None:
+        """In the home of the project; None where there is no home."""
+        if (self.root / HOME_NAME).is_dir():
+            return self.root / HOME_NAME / _LAST_GOOD
+        return self.root / _LAST_GOOD if (self.root / DATABASE_FILE).is_file() else None
 
 
-def _sign_of(root: Path) -> _Sign:
-    found = find_project(root)
-    if found is None:
-        return None
+def _stamp_of(path: Path | None) -> _Stamp:
     try:
-        status = found.stat()
+        status = None if path is None else path.stat()
     except OSError:
         return None
-    return str(found), status.st_mtime_ns, status.st_size, status.st_ino
+    return None if status is None else (str(path), status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def get_config(root: str | os.PathLike[str] | None = None) -> ProjectSettings:
-    """The current settings of the project at `root`, or of the project of the home that is in force here."""
+    """The current settings of the project at `root`, or of the project of the home that is in force here.
+
+    While the file is broken these are the last good settings, and a warning in the log says so.
+    """
     return _config_file(str(project_of(default_home()) if root is None else Path(root).absolute()))()
 
 

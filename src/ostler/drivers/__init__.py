@@ -18,9 +18,9 @@ from ostler.agents.command import CommandMaker
 from ostler.agents.commandspec import KIB, CommandSpec, HomeKind, PromptBy
 from ostler.agents.registry import BUILT_IN, AgentKind, AgentManifest, AgentRegistry, definition_id
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits
 from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, shown
 
 if TYPE_CHECKING:
     from ostler.drivers.base import Driver
@@ -67,8 +67,8 @@ def driver_named(name: str) -> Driver:
         hint = f"; did you mean {close[0]}?" if close else ""
         bound = f"must be one of {', '.join(NAMES)}, or the program must be named as a command{hint}"
         raise ValidationError([Fault(field="driver", bound=bound, value=shown(name))])
-    found: Any = getattr(import_module(f"ostler.drivers.{name}"), _DRIVERS[name][0])
-    made: Driver = found()
+    driver_class: Any = getattr(import_module(f"ostler.drivers.{name}"), _DRIVERS[name][0])
+    made: Driver = driver_class()
     return made
 
 
@@ -110,7 +110,7 @@ def spec_for(
     kept = driver.places if kind is HomeKind.PRIVATE else ()
     return CommandSpec(
         argv=(name, *arguments),
-        env=(*_PASSED_ON, *(one for one in driver.variables if one not in kept)),
+        env=(*_PASSED_ON, *(variable for variable in driver.variables if variable not in kept)),
         prompt_by=PromptBy.STDIN,
         max_output_bytes=_OUTPUT_BYTES,
         driver=name,

@@ -28,7 +28,7 @@ RATE_RETRY = timedelta(minutes=5)
 USAGE_RETRY = timedelta(hours=1)
 #: Of the last thing that an agent said.
 MAX_MESSAGE = 100_000
-#: So much of a text is shown as what the agent does now, and so much of an error.
+#: Characters of a text that is shown as what the agent does now, and of an error.
 _DOING = 100
 _ERROR = 500
 _LAST_LINES, _LAST_CHARACTERS = 20, 2000
@@ -84,8 +84,8 @@ class SessionUsage:
     def from_dict(cls, data: Any) -> SessionUsage:
         """As `to_dict` wrote it; what is missing or of another kind counts as nothing."""
         data = data if isinstance(data, Mapping) else {}
-        given = data.get("tokens")
-        tokens = given if isinstance(given, Mapping) else {}
+        counts = data.get("tokens")
+        tokens = counts if isinstance(counts, Mapping) else {}
         cost = data.get("cost_usd")
         return cls(
             tokens=Tokens(**{name: whole(tokens.get(name)) for name in ("input", "output", "cached")}),
@@ -123,6 +123,7 @@ class Driver(ABC):
     variables: ClassVar[tuple[str, ...]] = ()
     #: Of these, those that say where its own files are; not for a private home.
     places: ClassVar[tuple[str, ...]] = ()
+    reader_class: ClassVar[type[Reader]]
 
     @abstractmethod
     def argv(self, order: Order) -> list[str]:
@@ -138,9 +139,9 @@ class Driver(ABC):
         del order
         return {}
 
-    @abstractmethod
     def reader(self, before: SessionUsage | None = None, max_output_bytes: int = 64 * 1024) -> Reader:
         """Of one run; `before` is what a session that is resumed had used when the run began."""
+        return self.reader_class(self, before, max_output_bytes)
 
     def render(self, line: str) -> str | None:
         """A line of output as a person reads it; None where it says nothing to a person. Never raises.
@@ -177,6 +178,10 @@ class Reader(ABC):
 
     The same lines give the same messages and the same answer, so that the next manager can read a log again.
     """
+
+    #: Words of an error that tell of a limit: of the plan, or of the rate of requests.
+    usage_words: ClassVar[re.Pattern[str]] = re.compile("usage limit|quota", re.IGNORECASE)
+    rate_words: ClassVar[re.Pattern[str]] = re.compile(r"\b429\b|rate.?limit", re.IGNORECASE)
 
     def __init__(self, driver: Driver, before: SessionUsage | None, max_output_bytes: int) -> None:
         self._driver = driver
@@ -238,6 +243,13 @@ class Reader(ABC):
 
     def _fails(self, error: Any) -> None:
         self.error = first_words(str(error), _ERROR) or "it gave no reason"
+
+    def _fails_with_words(self, error: str) -> None:
+        """Of a program that tells of a limit only in the words of an error."""
+        self._fails(error)
+        is_usage = self.usage_words.search(error) is not None
+        if is_usage or self.rate_words.search(error) is not None:
+            self.limit = Limit(is_usage=is_usage)
 
     # --- at its end ----------------------------------------------------------------------------------
 
@@ -324,10 +336,10 @@ def json_of(line: str) -> Mapping[str, Any] | None:
     if start < 0:
         return None
     try:
-        found = json.loads(line[start:])
+        data = json.loads(line[start:])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def whole(value: Any) -> int:
@@ -340,7 +352,7 @@ def number(value: Any) -> float:
 
 def first_words(text: str, limit: int = _DOING) -> str:
     """The first line that says something, cut to `limit`."""
-    line = next((one.strip() for one in text.splitlines() if one.strip()), "")
+    line = next((each.strip() for each in text.splitlines() if each.strip()), "")
     return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
 
 
@@ -351,9 +363,9 @@ def last_sentence(text: str) -> str:
 
 def tool_words(name: str, arguments: Any, limit: int = _DOING) -> str:
     """A tool and what it is about: `Bash: pytest -q`."""
-    given = arguments if isinstance(arguments, Mapping) else {}
-    values = [given[key] for key in _TELLING if key in given] or list(given.values())
-    about = next((one for one in values if isinstance(one, str) and one.strip()), "")
+    values_by_name = arguments if isinstance(arguments, Mapping) else {}
+    values = [values_by_name[key] for key in _TELLING if key in values_by_name] or list(values_by_name.values())
+    about = next((value for value in values if isinstance(value, str) and value.strip()), "")
     return first_words(f"{name}: {first_words(about, limit)}" if about else name, limit)
 
 
@@ -362,18 +374,18 @@ def clock_time(text: str, now: datetime) -> datetime | None:
 
     Without a day it is the one nearest to `now`: a text that is read late may tell of a time that is over.
     """
-    found = _CLOCK.search(text)
-    if found is None:
+    match = _CLOCK.search(text)
+    if match is None:
         return None
     local = now.astimezone()
     try:
-        if found["day"] is not None:
-            day = datetime.strptime(f"{found['month']} {found['day']} {found['year']}", "%b %d %Y")  # noqa: DTZ007 - the zone follows
+        if match["day"] is not None:
+            day = datetime.strptime(f"{match['month']} {match['day']} {match['year']}", "%b %d %Y")  # noqa: DTZ007 - the zone follows
             local = local.replace(year=day.year, month=day.month, day=day.day)
-        time = datetime.strptime(f"{found['time']} {found['half'].upper()}", "%I:%M %p")  # noqa: DTZ007 - as above
+        time = datetime.strptime(f"{match['time']} {match['half'].upper()}", "%I:%M %p")  # noqa: DTZ007 - as above
     except ValueError:
         return None
     moment = local.replace(hour=time.hour, minute=time.minute, second=0, microsecond=0)
-    if found["day"] is None and now - moment > timedelta(hours=12):
+    if match["day"] is None and now - moment > timedelta(hours=12):
         moment += timedelta(days=1)
     return moment.astimezone(UTC)

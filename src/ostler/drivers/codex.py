@@ -13,7 +13,6 @@ from ostler.drivers.base import (
     Limit,
     Order,
     Reader,
-    SessionUsage,
     Tokens,
     clock_time,
     first_words,
@@ -24,8 +23,51 @@ from ostler.drivers.base import (
 #: The name of the model server that variables of the spawn name.
 _PROVIDER = "ostler"
 _SHELL = re.compile(r"""^\S*sh -l?c (['"]?)(.*)\1$""", re.DOTALL)
-_USAGE = re.compile(r"usage limit|quota|out of credits", re.IGNORECASE)
-_RATE = re.compile(r"\b429\b|rate.?limit", re.IGNORECASE)
+
+
+class CodexReader(Reader):
+    usage_words: ClassVar[re.Pattern[str]] = re.compile(r"usage limit|quota|out of credits", re.IGNORECASE)
+
+    def _read(self, data: Mapping[str, Any]) -> None:
+        match data.get("type"):
+            case "thread.started":
+                self.session = data.get("thread_id") or self.session
+            case "turn.started":
+                self.turns += 1
+                self.is_complete = False
+            case "item.started" | "item.completed":
+                self._read_item(data["item"])
+            case "turn.completed":
+                self.is_complete = True
+                self.error = self.limit = None
+                self._count(data.get("usage"))
+            case "turn.failed":
+                self.is_complete = True
+                self._fails_with_words(str(data["error"].get("message")))
+            case "error":  # another try may follow; `turn.failed` is its last word
+                self._fails_with_words(str(data.get("message")))
+
+    def _read_item(self, item: Mapping[str, Any]) -> None:
+        match item.get("type"):
+            case "agent_message":
+                self._says(str(item.get("text", "")))
+            case "command_execution" | "file_change" | "mcp_tool_call" | "web_search":
+                self._does(_item_words(item))
+
+    def _retry_at(self, limit: Limit, now: datetime) -> datetime | None:
+        return clock_time(self.error or "", now) if limit.is_usage else None
+
+    def _count(self, usage: Any) -> None:
+        """Counted from the beginning of the session."""
+        if not isinstance(usage, Mapping):
+            return
+        total = Tokens(
+            input=whole(usage.get("input_tokens")),
+            output=whole(usage.get("output_tokens")),
+            cached=whole(usage.get("cached_input_tokens")),
+        )
+        before = self._before.tokens
+        self.tokens = total - before if total.input >= before.input and total.output >= before.output else total
 
 
 class Codex(Driver):
@@ -39,6 +81,7 @@ class Codex(Driver):
         "OPENAI_MODEL",
     )
     places: ClassVar[tuple[str, ...]] = ("CODEX_HOME",)
+    reader_class: ClassVar[type[Reader]] = CodexReader
 
     def argv(self, order: Order) -> list[str]:
         words = [order.program, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
@@ -50,9 +93,6 @@ class Codex(Driver):
             words += ["--model", model]
         words += order.arguments
         return [*words, "resume", order.session, "-"] if order.session is not None else [*words, "-"]
-
-    def reader(self, before: SessionUsage | None = None, max_output_bytes: int = 64 * 1024) -> CodexReader:
-        return CodexReader(self, before, max_output_bytes)
 
     def _render(self, data: Mapping[str, Any]) -> str | None:
         if data.get("type") == "error":
@@ -102,12 +142,12 @@ def _item_words(item: Mapping[str, Any]) -> str:
     match item.get("type"):
         case "command_execution":
             command = str(item.get("command", ""))
-            found = _SHELL.match(command)
-            return f"shell: {first_words(found[2] if found else command)}"
+            match = _SHELL.match(command)
+            return f"shell: {first_words(match[2] if match else command)}"
         case "file_change":
             changes = item.get("changes")
             paths = (
-                [str(one.get("path")) for one in changes if isinstance(one, Mapping)]
+                [str(change.get("path")) for change in changes if isinstance(change, Mapping)]
                 if isinstance(changes, list)
                 else []
             )
@@ -122,53 +162,3 @@ def _item_words(item: Mapping[str, Any]) -> str:
 def _last_line(output: Any) -> str:
     lines = str(output or "").strip().splitlines()
     return first_words(lines[-1]) if lines else "no output"
-
-
-class CodexReader(Reader):
-    def _read(self, data: Mapping[str, Any]) -> None:
-        match data.get("type"):
-            case "thread.started":
-                self.session = data.get("thread_id") or self.session
-            case "turn.started":
-                self.turns += 1
-                self.is_complete = False
-            case "item.started" | "item.completed":
-                self._read_item(data["item"])
-            case "turn.completed":
-                self.is_complete = True
-                self.error = self.limit = None
-                self._count(data.get("usage"))
-            case "turn.failed":
-                self.is_complete = True
-                self._read_error(str(data["error"].get("message")))
-            case "error":
-                self._read_error(str(data.get("message")))
-
-    def _read_item(self, item: Mapping[str, Any]) -> None:
-        match item.get("type"):
-            case "agent_message":
-                self._says(str(item.get("text", "")))
-            case "command_execution" | "file_change" | "mcp_tool_call" | "web_search":
-                self._does(_item_words(item))
-
-    def _read_error(self, text: str) -> None:
-        """An `error` may be followed by another try; `turn.failed` is its last word."""
-        self._fails(text)
-        is_usage = _USAGE.search(text) is not None
-        if is_usage or _RATE.search(text) is not None:
-            self.limit = Limit(is_usage=is_usage)
-
-    def _retry_at(self, limit: Limit, now: datetime) -> datetime | None:
-        return clock_time(self.error or "", now) if limit.is_usage else None
-
-    def _count(self, usage: Any) -> None:
-        """Counted from the beginning of the session."""
-        if not isinstance(usage, Mapping):
-            return
-        total = Tokens(
-            input=whole(usage.get("input_tokens")),
-            output=whole(usage.get("output_tokens")),
-            cached=whole(usage.get("cached_input_tokens")),
-        )
-        before = self._before.tokens
-        self.tokens = total - before if total.input >= before.input and total.output >= before.output else total

@@ -14,7 +14,6 @@ from ostler.drivers.base import (
     Limit,
     Order,
     Reader,
-    SessionUsage,
     Tokens,
     first_words,
     number,
@@ -29,9 +28,54 @@ _PROVIDER = "ostler"
 _DEFAULT_MODEL = "default"
 #: Lines that repeat what others say; most of the output of a pi that could not be quietened.
 _REPEATS = ('{"type":"message_update"', '{"type":"tool_execution_update"')
-_USAGE = re.compile(r"usage limit|quota|billing|credit", re.IGNORECASE)
-_RATE = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
 _MINUTES = re.compile(r"in ~?(\d+) min", re.IGNORECASE)
+
+
+class PiReader(Reader):
+    usage_words: ClassVar[re.Pattern[str]] = re.compile(r"usage limit|quota|billing|credit", re.IGNORECASE)
+    rate_words: ClassVar[re.Pattern[str]] = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
+
+    def feed(self, line: str) -> list[Any]:
+        return [] if line.startswith(_REPEATS) else super().feed(line)
+
+    def _read(self, data: Mapping[str, Any]) -> None:
+        match data.get("type"):
+            case "session":
+                self.session = data.get("id") or self.session
+            case "turn_start":
+                self.turns += 1
+                self.is_complete = False
+            case "message_end" if _is_assistant(data.get("message")):
+                self._read_message(data["message"])
+            case "tool_execution_start":
+                self._does(tool_words(str(data.get("toolName")), data.get("args")))
+            case "auto_retry_start":
+                self._does(f"tries again: {data.get('errorMessage')}")
+            case "auto_retry_end" if not data.get("success"):
+                self._fails_with_words(str(data.get("finalError")))
+            case "agent_end":
+                self.is_complete = True
+
+    def _read_message(self, message: Mapping[str, Any]) -> None:
+        self._says(_text_of(message))
+        usage = message.get("usage")
+        if isinstance(usage, Mapping):
+            fresh, cached, written, output = (
+                whole(usage.get(name)) for name in ("input", "cacheRead", "cacheWrite", "output")
+            )
+            self.tokens += Tokens(input=fresh + cached + written, output=output, cached=cached)
+            cost = usage.get("cost")
+            total = number(cost.get("total")) if isinstance(cost, Mapping) else 0.0
+            self.cost_usd = (self.cost_usd or 0.0) + total
+        if message.get("stopReason") in {"error", "aborted"}:
+            self._fails_with_words(str(message.get("errorMessage") or message.get("stopReason")))
+            self.was_interrupted = message.get("stopReason") == "aborted"
+        else:
+            self.error = self.limit = None
+
+    def _retry_at(self, limit: Limit, now: datetime) -> datetime | None:
+        minutes = _MINUTES.search(self.error or "")
+        return limit.retry_at if minutes is None else now + timedelta(minutes=int(minutes[1]))
 
 
 class Pi(Driver):
@@ -53,6 +97,7 @@ class Pi(Driver):
         "XAI_API_KEY",
     )
     places: ClassVar[tuple[str, ...]] = ("PI_CODING_AGENT_DIR",)
+    reader_class: ClassVar[type[Reader]] = PiReader
 
     def argv(self, order: Order) -> list[str]:
         words = [order.program, "--mode", "json", "-p"]
@@ -79,9 +124,6 @@ class Pi(Driver):
             "models": [model],
         }
         return {".pi/agent/models.json": json.dumps({"providers": {_PROVIDER: provider}}, indent=2)}
-
-    def reader(self, before: SessionUsage | None = None, max_output_bytes: int = 64 * 1024) -> PiReader:
-        return PiReader(self, before, max_output_bytes)
 
     def render(self, line: str) -> str | None:
         return None if line.startswith(_REPEATS) else super().render(line)
@@ -125,53 +167,3 @@ def _text_of(message: Any) -> str:
     parts = content if isinstance(content, list) else []
     texts = [str(part.get("text", "")) for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     return "\n".join(texts).strip()
-
-
-class PiReader(Reader):
-    def feed(self, line: str) -> list[Any]:
-        return [] if line.startswith(_REPEATS) else super().feed(line)
-
-    def _read(self, data: Mapping[str, Any]) -> None:
-        match data.get("type"):
-            case "session":
-                self.session = data.get("id") or self.session
-            case "turn_start":
-                self.turns += 1
-                self.is_complete = False
-            case "message_end" if _is_assistant(data.get("message")):
-                self._read_message(data["message"])
-            case "tool_execution_start":
-                self._does(tool_words(str(data.get("toolName")), data.get("args")))
-            case "auto_retry_start":
-                self._does(f"tries again: {data.get('errorMessage')}")
-            case "auto_retry_end" if not data.get("success"):
-                self._read_error(str(data.get("finalError")))
-            case "agent_end":
-                self.is_complete = True
-
-    def _read_message(self, message: Mapping[str, Any]) -> None:
-        self._says(_text_of(message))
-        usage = message.get("usage")
-        if isinstance(usage, Mapping):
-            fresh, cached, written, output = (
-                whole(usage.get(name)) for name in ("input", "cacheRead", "cacheWrite", "output")
-            )
-            self.tokens += Tokens(input=fresh + cached + written, output=output, cached=cached)
-            cost = usage.get("cost")
-            total = number(cost.get("total")) if isinstance(cost, Mapping) else 0.0
-            self.cost_usd = (self.cost_usd or 0.0) + total
-        if message.get("stopReason") in {"error", "aborted"}:
-            self._read_error(str(message.get("errorMessage") or message.get("stopReason")))
-            self.was_interrupted = message.get("stopReason") == "aborted"
-        else:
-            self.error = self.limit = None
-
-    def _read_error(self, text: str) -> None:
-        self._fails(text)
-        is_usage = _USAGE.search(text) is not None
-        if is_usage or _RATE.search(text) is not None:
-            self.limit = Limit(is_usage=is_usage)
-
-    def _retry_at(self, limit: Limit, now: datetime) -> datetime | None:
-        minutes = _MINUTES.search(self.error or "")
-        return limit.retry_at if minutes is None else now + timedelta(minutes=int(minutes[1]))

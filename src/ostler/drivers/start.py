@@ -16,8 +16,8 @@ from ostler.agents.commandspec import CommandSpec, HomeKind
 from ostler.agents.context import AgentContext
 from ostler.drivers.base import Driver, Order, SessionUsage
 from ostler.errors import AgentExecutionError, ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
+from ostler.model.validation import Fault, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,17 +35,17 @@ class Wishes:
     @classmethod
     def of(cls, request: Any) -> Wishes:
         """Raises `ValidationError` for a name that no program could take as one."""
-        given = request if isinstance(request, Mapping) else {}
-        faults = [fault for name in ("model", "session") for fault in _word_faults(name, given.get(name))]
-        home = given.get("home")
+        fields = request if isinstance(request, Mapping) else {}
+        faults = [fault for name in ("model", "session") for fault in _word_faults(name, fields.get(name))]
+        home = fields.get("home")
         if home is not None and not _is_id(home):
             faults.append(Fault(field="request.home", bound="must be an id", value=shown(home)))
         if faults:
             raise ValidationError(faults)
-        usage = given.get("session_usage")
+        usage = fields.get("session_usage")
         return cls(
-            model=given.get("model"),
-            session=given.get("session"),
+            model=fields.get("model"),
+            session=fields.get("session"),
             session_usage=None if usage is None else SessionUsage.from_dict(usage),
             home=None if home is None else UUID(home),
         )

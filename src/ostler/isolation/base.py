@@ -214,6 +214,11 @@ class Cell(ABC):
         return _NOTHING
 
     @property
+    def may_have_lost_calls(self) -> bool:
+        """What held its processes was replaced since it was started: a call that is not in `in_flight` was lost."""
+        return False
+
+    @property
     def open_asks(self) -> frozenset[UUID]:
         """The `ask_id` of each question that the agent waits for. Of an adopted cell: complete once it has reported."""
         return frozenset()

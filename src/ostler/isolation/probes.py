@@ -20,9 +20,8 @@ from types import MappingProxyType
 
 from ostler.clock import Clock, Deadline
 from ostler.durations import duration_text
-from ostler.model.spawn import HealthCheckConfig
+from ostler.model.spawn import HealthCheckConfig, command_target, http_target, tcp_target
 from ostler.model.states import ProbeType
-from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import clipped
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.version import __version__

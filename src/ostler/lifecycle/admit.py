@@ -13,11 +13,11 @@ from ostler.isolation.base import Capabilities, Isolation
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.operations import LIMITS
 from ostler.model.access import Principal, Workspace
-from ostler.model.faults import Fault, shown
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, SpawnRequest
 from ostler.model.states import AgentState, Enforcement, IsolationLevel
 from ostler.model.text import fold_tags
+from ostler.model.validation import Fault, shown
 from ostler.policy.quota import gate_refusals
 
 #: The feature flag of a workspace that spawns need.

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
 from ostler.isolation.base import Cell, Exit, Verb
-from ostler.lifecycle import calls, pause, waits
+from ostler.lifecycle import calls, job, pause, waits
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
 from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
 from ostler.lifecycle.work import follow
-from ostler.model.attempt import AttemptOutcome, RequestState
+from ostler.model.attempt import AttemptOutcome, Request, RequestState
 from ostler.model.instance import AgentInstance
 from ostler.model.states import AgentState, SuspendDepth
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
+from ostler.store import waits as stored_waits
 from ostler.store.requests import list_requests
 
 _LEAVING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
+#: An adopted call has at least so long to deliver the answer that it may have.
+_LEAST_SECONDS = 2.0
+_LOST = Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended")
 _CUT_OFF = "its manager ended while it was being {}"
 
 
 def first_phase(
-    record: AgentInstance, found: Cell | Exit | None, pause_wait: Wait | None, backoff: Wait | None
+    record: AgentInstance,
+    found: Cell | Exit | None,
+    pause_wait: Wait | None,
+    backoff: Wait | None,
+    job_end: Exit | None = None,
 ) -> Phase:
-    """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted."""
+    """The phase that follows from the record and from what was found of its attempt. Nothing half done is adopted.
+
+    `job_end` is how the job of this attempt ended, by its row.
+    """
     how = found if isinstance(found, Exit) else None
     match record.state:
         case AgentState.FAILED:
@@ -42,7 +54,9 @@ def first_phase(
             return Adopting()
         stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
         return Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail)
-    return Leaving(goal=Goal.FAIL, exit=how or Exit(outcome=AttemptOutcome.LOST, detail="its manager has ended"))
+    if job_end is not None and job_end.outcome is AttemptOutcome.CLEAN:
+        return Leaving(goal=Goal.TERMINATE, exit=job_end, reason=job.DONE)
+    return Leaving(goal=Goal.FAIL, exit=job_end or how or _LOST)
 
 
 def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
@@ -53,15 +67,16 @@ def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | N
         return Suspended(depth=depth, wait=wait, adopted=True)
     if how is None:
         return Suspended(depth=SuspendDepth.PARK, wait=wait)
-    was_working = depth is SuspendDepth.FREEZE and (wait is None or _previous(wait) == AgentState.PROCESSING)
+    was_working = depth is SuspendDepth.FREEZE and (wait is None or previous_state(wait) == AgentState.PROCESSING)
     if how.outcome in {AttemptOutcome.LOST, AttemptOutcome.STOPPED} and not was_working:
         # It stood still, so nothing was cut off: it is parked now, and resuming starts it fresh.
         return Leaving(goal=Goal.PARK, exit=how)
     return Leaving(goal=Goal.FAIL, exit=how)
 
 
-def _previous(wait: Wait) -> str:
-    return str((wait.detail or {}).get("previous_state", ""))
+def previous_state(wait: Wait | None) -> str:
+    """The state that a suspension has interrupted."""
+    return "" if wait is None else str((wait.detail or {}).get("previous_state", ""))
 
 
 def depth_of(wait: Wait | None) -> SuspendDepth:
@@ -103,14 +118,15 @@ async def reported(instance: Instance, message: Reported) -> None:
         if verb is not Verb.PROCESS or call_id in instance.calls:
             continue
         row = named.get(call_id)
+        limit = instance.limits.execution_timeout
         call = Call(
             call_id=call_id,
             request_id=None if row is None else row.request_id,
             digest="" if row is None else row.input_digest,
             tries=1 if row is None else row.tries,
-            # It has its whole time again: how much of it is gone is not known.
-            limit=instance.limits.execution_timeout,
-            left=instance.limits.execution_timeout.total_seconds(),
+            limit=limit,
+            # Without a row it is not known when it began; then it has its whole time again.
+            left=limit.total_seconds() if row is None else await _seconds_left(instance, row, call_id),
             waits=waiting.get(call_id, set()),
             adopted=True,
         )
@@ -124,6 +140,25 @@ async def reported(instance: Instance, message: Reported) -> None:
     else:
         follow(instance)
     pause.pause_if_quiet(instance)
+
+
+async def _seconds_left(instance: Instance, row: Request, call_id: UUID) -> float:
+    """Of its execution time, which counts from its begin over every manager, without the time that it stood still."""
+    runtime = instance.runtime
+    now = runtime.clock.wall()
+    stood_still = timedelta()
+    counted_until = row.begun_at
+    found = await runtime.store.read(stored_waits.waits_since, instance.instance_id, row.begun_at)
+    for wait in sorted(found, key=lambda wait: wait.created_at):
+        detail = wait.detail or {}
+        frozen = wait.kind is WaitKind.RESUME and detail.get("depth") == SuspendDepth.FREEZE
+        if frozen or detail.get("call_id") == str(call_id):
+            end = min(wait.ended_at or now, now)
+            stood_still += max(end - max(wait.created_at, counted_until), timedelta())
+            counted_until = max(counted_until, end)
+    spent = max(now - row.begun_at - stood_still, timedelta())
+    # An answer that was given meanwhile is on its way, and is never called late.
+    return max((instance.limits.execution_timeout - spent).total_seconds(), _LEAST_SECONDS)
 
 
 def _waits_by_call(instance: Instance) -> dict[UUID, set[UUID]]:

@@ -29,8 +29,8 @@ from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspende
 from ostler.lifecycle.waits import end_waits_of_call
 from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
 from ostler.model.attempt import AttemptOutcome, Request, RequestState
-from ostler.model.faults import fault
 from ostler.model.states import SuspendDepth
+from ostler.model.validation import fault
 from ostler.store import reports as commands
 from ostler.store.instances import error_event
 from ostler.store.reports import CallEnd
@@ -40,6 +40,8 @@ from ostler.store.requests import MAX_ANSWER_BYTES, RequestEnd, get_request
 _NAMED_VERSION = 5
 #: Ended calls of an earlier manager whose request id is not known yet; more are given up.
 _MAX_UNCLAIMED = 1000
+#: The error in the row of a request that ran longer than it may.
+_TIMED_OUT = "it ran longer than its time"
 
 
 def request_digest(request: Any) -> str:
@@ -89,10 +91,21 @@ async def process(instance: Instance, message: Process) -> None:
 async def process_leaving(instance: Instance, message: Process) -> None:
     """A failing or restarting instance comes back, so the request waits; a leaving one does not."""
     phase = instance.phase
-    if isinstance(phase, Leaving) and phase.goal in {"fail", "restart"} and not phase.final:
+    if isinstance(phase, Leaving) and phase.unwritten is not None:
+        message.refuse(ended_unrecorded(instance, phase))
+    elif isinstance(phase, Leaving) and phase.goal in {"fail", "restart"} and not phase.final:
         await process(instance, message)
     else:
         await process_closed(instance, message)
+
+
+def ended_unrecorded(instance: Instance, phase: Leaving) -> AgentGoneError:
+    """For requests to an agent that has ended while nothing can be written; whether it comes back is not decided."""
+    detail = None if phase.exit is None else phase.exit.detail
+    ended = f"has ended: {detail}" if detail else "has ended"
+    return AgentGoneError(
+        f"{instance.label} {ended}. That could not be recorded yet ({phase.unwritten}); ask again when it is"
+    )
 
 
 async def process_backoff(instance: Instance, message: Process) -> None:
@@ -129,9 +142,19 @@ async def _call_for(instance: Instance, message: Process) -> Call | None:
         if await _join_or_answer(instance, message):
             return None
         row = await instance.runtime.store.read(get_request, instance.instance_id, message.request_id)
+        if message is instance.job and row is not None and (failure := failed_here(instance, row)) is not None:
+            message.refuse(failure)
+            return None
         call.request_id, call.digest = message.request_id, message.digest
         call.tries = 1 if row is None else row.tries + 1
     return call
+
+
+def failed_here(instance: Instance, row: Request) -> AgentExecutionError | ExecutionTimeoutError | None:
+    """The failure of a request in the present attempt, by its row; None of one that did not fail in it."""
+    if row.state is not RequestState.FAILED or row.attempt != instance.attempt:
+        return None
+    return ExecutionTimeoutError(row.error) if row.error == _TIMED_OUT else AgentExecutionError(row.error)
 
 
 async def _join_or_answer(instance: Instance, message: Process) -> bool:
@@ -297,7 +320,8 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
     request = None
     if call.request_id is not None:
         instance.requests[call.request_id] = call
-        request = _row(instance, call)
+        # A call that is rejoined has its row, with the time of its begin.
+        request = None if rejoin else _row(instance, call)
     move = state_move(instance)
     if request is not None or move is not None:
         instance.write_lazily(commands.begin_call, move, request)
@@ -575,5 +599,5 @@ def _request_end(instance: Instance, call: Call) -> RequestEnd | None:
 
 def _error_text(call: Call) -> str:
     if call.ending is CallEnding.TIMEOUT:
-        return "it ran longer than its time"
+        return _TIMED_OUT
     return str(call.error) if isinstance(call.error, OstlerError) else repr(call.error)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
 from uuid import UUID
 
-from ostler.agents.base import AgentMaker, maker_of_callable
+from ostler.agents.base import AgentMaker, import_target, maker_of_callable
 from ostler.agents.registry import AgentKind, AgentManifest, AgentRegistry, maker_of
 from ostler.clock import Clock
 from ostler.errors import AgentNotFoundError
@@ -91,9 +89,7 @@ def _imported(manifest: AgentManifest) -> AgentMaker:
     if not module or not path or module == "__main__" or "<" in path:
         raise missing
     try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
+        source = import_target(f"{module}:{path}")
     except Exception as error:
         raise missing from error
-    return maker_of_callable(found)
+    return maker_of_callable(source)

@@ -7,13 +7,14 @@ joined, one that is done is known by its row, and one that was lost begins again
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from functools import partial
 from typing import Any
 
 from ostler.errors import AgentExecutionError, ExecutionTimeoutError, InvalidOperationError, StoreError
 from ostler.isolation.base import Exit
-from ostler.lifecycle.calls import request_digest
+from ostler.lifecycle.calls import failed_here, request_digest
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.messages import JobEnded, Process, Serves, Terminate
 from ostler.lifecycle.operations import fail_with
@@ -23,7 +24,7 @@ from ostler.store.requests import get_request
 
 #: The request id of a job.
 JOB_ID = "job"
-_DONE = "its job is done"
+DONE = "its job is done"
 
 
 def ask_job(instance: Instance, message: Serves | None = None) -> None:
@@ -46,9 +47,7 @@ async def job_ended(instance: Instance, message: JobEnded) -> None:
     error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
     match error:
         case None:
-            result = reply.result()
-            code = result.get("exit_code") if isinstance(result, dict) else None
-            _finish(instance, code if isinstance(code, int) else None)
+            _finish(instance, _exit_code(reply.result()))
         case AgentExecutionError() | ExecutionTimeoutError():
             fail_with(instance, _exit_of(error))
         case StoreError():
@@ -57,6 +56,25 @@ async def job_ended(instance: Instance, message: JobEnded) -> None:
             row = await instance.runtime.store.read(get_request, instance.instance_id, JOB_ID)
             if row is not None and row.state is RequestState.DONE:
                 _finish(instance, None)
+
+
+async def ended_job(instance: Instance) -> Exit | None:
+    """How the job ended in this attempt, by its row; None where there is no job, or it has not ended."""
+    if instance.record.job is None:
+        return None
+    row = await instance.runtime.store.read(get_request, instance.instance_id, JOB_ID)
+    if row is None:
+        return None
+    if row.state is RequestState.DONE:
+        answer = None if row.answer is None else json.loads(row.answer)
+        return Exit(outcome=AttemptOutcome.CLEAN, code=_exit_code(answer))
+    error = failed_here(instance, row)
+    return None if error is None else _exit_of(error)
+
+
+def _exit_code(answer: Any) -> int | None:
+    code = answer.get("exit_code") if isinstance(answer, dict) else None
+    return code if isinstance(code, int) else None
 
 
 def _exit_of(error: AgentExecutionError | ExecutionTimeoutError) -> Exit:
@@ -81,4 +99,4 @@ def _exit_of(error: AgentExecutionError | ExecutionTimeoutError) -> Exit:
 def _finish(instance: Instance, code: int | None) -> None:
     """Terminated in order, with the exit of its job."""
     how = Exit(outcome=AttemptOutcome.CLEAN, code=code)
-    instance.post(Terminate(options=TerminationOptions(reason=_DONE), exit=how))
+    instance.post(Terminate(options=TerminationOptions(reason=DONE), exit=how))

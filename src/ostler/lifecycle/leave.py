@@ -52,6 +52,8 @@ from ostler.store.waits import open_waits
 AGAIN_SECONDS = 5.0
 #: How long until a restart that found no room is tried again.
 _LATER_SECONDS = 5.0
+#: A closing manager tries so often to write an end; with the pauses in between that takes about 2 s.
+_CLOSING_WRITES = 3
 _RESTART_GRACE = TerminationOptions.default().graceful_timeout
 #: So many of the latest starts are looked at; no burst window holds more.
 _STARTS = 100
@@ -352,21 +354,40 @@ async def finish(instance: Instance, phase: Leaving) -> None:
         phase.unwritten = str(error)
         instance.runtime.log.emit("death_unwritten", instance_id=instance.instance_id, error=str(error))
         _tell_unwritten(instance, phase, error)
-        if instance.runtime.closing is not None and isinstance(error, StoreFailedError | DamagedRowError):
-            _let_go(instance, instance.attempt)
-            instance.enter(Detached())  # this store takes nothing more; the next manager records it
+        if instance.runtime.closing is not None and _gives_up_writing(phase, error):
+            _leave_unrecorded(instance)
             return
         instance.arm(RETRY_SECONDS)
 
 
+def _gives_up_writing(phase: Leaving, error: StoreError) -> bool:
+    """A closing manager does not wait for the user to make room on the disk."""
+    phase.writes_while_closing += 1
+    return isinstance(error, StoreFailedError | DamagedRowError) or phase.writes_while_closing >= _CLOSING_WRITES
+
+
+def _leave_unrecorded(instance: Instance) -> None:
+    """The next manager records it, by what the keeper has written down of its end."""
+    cell = instance.cell
+    if cell is not None and instance.level.capabilities.outlives_manager:
+        instance.cell = None
+        cell.detach()
+    else:
+        _let_go(instance, instance.attempt)
+    instance.enter(Detached())
+
+
 def _tell_unwritten(instance: Instance, phase: Leaving, error: StoreError) -> None:
-    """Ended now, recorded when it can be; and the result says so."""
-    said = f"it has ended, but that could not be recorded yet ({error}); it is recorded when the store can write"
+    """Ended now, recorded when it can be; every caller is told so, and none waits for the disk."""
+    sentence = f"it has ended, but that could not be recorded yet ({error}); it is recorded when the store can write"
     duration = timedelta(seconds=instance.runtime.clock.mono() - phase.began)
     for termination in phase.terminations:
         result = TerminationResult.successful(instance.record, not phase.forced, duration)
-        termination.answer(result.evolve(error_message=said))
-    phase.terminations = []
+        termination.answer(result.evolve(error_message=sentence))
+    for caller in phase.callers:
+        caller.refuse(phase.told or error)
+    phase.terminations, phase.callers = [], []
+    _answer_calls(instance, calls.ended_unrecorded(instance, phase), backlog=True)
 
 
 def _attempt_end(phase: Leaving) -> AttemptEnd:

@@ -23,12 +23,12 @@ from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
-from ostler.model.faults import fault
 from ostler.model.instance import AgentInstance
 from ostler.model.record import Record, record
 from ostler.model.states import INACTIVE_STATES
 from ostler.model.text import clean_text
 from ostler.model.types import Moment, from_micros
+from ostler.model.validation import fault
 from ostler.store import moves
 
 #: How often a followed file is looked at.

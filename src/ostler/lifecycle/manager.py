@@ -91,8 +91,9 @@ class AgentLifecycleManager(Verbs):
 
     @property
     def seams(self) -> Seams:
-        """Its clock, ids and fault points, for what works beside it."""
-        return Seams(clock=self._runtime.clock, ids=self._runtime.ids, fault=self._runtime.fault)
+        """Its clock, chance, ids and fault points, for what works beside it."""
+        runtime = self._runtime
+        return Seams(clock=runtime.clock, chance=runtime.chance, ids=runtime.ids, fault=runtime.fault)
 
     @property
     def actor(self) -> Actor:

@@ -45,7 +45,7 @@ from ostler.lifecycle.settings import LifecycleSettings
 from ostler.lifecycle.start_gate import StartGate
 from ostler.lifecycle.table import TABLE
 from ostler.lifecycle.verbs import require_kind
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import leases, workspaces
 from ostler.store.store import Store, home_path, is_address
 from ostler.telemetry.log import LifecycleLog

@@ -115,6 +115,7 @@ class Leaving(Phase):
     #: What could not be ended, and why the end could not be written; shown by `why`.
     left_behind: str | None = None
     unwritten: str | None = None
+    writes_while_closing: int = 0
     final_state: dict[str, Any] | None = None
     #: Nothing of it lives; only the writing is left.
     empty: bool = False

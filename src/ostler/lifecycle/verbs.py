@@ -38,16 +38,17 @@ from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Request, RequestState
-from ostler.model.faults import fault, shown
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
 from ostler.model.record import Record
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import AgentState, SuspendDepth
+from ostler.model.task import TaskState
 from ostler.model.text import MAX_NAME, MAX_REASON, plain_text_faults
+from ostler.model.validation import fault, shown
 from ostler.model.wait import Wait
 from ostler.policy.access import decide_access
-from ostler.store import audit, instances, moves, queries, requests, waits, workspaces
+from ostler.store import audit, instances, moves, queries, requests, tasks, waits, workspaces
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.store import Store
 from ostler.store.transaction import AUDITED_ERRORS, Act
@@ -346,10 +347,27 @@ class Verbs:
         """By hand: a failed one at once, a living one after an orderly stop. It spends no retry."""
         _require_text("reason", reason)
         why_ = reason or f"restarted by {self._principal.name}"
+        await self._require_present_attempt(instance_id)
         found: AgentInstance = await self._ask(
             instance_id, Permission.AGENTS_SPAWN, "restart", lambda: Restart(by=self._by, reason=why_)
         )
         return found
+
+    async def _require_present_attempt(self, instance_id: InstanceId) -> None:
+        """Nothing reads what the agent of an earlier attempt at a task answers, and its workdir is in other hands."""
+        async with _Refusals(self, "restart", f"instance:{instance_id}"):
+            await self._enter(Permission.AGENTS_SPAWN)
+            record = await self._reach(instance_id, Permission.AGENTS_SPAWN)
+            task = None if record.task_id is None else await self._runtime.store.read(tasks.get_task, record.task_id)
+            if task is None or (task.state is TaskState.RUNNING and task.instance_id == record.instance_id):
+                return
+            cures = {
+                TaskState.QUEUED: f"`ostler why {task.key}` says when it is begun again",
+                TaskState.RUNNING: f"its present attempt is {task.key}-{task.attempt}",
+                TaskState.COMPLETED: f"`ostler task send-back {task.key}` begins another attempt",
+            }
+            cure = cures.get(task.state, "add it as a new task")
+            raise InvalidOperationError(f"{record.name} worked on {task.key}, which is {task.state}; {cure}")
 
     async def terminate(self, instance_id: InstanceId, options: TerminationOptions | None = None) -> TerminationResult:
         """Callers at the same time share one end; the least patient of them decides its grace."""

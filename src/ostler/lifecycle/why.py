@@ -5,6 +5,7 @@ from __future__ import annotations
 from ostler.durations import span
 from ostler.lifecycle.health import stall_of
 from ostler.lifecycle.instance import Instance, Runtime
+from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.phases import Backoff, Leaving, Suspended
 from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance, Why
@@ -58,6 +59,7 @@ def _facts(
     running = [call for call in instance.calls.values() if not call.ended]
     if isinstance(phase, Leaving):
         trouble = phase.left_behind or phase.unwritten or trouble
+    unrecorded = isinstance(phase, Leaving) and phase.unwritten is not None and phase.empty
     return WhyFacts(
         instance=record,
         now=runtime.clock.wall(),
@@ -73,7 +75,13 @@ def _facts(
         reason=phase.reason if isinstance(phase, Leaving) else _pause_reason(open_waits),
         stall=stall_of(instance),
         trouble=trouble,
+        unrecorded_end=_exit_text(phase) if unrecorded else None,
     )
+
+
+def _exit_text(phase: Phase) -> str:
+    how = phase.exit if isinstance(phase, Leaving) else None
+    return "it was ended" if how is None else how.detail or how.outcome.value
 
 
 def _pause_reason(open_waits: tuple[Wait, ...]) -> str | None:
@@ -94,7 +102,7 @@ def doing(instance: Instance, said: str | None = None) -> str | None:
         words = {SuspendDepth.FREEZE: "frozen", SuspendDepth.HOLD: "held", SuspendDepth.PARK: "parked"}[phase.depth]
         return f"{words} {since} ago"
     if isinstance(phase, Leaving):
-        return phase.left_behind or "ending"
+        return phase.left_behind or ("ended, not recorded yet" if phase.unwritten else "ending")
     if isinstance(phase, Backoff):
         return phase.held_because or "restarts soon"
     waiting = next((one.wait for one in instance.waits.values()), None)

@@ -1,9 +1,33 @@
 """Fresh starts: one task, driven from breakpoint to breakpoint until it is proven done."""
 
-from ostler.loop.context import ContextBuilder
-from ostler.loop.loop import AgentLifecycleLoop
-from ostler.loop.parts import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
-from ostler.model.loop import Breakpoint, BreakpointType, ContextSnapshot, LoopResult, LoopResultType
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostler.lazy_imports import opener
+
+if TYPE_CHECKING:
+    from ostler.loop.context import ContextBuilder
+    from ostler.loop.loop import AgentLifecycleLoop
+    from ostler.loop.parts import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
+    from ostler.model.loop import (
+        Breakpoint,
+        BreakpointType,
+        ContextSnapshot,
+        LoopResult,
+        LoopResultType,
+        LoopSettings,
+    )
+else:  # a type checker would believe in any name
+    __getattr__, __dir__ = opener(
+        __name__,
+        {
+            "context": "ContextBuilder",
+            "loop": "AgentLifecycleLoop",
+            "ostler.model.loop": "Breakpoint BreakpointType ContextSnapshot LoopResult LoopResultType LoopSettings",
+            "parts": "BranchManager CiProvider Plan TerminalManager WorkspaceManager",
+        },
+    )
 
 __all__ = [
     "AgentLifecycleLoop",
@@ -15,6 +39,7 @@ __all__ = [
     "ContextSnapshot",
     "LoopResult",
     "LoopResultType",
+    "LoopSettings",
     "Plan",
     "TerminalManager",
     "WorkspaceManager",

@@ -59,7 +59,7 @@ def wait_graph(reader: Reader, workspace_id: UUID) -> dict[str, list[str]]:
         for task in task_rows.tasks_in(reader, frozenset(TaskState) - {TaskState.ACCEPTED, TaskState.REJECTED})
         if task.workspace_id == workspace_id
     ]
-    edges = {task.key: task_rows.unmet(reader, task) for task in unfinished}
+    edges = {task.key: list(task_rows.unmet(reader, task)) for task in unfinished}
     keys = {task.task_id: task.key for task in unfinished}
     for wait in wait_rows.all_open_waits(reader):
         if wait.kind is WaitKind.DEPENDENCY and wait.task_id in keys and wait.wake_key is not None:

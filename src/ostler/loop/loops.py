@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ostler.errors import InvalidOperationError, OstlerError
@@ -11,9 +11,9 @@ from ostler.loop.blockers import cycles, wait_graph
 from ostler.loop.parts import LoopParts
 from ostler.loop.rules import IterationRules
 from ostler.model.access import Permission
-from ostler.model.faults import fault
 from ostler.model.loop import CiResult, Iteration, LoopSettings, OnClose, PullRequest, PullRequestState, TaskLoop
 from ostler.model.task import FINISHED_STATES, MAX_COMMENT, Task, TaskState
+from ostler.model.validation import fault
 from ostler.model.wait import Wait
 from ostler.store import loops as rows
 from ostler.store import tasks as task_rows
@@ -31,16 +31,16 @@ class Loops:
         self, orchestrator: TaskOrchestrator, settings: LoopSettings | None = None, parts: LoopParts | None = None
     ) -> None:
         self.orchestrator = orchestrator
-        self.settings = settings or LoopSettings()
+        self.settings = LoopSettings.coerced(settings)
         self.parts = parts or LoopParts.of(orchestrator.tasks)
         self._store = orchestrator.manager.store
 
     def acting_as(self, orchestrator: TaskOrchestrator) -> Loops:
         return Loops(orchestrator, self.settings, self.parts)
 
-    def rules(self, task: Task, fields: Callable[[Task], dict[str, Any]] = lambda _: {}) -> IterationRules | None:
+    def rules(self, task: Task) -> IterationRules | None:
         """None for a task without a loop."""
-        return None if task.loop is None else IterationRules(self.parts, fields)
+        return None if task.loop is None else IterationRules(self.parts)
 
     def new_loop(self, **given: Any) -> TaskLoop:
         """The settings of the project, with those that are given over them."""

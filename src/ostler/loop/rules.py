@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -48,21 +48,16 @@ class IterationRules(AttemptRules):
 
     keeps_directory = True
 
-    def __init__(self, parts: LoopParts, fields: Callable[[Task], dict[str, Any]] = lambda _: {}) -> None:
-        """`fields` are those of the spawn request, such as the crew."""
+    def __init__(self, parts: LoopParts) -> None:
         super().__init__(parts.tasks)
         self.parts = parts
         self.builder = ContextBuilder(parts.tasks)
-        self._fields = fields
         self._iteration: Iteration | None = None
         self._file: SignalFile | None = None
         self._breakpoint: Breakpoint | None = None
         self._ended_by: str | None = None
         self._before = (0, 0.0)
         self._ci_is_told_later = False
-
-    def spawn_fields(self, task: Task) -> dict[str, Any]:
-        return self._fields(task)
 
     # --- before ----------------------------------------------------------------------------------
 

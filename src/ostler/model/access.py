@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.states import Tier
 from ostler.model.text import name_faults
 from ostler.model.types import Interval, Moment, from_micros
+from ostler.model.validation import Fault
 
 #: The workspace of a home of one's own; every store has it from the start.
 HOME_WORKSPACE_ID = UUID("00000000-0000-7000-8000-000000000001")

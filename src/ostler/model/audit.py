@@ -45,10 +45,10 @@ def chain_hash(
     workspace_id: UUID, number: int, occurred_at: datetime, words: tuple[str | int | None, ...], previous: str
 ) -> str:
     """SHA-256 of a JSON array: workspace, number, time in microseconds, the seven words, the previous hash."""
-    said = ",".join(
+    quoted_words = ",".join(
         [quoted(word) if isinstance(word, str) else "null" if word is None else str(word) for word in words]
     )
-    text = f'["{workspace_id.int:032x}",{number},{micros(occurred_at)},{said},"{previous}"]'
+    text = f'["{workspace_id.int:032x}",{number},{micros(occurred_at)},{quoted_words},"{previous}"]'
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ostler.model.faults import Fault, named, shown
 from ostler.model.text import unkeepable_faults
+from ostler.model.validation import Fault, named, shown
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
 
+#: Characters that some store cannot keep.
+_UNKEEPABLE = re.compile("[\0\ud800-\udfff]")
 _TOO_DEEP = f"must be nested at most {MAX_DEPTH} deep"
-_Path = tuple[str, ...]
 
 
 def context_faults(field: str, context: Any) -> Iterator[Fault]:
@@ -33,33 +36,51 @@ def json_faults(field: str, data: Any, limit: int = MAX_BYTES) -> Iterator[Fault
     """What keeps a mapping from being stored as JSON and read back the same; the first of each kind."""
     if not isinstance(data, Mapping):
         return
-    found: dict[str, Fault] = {}
-    too_large = _too_large(limit)
-    for count, (path, item) in enumerate(_walk((field,), dict(data))):
-        # Every value costs a byte or more. This bounds the walk over lists that share their parts, which are
-        # short in memory and endless as JSON.
+    if _is_plain(dict(data), limit):
+        yield from _size_faults(field, data, limit)
+        return
+    # Every value costs a byte or more. This bounds the walk over lists that share their parts, which are short in
+    # memory and endless as JSON.
+    walk = itertools.islice(_item_faults((field,), dict(data)), limit + 2)
+    first: dict[str, Fault] = {}
+    for count, fault in enumerate(walk):
+        if fault is not None:
+            first.setdefault(fault.bound, fault)
         if count > limit:
-            found.setdefault(too_large, Fault(field=field, bound=too_large))
-        for fault in _item_faults(path, item):
-            found.setdefault(fault.bound, fault)
-        if too_large in found or _TOO_DEEP in found:
+            first.setdefault(_too_large(limit), Fault(field=field, bound=_too_large(limit)))
+        if _TOO_DEEP in first:
             break
-    yield from found.values() if found else _size_faults(field, data, limit)
+    yield from first.values() if first else _size_faults(field, data, limit)
 
 
-def _walk(path: _Path, value: Any) -> Iterator[tuple[_Path, Any]]:
-    """Every value and its path; without recursion, because the caller chooses the depth."""
-    stack = [(path, value)]
-    while stack:
-        path, item = stack.pop()
-        yield path, item
-        if isinstance(item, dict):
-            stack.extend(((*path, named(key)), child) for key, child in item.items())
-        elif isinstance(item, (list, tuple)):
-            stack.extend(((*path, str(index)), child) for index, child in enumerate(item))
+def _is_plain(data: dict[Any, Any], limit: int) -> bool:
+    """A quick look that is enough for nearly all data: nothing can be wrong with it but its size."""
+    layer: list[Any] = [data]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in layer:
+            kind = type(item)
+            if kind is str:
+                if _UNKEEPABLE.search(item):
+                    return False
+            elif kind is list or kind is tuple:
+                below.extend(item)
+            elif kind is dict and all(type(key) is str for key in item):
+                below.extend(item)
+                below.extend(item.values())
+            elif not (item is None or kind is int or kind is bool or (kind is float and math.isfinite(item))):
+                return False
+            if len(below) > limit:
+                return False
+        if not below:
+            return True
+        layer = below
+    return False
 
 
-def _item_faults(path: _Path, item: Any) -> Iterator[Fault]:
+def _item_faults(path: tuple[str, ...], item: Any) -> Iterator[Fault | None]:
+    """The faults of a value and of those inside it; None for each value, so that the caller can count them."""
+    yield None
     field = ".".join(path)
     match item:
         case str():
@@ -69,19 +90,19 @@ def _item_faults(path: _Path, item: Any) -> Iterator[Fault]:
         case dict() | list() | tuple() if len(path) > MAX_DEPTH:
             yield Fault(field=path[0], bound=_TOO_DEEP)
         case dict():
-            yield from _key_faults(field, item)
-        case None | int() | float() | list() | tuple():
+            for key, child in item.items():
+                if isinstance(key, str):
+                    yield from unkeepable_faults(f"{field}.{named(key)}", key)
+                else:
+                    yield Fault(field=field, bound="must have only text as keys", value=shown(key))
+                yield from _item_faults((*path, named(key)), child)
+        case list() | tuple():
+            for index, child in enumerate(item):
+                yield from _item_faults((*path, str(index)), child)
+        case None | int() | float():
             pass
         case _:
             yield Fault(field=field, bound="must be a JSON value", value=shown(item))
-
-
-def _key_faults(field: str, item: dict[Any, Any]) -> Iterator[Fault]:
-    for key in item:
-        if isinstance(key, str):
-            yield from unkeepable_faults(f"{field}.{named(key)}", key)
-        else:
-            yield Fault(field=field, bound="must have only text as keys", value=shown(key))
 
 
 def _too_large(limit: int) -> str:

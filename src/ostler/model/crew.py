@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.task import Task
 from ostler.model.text import name_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault, shown
 
 #: How the reason of a crew begins that stopped by itself and needs a person.
 MANUAL = "manual intervention required"
@@ -73,9 +73,7 @@ class CrewSettings(CrewPolicy):
     tasks: str | None = None
 
     def selects(self, task: Task) -> bool:
-        """Whether it works on this task. A loop drives its own tasks."""
-        if task.loop is not None:
-            return False
+        """Whether it works on this task."""
         kind, _, name = (self.tasks or f"agent:{self.agent}").partition(":")
         match kind:
             case "tag":
@@ -94,7 +92,7 @@ class CrewSettings(CrewPolicy):
 
 @record
 class CrewRecord(Record):
-    """What is kept of a crew: whether it is up, and how many members were asked for by hand."""
+    """What is kept of a crew: whether it is up, and how many members a person has asked for."""
 
     workspace_id: UUID
     name: str

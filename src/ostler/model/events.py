@@ -72,7 +72,7 @@ class AgentStateChangedEvent(AgentEvent):
     previous_state: AgentState
     new_state: AgentState
     reason: str | None = None
-    #: Nothing follows but, perhaps, a restart by hand.
+    #: Nothing follows unless a person restarts it.
     is_final: bool = False
 
 
@@ -244,27 +244,12 @@ class CrewChangedEvent(CrewEvent):
     reason: str | None = None
 
 
+#: Every kind of event in this module by its name.
 EVENT_CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
         cls.event_type: cls
-        for cls in (
-            AgentSpawnedEvent,
-            AgentStateChangedEvent,
-            AgentHealthChangedEvent,
-            AgentErrorEvent,
-            AgentRestartingEvent,
-            AgentMetricsUpdatedEvent,
-            AgentProgressEvent,
-            AgentSignalEvent,
-            AgentWaitOpenedEvent,
-            AgentWaitEndedEvent,
-            AgentTerminatedEvent,
-            TaskStateChangedEvent,
-            TaskWaitOpenedEvent,
-            TaskWaitEndedEvent,
-            TaskIterationEvent,
-            CrewChangedEvent,
-        )
+        for cls in tuple(globals().values())
+        if isinstance(cls, type) and issubclass(cls, Event) and cls.event_type
     }
 )
 

@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.text import clipped, plain_text_faults, unkeepable_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault
 
 MAX_SUMMARY = 4000
 MAX_BLOCKERS = 20
@@ -56,17 +56,17 @@ class Breakpoint(Record):
     def read(cls, kind: str, values: Mapping[str, Any]) -> Breakpoint:
         """From what an agent wrote: unknown keys are ignored, one blocker may be plain text."""
         on = values.get("blocked_on") or ()
-        blockers = (on,) if isinstance(on, str) else tuple(str(one) for one in on)
-        known = {name: values.get(name) for name in ("task_id", "summary", "pr_url")}
-        text = {name: None if value is None else clipped(str(value), MAX_SUMMARY) for name, value in known.items()}
+        blockers = (on,) if isinstance(on, str) else tuple(str(blocker) for blocker in on)
+        texts = {name: values.get(name) for name in ("task_id", "summary", "pr_url")}
+        text = {name: None if value is None else clipped(str(value), MAX_SUMMARY) for name, value in texts.items()}
         return cls(type=BreakpointType(kind), blocked_on=blockers[:MAX_BLOCKERS], **text).checked()
 
     def rules(self) -> Iterator[Fault]:
         for name in ("task_id", "summary", "pr_url"):
             if (value := getattr(self, name)) is not None:
                 yield from unkeepable_faults(name, value)
-        for one in self.blocked_on:
-            yield from plain_text_faults("blocked_on", one, 1000)
+        for blocker in self.blocked_on:
+            yield from plain_text_faults("blocked_on", blocker, 1000)
 
 
 @record

@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Annotated
 from uuid import UUID
 
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.states import AgentState, HealthState
 from ostler.model.text import plain_text_faults, tag_faults
 from ostler.model.types import Interval
+from ostler.model.validation import Fault
 
 MAX_PAGE = 1000
 MAX_OFFSET = 1_000_000
@@ -31,6 +31,8 @@ class GetInstancesFilter(Record):
     #: `*` stands for any text, every other character for itself; case does not matter.
     name_pattern: str | None = None
     include_terminated: bool = False
+    #: Failed instances that wait for their restart are listed beside the active ones.
+    include_restarting: bool = False
     limit: Annotated[int, Interval(ge=1, le=MAX_PAGE)] = 100
     offset: Annotated[int, Interval(ge=0, le=MAX_OFFSET)] = 0
     #: The last id of the previous page: every page costs the same, unlike with `offset`.

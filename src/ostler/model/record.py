@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, ValidationResult, fault, faults_of
+from ostler.model.validation import Fault, ValidationResult, fault, faults_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -24,7 +24,7 @@ def record(cls: type[T]) -> type[T]:
 
 def adapter(cls: Any) -> TypeAdapter[Any]:
     """Pydantic's validator and serialiser of a type. The first call imports pydantic (60 ms)."""
-    return _new_adapter(cls)
+    return _new_adapter(cls)  # a type checker takes no class for hashable
 
 
 @cache
@@ -69,6 +69,11 @@ class Record:
         """The coerced copy, or `ValidationError` with every fault."""
         return _required(self.validate())
 
+    @classmethod
+    def coerced(cls, source: Any) -> Self:
+        """The checked copy of a record of this class or of a subclass; the defaults for None."""
+        return _required(_validated(cls, cls() if source is None else source))
+
     def to_json(self) -> str:
         return adapter(type(self)).dump_json(self).decode()
 
@@ -90,23 +95,23 @@ class Record:
 class PartialRecord(Record):
     """A record that remembers which fields were named when it was made, so that it can be laid over another one."""
 
-    __slots__ = ("given",)
-    given: frozenset[str]
+    __slots__ = ("fields_set",)
+    fields_set: frozenset[str]
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         self = object.__new__(cls)
-        object.__setattr__(self, "given", frozenset(named))
+        object.__setattr__(self, "fields_set", frozenset(named))
         return self
 
     def evolve(self, **changes: Any) -> Self:
         copy = dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
-        object.__setattr__(copy, "given", self.given | changes.keys())
+        object.__setattr__(copy, "fields_set", self.fields_set | changes.keys())
         return copy
 
     def over(self, base: Self) -> Self:
         """`base` with the fields that were named here; a partial record inside is laid over its counterpart."""
         changes: dict[str, Any] = {}
-        for name in self.given:
+        for name in self.fields_set:
             mine, theirs = getattr(self, name), getattr(base, name)
             both = isinstance(mine, PartialRecord) and isinstance(theirs, PartialRecord)
             changes[name] = mine.over(theirs) if both else mine
@@ -120,9 +125,9 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
         value = adapter(cls).validate_python(source)
     except PydanticError as error:
         faults = tuple(faults_of(cls, error.errors()))
-        return ValidationResult(faults=(*faults, *_further_faults(source, faults)))
-    _carry_given(source, value)
-    faults = tuple(_all_rules(value))
+        return ValidationResult(faults=(*faults, *_other_faults(source, faults)))
+    _carry_fields_set(source, value)
+    faults = tuple(_rule_faults(value))
     return ValidationResult(faults=faults, value=None if faults else value)
 
 
@@ -141,42 +146,40 @@ def _required(result: ValidationResult[T]) -> T:
     return result.value
 
 
-def _further_faults(source: Any, known: tuple[Fault, ...]) -> Iterator[Fault]:
-    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
-    wrong = tuple(one.field for one in known)
-    for value, prefix in _parts(source, "") if isinstance(source, Record) else ():
-        try:
-            broken = [one.under(prefix) if prefix else one for one in value.rules()]
-        except Exception:  # noqa: BLE001, S112 - a rule met a value of a wrong type, which is a fault already
-            continue
-        yield from (one for one in broken if not any(f"{one.field}.".startswith(f"{field}.") for field in wrong))
-
-
-def _all_rules(value: Record) -> Iterator[Fault]:
-    for part, prefix in _parts(value, ""):
-        for broken in part.rules():
-            yield broken.under(prefix) if prefix else broken
-
-
-def _parts(value: Any, prefix: str) -> Iterator[tuple[Record, str]]:
-    """The record and those inside it, each with its place."""
-    yield value, prefix
+def _rule_faults(value: Any, prefix: str = "", *, unchecked: bool = False) -> Iterator[Fault]:
+    """What the rules of a record and of those inside it say. An unchecked one may hold values of wrong types."""
+    try:
+        broken = tuple(value.rules())
+    except Exception:
+        if not unchecked:
+            raise
+        broken = ()  # a rule met a value of a wrong type, which is a fault already
+    yield from (each.under(prefix) if prefix else each for each in broken)
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if isinstance(inner, Record):
-            yield from _parts(inner, f"{prefix}.{field.name}" if prefix else field.name)
+            yield from _rule_faults(inner, f"{prefix}.{field.name}".lstrip("."), unchecked=unchecked)
 
 
-def _carry_given(source: Any, value: Any) -> None:
+def _other_faults(source: Any, faults: tuple[Fault, ...]) -> Iterator[Fault]:
+    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
+    for broken in _rule_faults(source, unchecked=True) if isinstance(source, Record) else ():
+        if not any(f"{broken.field}.".startswith(f"{fault.field}.") for fault in faults):
+            yield broken
+
+
+def _carry_fields_set(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
     if not isinstance(value, Record):
         return
-    names = [field.name for field in dataclasses.fields(value)]  # type: ignore[arg-type]  # every subclass is one
-    named = getattr(source, "given", None)
-    if isinstance(source, Mapping):
-        named = frozenset(name for name in names if value.spelled(name) in source)
-    if isinstance(value, PartialRecord) and named is not None:
-        object.__setattr__(value, "given", named)
-    for name in names:
-        inner = source.get(value.spelled(name)) if isinstance(source, Mapping) else getattr(source, name, None)
-        _carry_given(inner, getattr(value, name))
+    is_mapping = isinstance(source, Mapping)
+    names = set()
+    for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
+        key = value.spelled(field.name)
+        if is_mapping and key in source:
+            names.add(field.name)
+        inner = source.get(key) if is_mapping else getattr(source, field.name, None)
+        _carry_fields_set(inner, getattr(value, field.name))
+    fields_set = frozenset(names) if is_mapping else getattr(source, "fields_set", None)
+    if isinstance(value, PartialRecord) and fields_set is not None:
+        object.__setattr__(value, "fields_set", fields_set)

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.text import MAX_REASON, name_faults, plain_text_faults
 from ostler.model.types import MAX_COUNT, Duration, Interval, Moment
+from ostler.model.validation import Fault
 
 MAX_SEED = 2**63 - 1
 #: A scenario may hold the whole text of its file.

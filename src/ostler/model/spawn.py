@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from ostler.home import TOKEN_VARIABLE
 from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.context import ContextData, context_faults, json_faults
-from ostler.model.faults import Fault, named, shown
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
-from ostler.model.targets import command_target, http_target, tcp_target
 from ostler.model.text import MAX_NAME, MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
 from ostler.model.types import MAX_COUNT, Duration, Interval, Megabytes, Moment, Parsed
+from ostler.model.validation import Fault, named, shown
 
 NIL = UUID(int=0)
 MAX_TARGET = 2000
@@ -87,14 +89,85 @@ def parse_restart(value: Any) -> Any:
     word, _, number = value.strip().lower().partition(":")
     word = {"no": "none", "never": "none", "on-failure": "exponential"}.get(word, word)
     if word not in {*RestartPolicyType} or (number and not number.isdecimal()):
-        known = ", ".join(RestartPolicyType)
-        raise ValueError(f"must be a restart policy, or one of {known}, on-failure:N")
+        words = ", ".join(RestartPolicyType)
+        raise ValueError(f"must be a restart policy, or one of {words}, on-failure:N")
     policy = {"none": RestartPolicy.none, "immediate": RestartPolicy.immediate}.get(word, RestartPolicy)()
     return policy.evolve(
         type=RestartPolicyType(word), **({"max_retries": int(number)} if number and word != "none" else {})
     )
 
 
+# --- health checks -----------------------------------------------------------------------------------
+
+_SCHEMES = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpTarget:
+    host: str
+    port: int
+    tls: bool
+    #: Path and query, as they are sent.
+    path: str
+    #: The host as its header names it: in brackets where it needs them, with the port where it is unusual.
+    authority: str
+
+
+def http_target(text: str) -> HttpTarget:
+    """From a URL without credentials, of characters that may stand in a request line."""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be a URL of printable ASCII characters without spaces")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ValueError("must be a URL with a host and a port from 1 to 65535") from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError("must be a URL that begins with http:// or https:// and names a host")
+    if "@" in parts.netloc:
+        raise ValueError("must not contain a user name or password")
+    if port == 0:
+        raise ValueError("must be a URL with a host and a port from 1 to 65535")
+    usual = _SCHEMES[parts.scheme]
+    host = parts.hostname
+    in_brackets = f"[{host}]" if ":" in host else host
+    return HttpTarget(
+        host=host,
+        port=port or usual,
+        tls=parts.scheme == "https",
+        path=(parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
+        authority=in_brackets if port in {None, usual} else f"{in_brackets}:{port}",
+    )
+
+
+def tcp_target(text: str) -> tuple[str, int]:
+    """From host:port; the host in brackets where it holds colons itself."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("must put an IPv6 address into brackets, as in [::1]:80")
+    if not colon or not host or not host.isascii() or not host.isprintable() or set(host) & set(" []/@"):
+        raise ValueError("must be host:port")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+        raise ValueError("must end with a port from 1 to 65535")
+    return host, int(port)
+
+
+def command_target(text: str) -> tuple[str, ...]:
+    """From a command line, split as a shell splits it; no shell runs it."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"must be a command line that splits into words ({str(error).lower()})") from None
+    if not words or not words[0]:
+        raise ValueError("must name a program")
+    if any("\0" in word for word in words):
+        raise ValueError("must not contain NUL")
+    return words
+
+
+#: How the target of each kind of probe is read. A `ValueError` has the words that follow the name of the field.
 _TARGETS: Mapping[ProbeType, Callable[[str], object]] = MappingProxyType(
     {ProbeType.HTTP: http_target, ProbeType.TCP: tcp_target, ProbeType.COMMAND: command_target}
 )
@@ -132,6 +205,9 @@ class HealthCheckConfig(Record):
         if self.timeout > self.interval:
             bound = f"must be at most the interval ({shown(self.interval)})"
             yield Fault(field="timeout", bound=bound, value=shown(self.timeout))
+
+
+# --- spawn and terminate -----------------------------------------------------------------------------
 
 
 @record

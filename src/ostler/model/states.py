@@ -118,7 +118,7 @@ class AgentStateTransitions:
 
 
 def moves_between(before: AgentState, after: AgentState) -> tuple[AgentState, ...]:
-    """The moves of one commit. A restart by hand passes through failed; a row that fell behind catches up."""
+    """The moves of one commit. A restart on request passes through failed; a row that fell behind catches up."""
     if before is after:
         return ()
     if after is _A.INITIALIZING and before is not _A.FAILED:

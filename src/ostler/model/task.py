@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import UUID
 
-from ostler.model.faults import Fault, shown
 from ostler.model.loop import TaskLoop
 from ostler.model.record import Record, record
 from ostler.model.states import AgentPriority
 from ostler.model.text import name_faults, tag_faults, unkeepable_faults
 from ostler.model.types import Duration, Interval, Moment
+from ostler.model.validation import Fault, shown
 
 MAX_TASK = 100_000
 MAX_COMMENT = 20_000
@@ -77,7 +77,7 @@ class Task(Record):
     state: TaskState = TaskState.QUEUED
     #: What is to be done.
     task: str
-    #: The definition that works on it; without one it waits for somebody who claims it.
+    #: The definition that works on it; without one it waits until a program claims it.
     agent: str | None = None
     model: str | None = None
     priority: AgentPriority = AgentPriority.NORMAL
@@ -181,6 +181,17 @@ def _long_text_faults(field: str, text: str, most: int) -> Iterator[Fault]:
 
 
 @record
+class TaskWhy(Record):
+    """Why a task is where it is; see `Why` for instances."""
+
+    key: str
+    state: TaskState
+    verdict: str
+    evidence: tuple[str, ...] = ()
+    what_would_change_it: tuple[str, ...] = ()
+
+
+@record
 class TaskFilter(Record):
     state: TaskState | None = None
     agent: str | None = None
@@ -198,7 +209,9 @@ class TaskFilter(Record):
 @record
 class TaskStatistics(Record):
     by_state: Mapping[TaskState, int]
-    #: Accepted among those that were accepted or rejected; None before the first.
+    #: Queued ones that wait for a person.
+    parked: int = 0
+    #: Accepted among those that a person reviewed, by accepting or rejecting them; None before the first.
     success_rate: float | None = None
     #: From the first start to the completion.
     average_duration: Duration | None = None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ostler.model.faults import Fault, shown
+from ostler.model.validation import Fault, shown
 
 MAX_NAME = 200
 MAX_TAG = 50

@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault
 from ostler.model.record import Record, record
 from ostler.model.text import MAX_REASON, plain_text_faults
 from ostler.model.types import Moment
+from ostler.model.validation import Fault
 
 
 class WaitKind(StrEnum):

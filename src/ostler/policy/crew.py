@@ -46,16 +46,16 @@ def decide_end(
     """`errors` are those of the crew, this one among them; `in_a_row` counts those of this member."""
     if end.error is None:
         return _done(policy, end)
-    said = f"{end.member} erred on {end.task}: {_first_line(end.error)}"
+    sentence = f"{end.member} erred on {end.task}: {_first_line(end.error)}"
     if policy.on_error is CrewAction.SHUTDOWN:
-        return CrewDecision(ends=Ends.EVERYTHING, reason=f"{MANUAL}: {said}")
+        return CrewDecision(ends=Ends.EVERYTHING, reason=f"{MANUAL}: {sentence}")
     recent = [moment for moment in errors if now - moment <= policy.error_window]
     if len(recent) > policy.max_errors:
         window = duration_text(policy.error_window)
         many = f"{len(recent)} errors within {window}, more than {policy.max_errors}"
-        return CrewDecision(ends=Ends.CREW, reason=f"{MANUAL}: {many}; at last {said}")
+        return CrewDecision(ends=Ends.CREW, reason=f"{MANUAL}: {many}; at last {sentence}")
     if policy.on_error is CrewAction.STOP:
-        return CrewDecision(ends=Ends.MEMBER, reason=said)
+        return CrewDecision(ends=Ends.MEMBER, reason=sentence)
     return CrewDecision(delay=backoff_of(policy, in_a_row))
 
 

@@ -86,15 +86,15 @@ def plan(tier: Tier) -> Plan:
 
 def gate_refusals(tier: Tier, options: AgentSpawnOptions | None) -> tuple[Refusal, ...]:
     """All that these options ask for and the plan does not admit. No options means the defaults."""
-    asked = options or AgentSpawnOptions()
-    restart = asked.restart_policy.type if asked.restart_policy else RestartPolicyType.NONE
-    check = asked.health_check or HealthCheckConfig()
-    other = " or ".join(one for one in RestartPolicyType if one in PLANS[tier].restart and one != "none")
+    requested = options or AgentSpawnOptions()
+    restart = requested.restart_policy.type if requested.restart_policy else RestartPolicyType.NONE
+    check = requested.health_check or HealthCheckConfig()
+    other = " or ".join(policy for policy in RestartPolicyType if policy in PLANS[tier].restart and policy != "none")
     gates: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
-        (f"{asked.isolation_level} isolation", lambda plan: asked.isolation_level in plan.isolation, ""),
+        (f"{requested.isolation_level} isolation", lambda plan: requested.isolation_level in plan.isolation, ""),
         (f"the {restart} restart policy", lambda plan: restart in plan.restart, f"; or choose {other}"),
         (f"the {check.probe} health check", lambda plan: plan.custom_health_checks or not check.is_custom, ""),
-        (f"{asked.priority} priority", lambda plan: asked.priority in plan.priorities, ""),
+        (f"{requested.priority} priority", lambda plan: requested.priority in plan.priorities, ""),
     )
     return tuple(_gate_refusal(tier, what, admits, hint) for what, admits, hint in gates if not admits(PLANS[tier]))
 

@@ -43,7 +43,7 @@ class RestartFacts:
     restart_count: int
     #: Restarts in its whole life.
     lifetime_restarts: int
-    #: Its latest starts, in any order, those made by hand included.
+    #: Its latest starts, in any order, also those that a person asked for.
     recent_starts: tuple[datetime, ...] = ()
     #: The first failure since it was last healthy; None where this is the first.
     failing_since: datetime | None = None

@@ -50,6 +50,8 @@ class WhyFacts:
     held_because: str | None = None
     #: What could not be recovered, ended or written.
     trouble: str | None = None
+    #: How it ended, where that could not be written yet; `trouble` says why not.
+    unrecorded_end: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +62,11 @@ class _Answer:
 
 
 def explain(facts: WhyFacts) -> Why:
-    answer = _STATES[facts.instance.state](facts)
+    answer = _unrecorded(facts) if facts.unrecorded_end else _STATES[facts.instance.state](facts)
     evidence = [*answer.evidence, *_membership(facts.instance)]
     changes = [*answer.changes]
     verdict = answer.verdict
-    if facts.instance.is_active:
+    if facts.instance.is_active and not facts.unrecorded_end:
         verdict = _troubled(facts, verdict)
         evidence += _trouble(facts)
         changes += _cures(facts)
@@ -79,6 +81,14 @@ def explain(facts: WhyFacts) -> Why:
 
 
 # --- the states --------------------------------------------------------------------------------------
+
+
+def _unrecorded(facts: WhyFacts) -> _Answer:
+    return _Answer(
+        verdict="it has ended, but that could not be recorded yet",
+        evidence=tuple(f"how it ended: {text}" for text in _quoted(facts.unrecorded_end)),
+        changes=("it is recorded as soon as the store can write; free some space where the disk is full",),
+    )
 
 
 def _initializing(facts: WhyFacts) -> _Answer:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ostler.agents.base import Agent
 from ostler.agents.failures import error_text
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.states import IsolationLevel
+from ostler.model.validation import Fault, fault, shown
 
 if TYPE_CHECKING:
     from ostler.simulation.view import AgentView

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.simulation.history import PlayedTurn
 
 FORMS = ("csv", "jsonl")

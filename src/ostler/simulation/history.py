@@ -11,8 +11,8 @@ import pydantic
 from pydantic_core import from_json
 
 from ostler.errors import HistoryBrokenError, InvalidOperationError
-from ostler.model.faults import fault
 from ostler.model.simulation import SimulationRun, SimulationTurn, SimulationWhole
+from ostler.model.validation import fault
 from ostler.simulation.brains import Brains
 from ostler.simulation.record import core_digest, restore, whole_seal
 from ostler.simulation.state import SimulationState

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.text import MAX_NAME
 from ostler.model.types import MAX_COUNT
+from ostler.model.validation import Fault, fault, shown
 from ostler.simulation.brains import brain_faults
 from ostler.simulation.state import SimulationState, label_faults, term_faults
 from ostler.telemetry.log import text

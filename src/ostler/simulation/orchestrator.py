@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 
 from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.faults import fault, shown
 from ostler.model.simulation import OnIdle, SimulationSettings
+from ostler.model.validation import fault, shown
 from ostler.simulation.asking import Asking, Failed, discard, run_all
 from ostler.simulation.brains import Brains, Call, Managed, call_of, is_async
 from ostler.simulation.lifecycle import AddResult, LifecycleManager, LifecycleValidator

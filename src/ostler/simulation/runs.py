@@ -16,8 +16,8 @@ from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError, SimulationError, SimulationNotFoundError, ValidationError
 from ostler.ids import Uuid7Source
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.faults import Fault, fault
 from ostler.model.simulation import RunState, SimulationRun, SimulationSettings
+from ostler.model.validation import Fault, fault
 from ostler.simulation.asking import Failed
 from ostler.simulation.brains import Managed
 from ostler.simulation.history import Kept, find_run, kept_at, require_turn

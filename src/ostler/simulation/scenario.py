@@ -11,9 +11,9 @@ from pydantic_core import from_json
 
 from ostler.errors import ValidationError
 from ostler.model.context import MAX_BYTES, json_faults
-from ostler.model.faults import Fault, shown
 from ostler.model.simulation import MAX_SCENARIO_BYTES, SimulationSettings
 from ostler.model.types import MAX_COUNT
+from ostler.model.validation import Fault, shown
 from ostler.simulation.brains import Brains
 from ostler.simulation.schema import StateForm, write_json
 from ostler.simulation.state import label_faults

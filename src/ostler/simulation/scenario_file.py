@@ -24,11 +24,11 @@ from ostler.errors import (
 )
 from ostler.isolation.process.sources import source_of
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault, shown
 from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
 from ostler.model.states import IsolationLevel
 from ostler.model.types import MAX_COUNT, Interval
+from ostler.model.validation import Fault, shown
 from ostler.simulation.brains import Brains, ManagedKind
 from ostler.simulation.scenario import AgentGroup, Scenario
 from ostler.simulation.scenario_code import CodeError, CodeLoader

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 
 from ostler.agents.failures import error_text
 from ostler.model.context import json_faults
-from ostler.model.faults import Fault, fault, shown
+from ostler.model.validation import Fault, fault, shown
 
 #: The largest state that an agent may join with, and the largest decision.
 MAX_VALUE_BYTES = 1024 * 1024

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ostler.errors import AgentNotFoundError, InvalidOperationError, ValidationError
-from ostler.model.faults import Fault, shown
 from ostler.model.text import name_faults
 from ostler.model.types import MAX_COUNT
+from ostler.model.validation import Fault, shown
 from ostler.simulation.names import NameIndex
 from ostler.simulation.schema import StateForm
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostler.errors import ValidationError
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.simulation import OnFailure, SimulationSettings
+from ostler.model.validation import Fault, fault, shown
 from ostler.simulation.asking import Failed
 from ostler.simulation.brains import Brains
 from ostler.simulation.lifecycle import AddResult, LifecycleManager, tell

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from ostler.errors import CursorGoneError, DamagedRowError
 from ostler.model.events import EVENT_CLASSES, AgentStateChangedEvent, Event
-from ostler.model.faults import fault
 from ostler.model.record import adapter
 from ostler.model.states import AgentState
 from ostler.model.types import from_micros
+from ostler.model.validation import fault
 from ostler.store.transaction import PAGE, Reader, page
 
 

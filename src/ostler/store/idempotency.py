@@ -8,7 +8,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from ostler.errors import IdempotencyConflictError
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store.transaction import Transaction
 
 MAX_KEY = 200

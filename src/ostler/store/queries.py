@@ -21,6 +21,10 @@ _SELECT = "SELECT " + ", ".join(f"i.{column}" for column in INSTANCES.columns)
 #: Digits that tell ids of one millisecond apart; the short form of an id is a prefix or a suffix of this length.
 MIN_SHORT_ID = 4
 _MOST_FOUND = 10
+_RESTARTING = (
+    "SELECT instance_id FROM waits WHERE workspace_id = :workspace_id AND ended_at IS NULL "
+    "AND instance_id IS NOT NULL AND kind = 'backoff'"
+)
 
 
 def like_pattern(pattern: str) -> str:
@@ -39,10 +43,9 @@ def list_instances(reader: Reader, wanted: GetInstancesFilter, workspace_id: UUI
         source = "agent_instance_tags AS t JOIN agent_instances AS i ON i.id = t.instance_id"
         where = ["t.workspace_id = :workspace_id", "t.tag = :tag"]
         order, values["tag"] = "t.instance_id", wanted.tag.lower()
-        if active:
-            where.append("t.active = 1")
-    elif active:
-        where.append("i.active = 1")
+    if active:
+        flag = "t.active = 1" if wanted.tag is not None else "i.active = 1"
+        where.append(f"({flag} OR {order} IN ({_RESTARTING}))" if wanted.include_restarting else flag)
     for position, group in enumerate(clauses):
         leads = position == 0 and wanted.tag is None
         where += [reader.lead(clause, first=leads) for clause in group]

@@ -20,7 +20,7 @@ from ostler.errors import MissingExtraError, NotFoundError, StaleWriterError, St
 from ostler.failpoints import FaultPoint, Seams
 from ostler.home import DATABASE_FILE
 from ostler.model.attempt import Lease
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import leases
 from ostler.store.connection import Connection, require_current
 from ostler.store.sqlite import SqliteConnection

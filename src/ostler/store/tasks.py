@@ -10,10 +10,10 @@ from uuid import UUID
 from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
-from ostler.model.faults import fault
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
+from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
@@ -105,16 +105,16 @@ def claimable_tasks(
     return found
 
 
-def unmet(reader: Reader, task: Task) -> list[str]:
-    """The keys that it depends on and that are not accepted."""
-    missing = []
+def unmet(reader: Reader, task: Task) -> dict[str, TaskState]:
+    """The keys that it depends on and that are not accepted, with their states."""
+    missing = {}
     for key in task.depends_on:
         row = reader.fetch_one(
             "SELECT state FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=key
         )
         # One that was purged had been accepted: a task that an unfinished one needs is not purged while it is rejected.
         if row is not None and row[0] != TaskState.ACCEPTED:
-            missing.append(key)
+            missing[key] = TaskState(row[0])
     return missing
 
 
@@ -138,7 +138,9 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     ):
         counts[TaskState(state)] = count
         cost += float(spent or 0.0)
-    ended = counts[TaskState.ACCEPTED] + counts[TaskState.REJECTED]
+    turned_down = _count(reader, workspace_id, "state = 'rejected' AND completed_at IS NOT NULL")
+    waiting = "SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL AND waits.kind = 'human'"
+    reviewed = counts[TaskState.ACCEPTED] + turned_down
     average = reader.fetch_one(
         "SELECT avg(completed_at - started_at) FROM tasks WHERE workspace_id = :space AND completed_at IS NOT NULL",
         space=workspace_id,
@@ -146,10 +148,18 @@ def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
     lasted = None if average is None or average[0] is None else timedelta(microseconds=int(average[0]))
     return TaskStatistics(
         by_state=counts,
-        success_rate=counts[TaskState.ACCEPTED] / ended if ended else None,
+        parked=_count(reader, workspace_id, f"state = 'queued' AND EXISTS ({waiting})"),
+        success_rate=counts[TaskState.ACCEPTED] / reviewed if reviewed else None,
         average_duration=lasted,
         cost_usd=cost,
     )
+
+
+def _count(reader: Reader, workspace_id: UUID, condition: str) -> int:
+    row = reader.fetch_one(
+        f"SELECT count(*) FROM tasks WHERE workspace_id = :space AND {condition}", space=workspace_id
+    )
+    return 0 if row is None else int(row[0])
 
 
 # --- changing ----------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from ostler.ids import IdSource
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.audit import chain_hash
 from ostler.model.events import Event
-from ostler.model.faults import fault
 from ostler.model.text import clean_text, clipped
+from ostler.model.validation import fault
 from ostler.store.connection import Connection, Head
 
 #: Refusals that the audit keeps. A busy agent or a full disk is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -51,6 +52,14 @@ def all_open_waits(reader: Reader) -> list[Wait]:
     while more := open_waits(reader, after=found[-1].wait_id if found else None):
         found += more
     return found
+
+
+def waits_since(reader: Reader, instance_id: UUID, moment: datetime) -> list[Wait]:
+    """Of an instance: those that are open, and those that ended after this moment."""
+    rows = reader.fetch(
+        f"{WAITS.select} WHERE instance_id = :id AND ended_at > :moment ORDER BY id", id=instance_id, moment=moment
+    )
+    return [*WAITS.read(rows), *open_waits(reader, instance_id=instance_id)]
 
 
 def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYSTEM) -> Wait:

@@ -238,7 +238,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     if manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
         options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
     given = manifest.defaults.resource_limits if manifest.defaults is not None else None
-    if task.timeout is not None or given is None or "execution_timeout" not in given.given:
+    if task.timeout is not None or given is None or "execution_timeout" not in given.fields_set:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from ostler.errors import InvalidOperationError, OstlerError, VersionConflictError
 from ostler.model.access import OWNER, Permission
-from ostler.model.faults import fault
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import FINISHED_STATES, Task, TaskState
+from ostler.model.validation import fault
 from ostler.store import tasks as rows
 from ostler.tasks import attempt, retire
 from ostler.tasks.shared import BY, exists, near_of, workdir_of

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
 from ostler.agents.commandspec import KIB, CommandSpec, ExitMeaning, PromptBy
-from ostler.errors import AgentInitializationError
+from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.model.access import Actor
 from ostler.model.attempt import AttemptOutcome, RequestState
@@ -27,6 +28,7 @@ from ostler.store.transaction import Transaction
 from ostler.tasks.shared import BY, MAX_LOST, Tasks, find_instance
 from ostler.workdirs.records import Snapshot, Workdir
 
+_log = logging.getLogger("ostler.tasks")
 PROOF = "proof"
 _SHOWN = 8_000
 #: In JSON, where a byte may need six, an answer of this size can still be kept.
@@ -98,8 +100,12 @@ async def _run_checks(
 
 async def discard_proof(tasks: Tasks, task: Task, label: str = "check") -> None:
     """Remove the checkout of the present attempt; nothing runs in it any more."""
-    if tasks.home.joinpath(PROOF).is_dir():
+    if not tasks.home.joinpath(PROOF).is_dir():
+        return
+    try:
         await tasks.workdirs.remove(_place_of(tasks, task, label))
+    except InvalidOperationError as error:  # what a check left there says nothing about the work
+        _log.warning("the checkout of a check of %s: %s", task.key, error)
 
 
 def _place_of(tasks: Tasks, task: Task, label: str) -> Path:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 
 from ostler.errors import OstlerError, StoreError
+from ostler.home import SETTINGS_FILE
 from ostler.model.events import Event, TaskEvent
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
@@ -16,7 +17,7 @@ from ostler.store import tasks as rows
 from ostler.store import waits as wait_rows
 from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.shared import BY
+from ostler.tasks.shared import BY, Taker
 
 _log = logging.getLogger("ostler.tasks")
 #: Looked at again without being told: clocks jump, and other programs may write to a shared store.
@@ -47,7 +48,8 @@ class TaskQueue:
         self._tasks = orchestrator.tasks
         self._wanted = wanted
         self._wake = asyncio.Event()
-        self._running: set[asyncio.Task[None]] = set()
+        #: Attempts that are under way, with the keys of their tasks.
+        self._running: dict[asyncio.Task[None], str] = {}
         self._loop: list[asyncio.Task[None]] = []
         self.draining = False
 
@@ -56,17 +58,19 @@ class TaskQueue:
         recovered = await self._orchestrator.recover_agents()
         for task in filter(self._wanted, recovered):
             self.work_on(task)
-        make = asyncio.get_running_loop().create_task
+        self._tasks.takers.append(self._taker)
+        background = {"the queue": self._run, "its events": self._listen, "retention": self._orchestrator.gc_loop}
         self._loop = [
-            make(self._run(), name="ostler-queue"),
-            make(self._listen(), name="ostler-queue-wake"),
-            make(self._orchestrator.gc_loop(), name="ostler-queue-gc"),
+            asyncio.get_running_loop().create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
+            for name, work in background.items()
         ]
         return [task for task in recovered if not self._wanted(task)]
 
     async def close(self) -> None:
         """No new work. Attempts whose agents have ended write that; others are left to the next program."""
         self.draining = True
+        with contextlib.suppress(ValueError):  # it was never opened
+            self._tasks.takers.remove(self._taker)
         for task in self._loop:
             task.cancel()
         if self._running:
@@ -104,9 +108,24 @@ class TaskQueue:
             await self._wake.wait()
             timer.cancel()
 
-    async def _begin_some(self) -> None:
+    @property
+    def _places(self) -> int:
         places = self._tasks.settings.at_once
-        free = ((os.cpu_count() or 1) if places is None else places) - len(self._running)
+        return (os.cpu_count() or 1) if places is None else places
+
+    def _taker(self, task: Task) -> Taker | None:
+        if task.agent is None or not self._wanted(task):
+            return None
+        return Taker(
+            name="the queue",
+            is_up=not self.draining,
+            places=self._places,
+            at_work=tuple(self._running.values()),
+            cure=f"a number above 0 as `at-once` below [tasks] of {SETTINGS_FILE}",
+        )
+
+    async def _begin_some(self) -> None:
+        free = self._places - len(self._running)
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
@@ -121,11 +140,11 @@ class TaskQueue:
     def work_on(self, task: Task) -> None:
         """An attempt that is claimed: a new one, or one that an earlier program left."""
         running = asyncio.get_running_loop().create_task(self._work(task), name=f"ostler-work-{task.key}")
-        self._running.add(running)
+        self._running[running] = task.key
         running.add_done_callback(self._done)
 
     def _done(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
+        self._running.pop(running, None)
         self._wake.set()
 
     async def _work(self, task: Task) -> None:
@@ -139,6 +158,10 @@ class TaskQueue:
             except OstlerError as error:
                 _log.warning("%s: %s", task.key, error)
                 return
+            except Exception:  # noqa: BLE001 - a fault of ours leaves no task running that nothing works on
+                _log.exception("the work on %s failed; it is taken up again", task.key)
+                await self._tasks.clock.sleep(LOOK_SECONDS)
+                task = await self._tasks.reload(task)
             else:
                 if done.state is not TaskState.RUNNING:
                     _log.info("%s is %s", done.key, done.state)

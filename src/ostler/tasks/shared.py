@@ -8,11 +8,11 @@ import logging
 import os
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.observe import Observation
 from ostler.model.access import Actor
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import TaskStateChangedEvent
@@ -29,12 +29,30 @@ from ostler.workdirs.workdirs import Workdirs
 
 _log = logging.getLogger("ostler.tasks")
 _HOOK_SECONDS = 30.0
+#: Before background work that failed is begun again.
+_RESTART_SECONDS = 5.0
 #: How a start ends whose manager ended first; one that was begun has a handle.
 _CUT_OFF = frozenset({AttemptOutcome.STOPPED, AttemptOutcome.LOST})
 #: How often in a row the same work may be lost with the machine before a person has to look.
 MAX_LOST = 3
 #: Who moves tasks on when no person does.
 BY = Actor(name="tasks")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taker:
+    """What takes queued tasks up, the queue or a crew, as `why` tells of it."""
+
+    name: str
+    is_up: bool = True
+    #: How many tasks it works on at the same time.
+    places: int
+    #: The keys of those that it works on.
+    at_work: tuple[str, ...] = ()
+    #: Why it cannot begin anything at present.
+    trouble: str | None = None
+    #: What brings it up or gives it places.
+    cure: str
 
 
 class Tasks:
@@ -51,6 +69,10 @@ class Tasks:
         self.active: dict[str, Workdir] = {}
         #: Attempts that are under way in this program, by key.
         self.running: dict[str, asyncio.Task[Any]] = {}
+        #: Each says whether it takes a task up: the queue and the crews of this program, while they work.
+        self.takers: list[Callable[[Task], Taker | None]] = []
+        #: What failed among the work that runs as long as the program, by name; see `keep_running`.
+        self.failed_background: dict[str, str] = {}
         self.is_closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self.hooks = Hooks(self)
@@ -66,12 +88,31 @@ class Tasks:
         found = await self.store.read(rows.get_task, task.task_id)
         return task if found is None else found
 
+    def takers_of(self, task: Task) -> tuple[Taker, ...]:
+        return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
+
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Held until it has ended: the loop itself holds tasks only weakly."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    async def keep_running(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Work that lasts as long as the program. Where it fails or returns, that is logged and shown by
+        `ostler status`, and it is begun again a little later.
+        """
+        while True:
+            try:
+                await work()
+                error = "it returned"
+                _log.error("%s returned; it is begun again", name)
+            except Exception as exception:  # noqa: BLE001 - a fault of ours must not stop the queue for ever
+                error = repr(exception)
+                _log.exception("%s failed; it is begun again", name)
+            when = self.manager.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            self.failed_background[name] = f"failed at {when} and was begun again: {error}"
+            await self.clock.sleep(_RESTART_SECONDS)
 
     async def close(self) -> None:
         """What is under way is left as it stands; the next program takes it up."""
@@ -95,11 +136,11 @@ class Hooks:
         self._hooks.append(hook)
         if not self._is_watching:
             self._is_watching = True
-            self._tasks.spawn(self._watch(self._tasks.manager.observe()), "ostler-task-hooks")
+            self._tasks.spawn(self._tasks.keep_running("the hooks of tasks", self._watch), "ostler-task-hooks")
         return lambda: self._hooks.remove(hook)
 
-    async def _watch(self, events: Observation) -> None:
-        async for event in events:
+    async def _watch(self) -> None:
+        async for event in self._tasks.manager.observe():
             if isinstance(event, TaskStateChangedEvent):
                 for hook in tuple(self._hooks):
                     await self._call(hook, event)

@@ -20,21 +20,23 @@ from ostler.errors import (
     TaskNotFoundError,
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import Permission
+from ostler.model.access import OWNER, Permission
 from ostler.model.events import TaskStateChangedEvent
-from ostler.model.faults import fault
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
-from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics
+from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
+from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as rows
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
+from ostler.tasks.proof import CheckStoppedError, checks_of, discard_proof, prove
 from ostler.tasks.retry import new_wait
 from ostler.tasks.shared import Tasks, exists, workdir_of
-from ostler.workdirs.records import Accepted, Snapshot, Workdir
+from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
+from ostler.workdirs.records import Accepted, Snapshot, Undone, Workdir
 
 _P = Permission
 _NO = frozenset({"no", "n"})
@@ -42,6 +44,8 @@ _NO = frozenset({"no", "n"})
 _END_LIMIT = timedelta(minutes=1)
 #: Fields of a new task that are not of its request: a repeated request has others.
 _MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
+#: Characters of the output of a failed check in a refusal.
+_SHOWN_OUTPUT = 1000
 
 
 class TaskVerbs:
@@ -51,7 +55,7 @@ class TaskVerbs:
         self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), settings or TaskSettings())
+        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
@@ -79,7 +83,29 @@ class TaskVerbs:
 
     async def unmet(self, task: Task) -> list[str]:
         """The keys that it still waits for."""
-        return await self.manager.store.read(rows.unmet, task)
+        return list(await self.manager.store.read(rows.unmet, task))
+
+    async def why(self, key: str) -> TaskWhy:
+        """Why it is where it is, and what would change that."""
+        await self.manager.require(_P.TASKS_READ)
+        return await explain_task(self.tasks, self._space, key)
+
+    async def next_step(self, task: Task) -> str:
+        """What it waits for, or what a person can do with it, in a few words."""
+        store = self.manager.store
+        facts = TaskFacts(
+            task=task,
+            now=self.manager.now(),
+            waits=tuple(await store.read(rows.task_waits, task.task_id)),
+            unmet=await store.read(rows.unmet, task),
+            takers=self.tasks.takers_of(task),
+        )
+        return next_step(facts)
+
+    def untaken(self, task: Task) -> str | None:
+        """Why nothing will take a queued task up, in a sentence; None where something will."""
+        answer = untaken(task, self.tasks.takers_of(task))
+        return None if answer is None or task.is_held else "; ".join((answer.verdict, *answer.changes))
 
     async def statistics(self) -> TaskStatistics:
         await self.manager.require(_P.TASKS_READ)
@@ -335,12 +361,18 @@ class TaskVerbs:
         await self.tasks.workdirs.bring_target(workdir)
         return (
             f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
-            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}: "
-            "merge it, resolve that, and commit."
+            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}. Run `git merge "
+            f"{workdir.target}`, edit these files until no <<<<<<< is left, then `git add -A` and `git commit`."
         )
 
-    async def accept(self, key: str, *, paths: Sequence[str] = ()) -> Task:
-        """Merge its work into its target, whole or by file. Accepting twice is safe."""
+    async def accept(
+        self, key: str, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
+    ) -> Task:
+        """Merge its work into its target, whole or by file; what is left of it can be accepted later. Twice is safe.
+
+        Refused with `CheckoutBlockedError` where changes of the user stand in the way, unless `branch_only`: then the
+        branch moves, and the checkout is left as it is.
+        """
         await self.manager.require(_P.TASKS_REVIEW)
         task = await self._load(key)
         if task.state is TaskState.ACCEPTED:
@@ -348,17 +380,56 @@ class TaskVerbs:
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
         workdir, snapshot = await self._submitted(task)
-        accepted = None
-        if workdir.repository is None and paths:
-            raise InvalidOperationError(f"{task.key} has no repository, so it is accepted whole; leave the paths out")
-        if workdir.repository is not None:
-            message = f"{task.title}\n\n{task.summary or ''}".strip() + f"\n\nOstler-Task: {task.key}\n"
-            author = f"{self.manager.actor.name} <{self.manager.actor.name}@localhost>"
-            done = await self.tasks.workdirs.accept(
-                workdir, snapshot, paths=tuple(paths) or None, message=message, author=author
+        if workdir.repository is None:
+            if paths:
+                raise InvalidOperationError(
+                    f"{task.key} has no repository, so it is accepted whole; leave the paths out"
+                )
+            return await self._change(task, {"accepted": None}, to=TaskState.ACCEPTED, act="task.accept")
+        chosen = tuple(paths) or None
+        accepted = await self.tasks.workdirs.accept(
+            workdir,
+            snapshot,
+            paths=chosen,
+            message=self._commit_message(task, message),
+            tree=await self._checked_tree(task, workdir, snapshot, chosen),
+            branch_only=branch_only,
+        )
+        if task.accepted is not None:
+            same = task.accepted["commit"] == accepted.commit
+            accepted = accepted.evolve(earlier=task.accepted.get("earlier") if same else task.accepted)
+        to = TaskState.COMPLETED if accepted.left else TaskState.ACCEPTED
+        return await self._change(task, {"accepted": accepted.to_dict()}, to=to, act="task.accept")
+
+    def _commit_message(self, task: Task, message: str | None) -> str:
+        text = message or f"{task.title}\n\n{task.summary or ''}"
+        trailers = {"Ostler-Task": task.key, "Ostler-Agent": task.agent}
+        if self.manager.actor.name != OWNER.name:
+            trailers["Ostler-Accepted-By"] = self.manager.actor.name
+        lines = [f"{name}: {value}" for name, value in trailers.items() if value]
+        return "\n".join([text.strip(), "", *lines, ""])
+
+    async def _checked_tree(
+        self, task: Task, workdir: Workdir, snapshot: Snapshot, paths: tuple[str, ...] | None
+    ) -> str | None:
+        """Run the checks on the target with these files alone, for no check has seen that; its tree."""
+        if paths is None or not checks_of(self.tasks, task):
+            return None
+        preview = await self.tasks.workdirs.preview(workdir, snapshot, paths)
+        label = f"accept-{self.manager.new_id().hex[-12:]}"
+        try:
+            receipts = await prove(self.tasks, task, workdir, preview, label=label)
+        except CheckStoppedError as error:
+            await discard_proof(self.tasks, task, label)
+            raise InvalidOperationError(f"{error}, so nothing was accepted; try again") from error
+        failed = next((receipt for receipt in receipts if not receipt.passed), None)
+        if failed is not None:
+            how = "did not end in its time" if failed.exit_code is None else f"ended with code {failed.exit_code}"
+            raise InvalidOperationError(
+                f"with these files alone the check `{failed.command}` of {task.key} {how}; accept more files, or all. "
+                f"Nothing was changed. It said: {failed.output[-_SHOWN_OUTPUT:].strip()}"
             )
-            accepted = done.to_dict()
-        return await self._change(task, {"accepted": accepted}, to=TaskState.ACCEPTED, act="task.accept")
+        return preview.tree
 
     async def reject(self, key: str, *, reason: str) -> Task:
         """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
@@ -366,16 +437,26 @@ class TaskVerbs:
         return await self._reject(key, reason, act="task.reject")
 
     async def undo(self, key: str) -> Task:
-        """Take an accepted task back out of its target; it is completed again."""
+        """Take an accepted task back out of its target, all parts of it; it is completed again."""
+        return (await self.take_back(key))[0]
+
+    async def take_back(self, key: str) -> tuple[Task, list[Undone]]:
+        """As `undo`, with what it did: what it could not take out of a checkout is named there."""
         await self.manager.require(_P.TASKS_REVIEW)
         task = await self._load(key)
         if task.state is TaskState.COMPLETED and task.accepted is None:
-            return task
-        if task.state is not TaskState.ACCEPTED:
+            return task, []
+        if task.state not in {TaskState.ACCEPTED, TaskState.COMPLETED}:
             raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted task can be undone")
-        if task.accepted is not None:
-            await self.tasks.workdirs.undo(Accepted.from_dict(task.accepted))
-        return await self._change(task, {"accepted": None}, to=TaskState.COMPLETED, act="task.undo")
+        undone: list[Undone] = []
+        while task.accepted is not None:
+            accepted = Accepted.from_dict(task.accepted)
+            undone.append(await self.tasks.workdirs.undo(accepted))
+            # One part at a time: where an earlier one cannot be undone, the record names what is still merged.
+            task = await self._change(task, {"accepted": accepted.earlier}, to=TaskState.COMPLETED, act="task.undo")
+        if task.state is TaskState.ACCEPTED:
+            task = await self._change(task, to=TaskState.COMPLETED, act="task.undo")
+        return task, undone
 
     async def retire(self, key: str) -> Task:
         """Put its workdir into the vault, whole."""

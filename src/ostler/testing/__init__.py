@@ -1,6 +1,4 @@
-"""What tests of users need: a scripted model, a clock driven by hand, a PostgreSQL server, the suite of the isolation
-contract.
-"""
+"""What tests of users need: a scripted model, clocks that tests drive, a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -59,6 +59,9 @@ class Packed:
     items: list[Item] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     signs: Signs = field(default_factory=dict)
+    size: int = 0
+    #: Bytes that the files take on the disk, which is less than their size where they have holes.
+    allocated: int = 0
 
 
 # --- write -------------------------------------------------------------------------------------------
@@ -111,6 +114,13 @@ def _add(archive: tarfile.TarFile, done: Packed, found: Found) -> None:
         kind = "file"
         with open_file(found.parent, found.name) as descriptor:
             size = info.size = os.fstat(descriptor).st_size
+            done.size += size
+            if done.size > MAX_BYTES:
+                raise InvalidOperationError(
+                    f"with {path_text(found.path)} there are more than {MAX_BYTES >> 30} GiB to keep; "
+                    "remove what is not needed, then retire it again"
+                )
+            done.allocated += min(size, os.fstat(descriptor).st_blocks * 512)
             reader = _Hashing(descriptor, size)
             archive.addfile(info, reader)
         content = reader.digest.hexdigest()
@@ -291,7 +301,11 @@ def _write(parent: int, name: bytes, kind: str, info: tarfile.TarInfo, parts: It
         descriptor = create(parent, name)
         try:
             for part in parts:
-                write_all(descriptor, part)
+                if part.count(0) == len(part):
+                    os.lseek(descriptor, len(part), os.SEEK_CUR)
+                else:
+                    write_all(descriptor, part)
+            os.ftruncate(descriptor, info.size)
             os.fchmod(descriptor, info.mode & _MODE)
             os.utime(descriptor, ns=(moment, moment))
         finally:

@@ -10,14 +10,24 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ostler.errors import GitError, InvalidOperationError, OstlerError
-from ostler.workdirs.files import NOTHING_THERE, copy, opened, parent_of, read_small, status
-from ostler.workdirs.git import Git, object_id, path_text
+from ostler.model.text import clipped
+from ostler.workdirs.files import (
+    NOTHING_THERE,
+    TooLargeError,
+    copy,
+    opened,
+    parent_of,
+    read_small,
+    special_files,
+    status,
+)
+from ostler.workdirs.git import ASLEEP_SECONDS, Git, GitAsleepError, object_id, path_bytes, path_text
 from ostler.workdirs.mirror import Author, Mirror
 from ostler.workdirs.records import SIGNAL_FILE, FileChange, Snapshot, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository
@@ -36,6 +46,11 @@ _LINK_TO_REPOSITORY = b"160000"
 _RESERVED = re.compile(rb"(?:^|[/\\])(?:\.git|git~1)[ .]*(?:[/\\:]|$)", re.IGNORECASE)
 _REF = re.compile(r"ref: (refs/[\w./-]{1,200})")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+#: An address that names a helper program, such as ext::sh.
+_PROGRAM_URL = re.compile(r"\s*[\w+.-]+::")
+#: Files that git reads in every directory of a work tree.
+_OPENED_BY_GIT = frozenset({b".gitignore", b".gitattributes"})
+_CONFLICT_MARK = b"<<<<<<< "
 
 
 def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> Snapshot:
@@ -50,11 +65,14 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
     capture = Capture(mirror, place, mirror.own(workdir.key), worktree)
     head = capture.head(base) if worktree else None
     tree = capture.tree(base)
+    merged = _resolved_merge(mirror, workdir, tree, head or base) if worktree else None
     number, last = _last(mirror, workdir.key)
-    if last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base):
-        number, last = number + 1, mirror.commit(tree, [head or base], message, author)
+    is_new = last is None or (mirror.tree_of(last), mirror.parent_of(last)) != (tree, head or base)
+    if last is None or is_new or (merged is not None and not mirror.is_ancestor(merged, last)):
+        parents = [head or base, *([merged] if merged is not None else [])]
+        number, last = number + 1, mirror.commit(tree, parents, message, author)
         mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
-    compared = merge_base(mirror, workdir, head or base)
+    compared = merge_base(mirror, workdir, last)
     files = _file_changes(mirror, compared, last)
     return Snapshot(
         key=workdir.key,
@@ -67,7 +85,25 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
         files=tuple(files[:_MAX_LISTED]),
         more=max(len(files) - _MAX_LISTED, 0),
         left_out=tuple(capture.left_out),
+        warnings=tuple(submodule_warnings(mirror, compared, last)),
     )
+
+
+def _resolved_merge(mirror: Mirror, workdir: Workdir, tree: str, head: str) -> str | None:
+    """The commit of the target that the agent has merged without committing the merge; None while a file that
+    conflicted still has the marks of the conflict.
+    """
+    with opened(Path(workdir.path)) as root, contextlib.suppress(OSError, GitError):
+        commit = (read_small(root, b".git/MERGE_HEAD", 4096) or b"").decode("ascii", "replace").strip()
+        tip = mirror.seen(str(workdir.target))
+        if tip is None or not _COMMIT.fullmatch(commit) or not mirror.is_ancestor(commit, tip):
+            return None
+        for path in mirror.merge(head, commit).conflicts:
+            content = mirror.git.ask("cat-file", "blob", tree.encode() + b":" + path_bytes(path)).output
+            if any(line.startswith(_CONFLICT_MARK) for line in content.splitlines()):
+                return None
+        return commit
+    return None
 
 
 def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
@@ -100,6 +136,44 @@ def _file_changes(mirror: Mirror, old: str, new: str) -> list[FileChange]:
     return found
 
 
+def submodule_warnings(mirror: Mirror, base: str, commit: str) -> Iterator[str]:
+    """What is dangerous in a `.gitmodules` that the work changes: git of the user may act on it after the merge."""
+    for change in mirror.changes(base, commit):
+        if not _is_modules(change.path) or change.status == "D":
+            continue
+        name = path_text(change.path)
+        answer = mirror.git.ask("config", f"--blob={change.new}", "--list", "-z")
+        if answer.code != 0:
+            yield f"{name}: git cannot read it ({answer.error})"
+            continue
+        for entry in answer.output.decode("utf-8", "replace").split("\0"):
+            setting, _, value = entry.partition("\n")
+            yield from (f"{name}: {setting} = {clipped(value, 200)!r} {why}" for why in _dangers(setting, value))
+
+
+def _is_modules(path: bytes) -> bool:
+    return path.rpartition(b"/")[2].lower() == b".gitmodules"
+
+
+def _is_link(root: int, path: bytes) -> bool:
+    facts = status(root, path)
+    return facts is not None and stat.S_ISLNK(facts.st_mode)
+
+
+def _dangers(setting: str, value: str) -> Iterator[str]:
+    _, _, rest = setting.partition(".")
+    module, _, key = rest.rpartition(".")
+    if key == "path":  # every submodule has one, so its name is looked at once
+        if ".." in re.split(r"[/\\]", module):
+            yield "has a name that leads out of the repository"
+        if value.startswith(("-", "/")) or ".." in re.split(r"[/\\]", value):
+            yield "leads out of the repository, or looks like an option"
+    elif key == "url" and (value.startswith("-") or _PROGRAM_URL.match(value) or not value.isprintable()):
+        yield "runs a program, or looks like an option"
+    elif key == "update" and value.startswith("!"):
+        yield "runs a program"
+
+
 @dataclass
 class Capture:
     """One run over a workdir."""
@@ -118,11 +192,13 @@ class Capture:
 
     def tree(self, base: str) -> str:
         with self.mirror.scratch() as scratch, opened(self.root) as root:
+            special = list(special_files(root))
+            self._remove_pipes(root, special)
             git = self.mirror.git.with_(work_tree=self.root, index=self.index)
             known = self._known(git, base)
             theirs = self._agent_index(root, scratch) if self.worktree else {}
             own = (f"--exclude-from={self.own / 'exclude'}", f"--exclude=/{SIGNAL_FILE}")
-            listed = git.names("ls-files", "-z", "-m", "-o", "--exclude-standard", *own)
+            listed = self._listed(git, "-m", *own)
             paths = {path for path in listed if not path.endswith(b"/")}
             paths |= {path for path in theirs if path not in known}
             paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
@@ -131,7 +207,7 @@ class Capture:
                 self._leave_out(own_file, "what an agent signals is no part of its work")
             self._stage(root, paths - modules - {own_file}, scratch)
             self._take_modules(modules, theirs)
-            self._name_others(root, {path.rpartition(b"/")[0] for path in paths | known.keys()})
+            self._name_others(special, {path.rpartition(b"/")[0] for path in paths | known.keys()})
             return git.text("write-tree")
 
     def head(self, base: str) -> str | None:
@@ -146,6 +222,8 @@ class Capture:
                     return None
                 if found is not None and len(found) == len(base):
                     with parent_of(root, b".git/objects/x") as (objects, _):
+                        if pipes := sorted(special_files(objects)):
+                            raise InvalidOperationError(f"objects/{path_text(pipes[0])} is no file")
                         self.mirror.take(objects, [found], strict=True)
                     if self.mirror.merge_base(base, found):
                         return found
@@ -191,7 +269,7 @@ class Capture:
             place = self.root / Path(folder.decode("utf-8", "surrogateescape"))
             git = Git(directory=self.mirror.directory, work_tree=place, index=scratch / "none")
             with contextlib.suppress(OSError, GitError):
-                for name in git.names("ls-files", "-z", "-o", "--exclude-standard"):
+                for name in self._listed(git):
                     (waiting.append if name.endswith(b"/") else found.add)(folder + name)
         return found
 
@@ -211,29 +289,34 @@ class Capture:
                 if _RESERVED.search(path):
                     self._leave_out(path, "git does not keep files of that name")
                     continue
-                copied = self._copy(root, path, target)
+                if _is_modules(path) and _is_link(root, path):
+                    self._leave_out(path, "git does not keep a link of that name")
+                    removed.append(path)
+                    continue
+                copied = self._copy(root, path, target, _MAX_BYTES - size)
                 if copied is None:
                     removed.append(path)
                 elif copied >= 0:
                     added.append(path)
                     size += copied
-                if size > _MAX_BYTES:
-                    raise InvalidOperationError(
-                        f"more than {_MAX_BYTES >> 30} GiB changed in {self.root}; use .gitignore"
-                    )
         git = self.mirror.git.with_(work_tree=staging, index=self.index)
         if removed:
             git.run("update-index", "-z", "--force-remove", "--stdin", stdin=b"\0".join([*removed, b""]))
         if added:
             git.run("update-index", "-z", "--add", "--replace", "--stdin", stdin=b"\0".join([*added, b""]), seconds=900)
 
-    def _copy(self, root: int, path: bytes, target: int) -> int | None:
+    def _copy(self, root: int, path: bytes, target: int, limit: int) -> int | None:
         """How many bytes were copied; None where no file is, -1 where it may not be read."""
         found = status(root, path)
         if found is None or stat.S_ISDIR(found.st_mode):
             return None
         try:
-            size = copy(root, path, target)
+            size = copy(root, path, target, limit)
+        except TooLargeError as error:
+            raise InvalidOperationError(
+                f"with {path_text(path)} more than {_MAX_BYTES >> 30} GiB changed in {self.root}; "
+                "remove it, or name it in .gitignore"
+            ) from error
         except PermissionError:
             self._leave_out(path, "it may not be read")
             return -1
@@ -254,14 +337,34 @@ class Capture:
             git = self.mirror.git.with_(index=self.index)
             git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
 
-    def _name_others(self, root: int, folders: set[bytes]) -> None:
+    def _listed(self, git: Git, *options: str) -> list[bytes]:
+        """Untracked files that are not ignored; with `-m` also changed ones. The agent may work there meanwhile."""
+        try:
+            arguments = ("ls-files", "-z", "-o", "--exclude-standard", *options)
+            return [name for name in git.run(*arguments, asleep_seconds=ASLEEP_SECONDS).split(b"\0") if name]
+        except GitAsleepError as error:
+            raise InvalidOperationError(
+                f"git waits for a pipe or a device that an inner repository of {self.root} leads to; "
+                "remove that repository and try again"
+            ) from error
+
+    def _remove_pipes(self, root: int, special: Iterable[bytes]) -> None:
+        """Remove what git would open and wait for: it holds no work, and every task of the repository would wait."""
+        for path in special:
+            *folders, name = path.split(b"/")
+            if folders[:1] == [b".git"] or (name not in _OPENED_BY_GIT and b".git" not in folders):
+                continue
+            with contextlib.suppress(OSError), parent_of(root, path) as (parent, last):
+                if not stat.S_ISSOCK(os.stat(last, dir_fd=parent, follow_symlinks=False).st_mode):
+                    os.unlink(last, dir_fd=parent)
+                    self._leave_out(path, "a pipe or a device, which git would wait for; it was removed")
+
+    def _name_others(self, special: Iterable[bytes], folders: set[bytes]) -> None:
         """Git lists neither sockets nor pipes. Those beside other files are named."""
-        for folder in sorted(folders | {b""}):
-            with contextlib.suppress(OSError), parent_of(root, folder + b"/x" if folder else b"x") as (place, _):
-                for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
-                    if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
-                        name = os.fsencode(entry.name)
-                        self._leave_out(folder + b"/" + name if folder else name, "neither a file nor a link")
+        for path in sorted(special):
+            folder, _, name = path.rpartition(b"/")
+            if folder in folders | {b""} and name not in _OPENED_BY_GIT:
+                self._leave_out(path, "neither a file nor a link")
 
     def _leave_out(self, path: bytes, why: str) -> None:
         if len(self.left_out) < _MAX_LEFT_OUT:

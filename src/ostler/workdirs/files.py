@@ -139,6 +139,21 @@ def walk(root: int) -> Iterator[Found]:
             os.close(descriptor)
 
 
+def special_files(folder: int, prefix: bytes = b"", depth: int = 0) -> Iterator[bytes]:
+    """Paths of pipes, sockets and devices below an open directory, from the kinds in the directories alone."""
+    with os.scandir(folder) as listing:
+        entries = [
+            (os.fsencode(entry.name), entry.is_dir(follow_symlinks=False), entry.is_symlink() or entry.is_file())
+            for entry in listing
+        ]
+    for name, is_folder, is_plain in entries:
+        if is_folder and depth < _DEPTH:
+            with contextlib.suppress(OSError), opened(name, at=folder) as inner:
+                yield from special_files(inner, prefix + name + b"/", depth + 1)
+        elif not (is_folder or is_plain):
+            yield prefix + name
+
+
 def names_in(folder: int) -> list[bytes]:
     return sorted(os.fsencode(name) for name in os.listdir(folder))
 
@@ -189,8 +204,15 @@ def _permit(parent: int, name: bytes) -> None:
 # --- copy --------------------------------------------------------------------------------------------
 
 
-def copy(source: int, path: bytes, target: int) -> int:
-    """Copy one file or link to the same path below another directory. How many bytes it has; -1 for another thing."""
+class TooLargeError(Exception):
+    """A file has more bytes than may be copied."""
+
+
+def copy(source: int, path: bytes, target: int, limit: int) -> int:
+    """Copy one file or link to the same path below another directory. How many bytes it has; -1 for another thing.
+
+    A file of more than `limit` bytes raises `TooLargeError`, also where it grows meanwhile. Holes stay holes.
+    """
     with parent_of(source, path) as (parent, name):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
@@ -204,19 +226,42 @@ def copy(source: int, path: bytes, target: int) -> int:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return -1
             with parent_of(target, path, make=True) as (place, new):
-                return _copy_into(descriptor, place, new, stat.S_IMODE(found.st_mode) & 0o777 | 0o600)
+                return _copy_into(descriptor, place, new, stat.S_IMODE(found.st_mode) & 0o777 | 0o600, limit)
 
 
-def _copy_into(source: int, place: int, name: bytes, mode: int) -> int:
-    size = 0
+def _copy_into(source: int, place: int, name: bytes, mode: int, limit: int) -> int:
+    if os.fstat(source).st_size > limit:
+        raise TooLargeError(path_text(name))
     target = os.open(name, _NEW, mode, dir_fd=place)
     try:
-        while part := os.read(source, _CHUNK):
-            size += len(part)
+        size = 0
+        while (start := _next_data(source, size)) is not None:
+            os.lseek(source, start, os.SEEK_SET)
+            os.lseek(target, start, os.SEEK_SET)
+            part = os.read(source, _CHUNK)
+            if not part:
+                break
+            size = start + len(part)
+            if size > limit:
+                raise TooLargeError(path_text(name))
             write_all(target, part)
+        size = min(max(size, os.fstat(source).st_size), limit)
+        os.ftruncate(target, size)
     finally:
         os.close(target)
     return size
+
+
+def _next_data(descriptor: int, offset: int) -> int | None:
+    """Where the next bytes that are no hole begin; None behind the last of them."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        if error.errno == errno.EINVAL:  # a file system that does not tell of holes
+            return offset
+        raise
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -234,34 +279,49 @@ def create(place: int, name: bytes) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete what stands at `path`, with all that is in it; of a link only the link. Missing is fine."""
+    """Delete what stands at `path`, with all that is in it; of a link only the link. Missing is fine.
+
+    What cannot be deleted raises the first `PermissionError`, after all else is deleted.
+    """
+    refused: list[PermissionError] = []
     try:
         with opened(path.parent) as parent:
-            _remove(parent, os.fsencode(path.name), None, 0)
+            _remove(parent, os.fsencode(path.name), None, 0, refused)
     except FileNotFoundError:
         return
+    if refused:
+        raise refused[0]
 
 
-def _remove(parent: int, name: bytes, top: int | None, depth: int) -> None:
+def _remove(parent: int, name: bytes, top: int | None, depth: int, refused: list[PermissionError]) -> None:
     for _ in range(_PATIENCE):
         try:
-            os.unlink(name, dir_fd=parent)
-        except FileNotFoundError:
-            return
-        except IsADirectoryError:
-            if _remove_folder(parent, name, top, depth):
+            if _unlink(parent, name) or _remove_folder(parent, name, top, depth, refused):
                 return
-        else:
+        except PermissionError as error:
+            refused.append(error)
             return
     raise InvalidOperationError(f"{path_text(name)} changes all the time; stop what works there and try again")
 
 
-def _remove_folder(parent: int, name: bytes, top: int | None, depth: int) -> bool:
+def _unlink(parent: int, name: bytes) -> bool:
+    """Whether nothing of that name is there any more; False for a directory."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def _remove_folder(parent: int, name: bytes, top: int | None, depth: int, refused: list[PermissionError]) -> bool:
     """Whether it is gone; False where it changed meanwhile, to be looked at again."""
     if top is not None and depth >= _DEPTH:
         # Descriptors are few: what lies deeper is moved up, and removed when the top is emptied again.
         os.rename(name, b".ostler-deep-%d-%d" % (os.getpid(), next(_serial)), src_dir_fd=parent, dst_dir_fd=top)
         return True
+    before = len(refused)
     folder = _open_folder(parent, name)
     if folder is None:
         return False
@@ -269,9 +329,11 @@ def _remove_folder(parent: int, name: bytes, top: int | None, depth: int) -> boo
         if os.fstat(folder).st_mode & 0o300 != 0o300:
             os.fchmod(folder, 0o700)
         for inner in names_in(folder):
-            _remove(folder, inner, folder if top is None else top, depth + 1)
+            _remove(folder, inner, folder if top is None else top, depth + 1, refused)
     finally:
         os.close(folder)
+    if len(refused) > before:
+        return True  # as far as that is possible
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ostler.errors import GitError
 from ostler.failpoints import FaultPoint
@@ -33,11 +34,24 @@ _NO_FILTER = frozenset({b"unspecified", b"unset"})
 #: How `ls-files -t` marks what a sparse checkout leaves out.
 _SKIPPED = "S"
 _SHOWN = 5
-_CHANGED = "have changes of yours that are not committed"
+_CHANGED = "changes of yours that are not committed"
+_REMEDY = "commit or stash them and try again, or move only the branch (--branch-only)"
 
 
 #: Of an index: path to mark and object.
 Entries = dict[bytes, tuple[str, str]]
+
+
+class Obstacle(NamedTuple):
+    """Why a checkout cannot follow: files of it, where they can be named, and what is wrong with them."""
+
+    paths: tuple[str, ...]
+    why: str
+    remedy: str = "move only the branch (--branch-only) and bring the files up to date with git"
+
+    @property
+    def sentence(self) -> str:
+        return f"{named(self.paths)} cannot follow ({self.why})" if self.paths else self.why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +115,18 @@ class Follower:
         self._mark.unlink(missing_ok=True)
         self._journal.unlink(missing_ok=True)
 
+    def obstacle(self) -> Obstacle | None:
+        """What would keep index and files from following, looked at before the branch moves; nothing is written."""
+        try:
+            with self.mirror.scratch() as scratch:
+                git, obstacle = self._compare(scratch / "index")
+                if obstacle is None:
+                    answer = git.ask("read-tree", "-m", "-u", "-n", self.before, self.after)
+                    obstacle = None if answer.code == 0 else self._refused(answer.error)
+        except (OSError, GitError) as error:
+            return Obstacle((), f"the files cannot follow: {error}")
+        return obstacle
+
     def finish(self) -> str | None:
         """Let index and files follow, and unlock. Why they did not, or None."""
         try:
@@ -114,8 +140,8 @@ class Follower:
     def standing(self) -> str | None:
         """Why the files are not at `after`, or None where they are."""
         with opened(self.checkout.path) as root:
-            behind = [change.path for change in self._touched() if not _is_new(root, change)]
-        return f"{_named(behind)} in {self.checkout.path} differ from the commit" if behind else None
+            behind = [path_text(change.path) for change in self._touched() if not _is_new(root, change)]
+        return f"{named(behind)} in {self.checkout.path} differ from the commit" if behind else None
 
     @property
     def holds_lock(self) -> bool:
@@ -133,8 +159,26 @@ class Follower:
 
     def _follow(self, index: Path) -> str | None:
         current = self.checkout.directory / "index"
+        git, obstacle = self._compare(index)
+        if obstacle is None:
+            answer = git.ask("read-tree", "-m", "-u", self.before, self.after)
+            self.fault("review.files.after")
+            if answer.code == 0:
+                self._install(index)
+                return None
+            obstacle = self._refused(answer.error)
+        # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
+        # not take back what was accepted.
+        index.write_bytes(current.read_bytes())
+        if git.ask("read-tree", "-m", "-i", self.before, self.after).code == 0:
+            self._install(index)
+        return self._left(obstacle)
+
+    def _compare(self, index: Path) -> tuple[Git, Obstacle | None]:
+        """A copy of the user's index at `index`, up to date with the files, and what keeps them from following."""
+        current = self.checkout.directory / "index"
         if not current.is_file():
-            return f"{self.checkout.path} has no index; run git reset --hard there if it has no changes of yours"
+            raise GitError("it has no index; run git reset --hard there if it has no changes of yours")
         index.write_bytes(current.read_bytes())
         git = self.mirror.git.with_(work_tree=self.checkout.path, index=index)
         touched = self._touched()
@@ -144,18 +188,15 @@ class Follower:
             git.ask("update-index", "-q", "--refresh")
             blocked, why = self._obstacles(git, root, touched, entries)
         if not blocked:
-            answer = git.ask("read-tree", "-m", "-u", self.before, self.after)
-            self.fault("review.files.after")
-            if answer.code == 0:
-                self._install(index)
-                return None
-            blocked = [one.path for one in touched if f"'{path_text(one.path)}'" in answer.error]
-        # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
-        # not take back what was accepted.
-        index.write_bytes(current.read_bytes())
-        if git.ask("read-tree", "-m", "-i", self.before, self.after).code == 0:
-            self._install(index)
-        return self._left(blocked, why)
+            return git, None
+        obstacle = Obstacle(tuple(path_text(path) for path in blocked), why)
+        return git, obstacle._replace(remedy=_REMEDY) if why is _CHANGED else obstacle
+
+    def _refused(self, error: str) -> Obstacle:
+        """What git itself says that it would overwrite."""
+        names = [path_text(change.path) for change in self._touched()]
+        refused = tuple(name for name in names if f"'{name}'" in error)
+        return Obstacle(refused, _CHANGED, _REMEDY) if refused else Obstacle((), f"the files cannot follow: {error}")
 
     def _adopt(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> None:
         """What is on the disk as it shall be counts as done: the user made the same change, or we were killed."""
@@ -172,12 +213,12 @@ class Follower:
         """Paths that cannot follow for a reason that git would not see, and the reason."""
         skipped = [one.path for one in touched if entries.get(one.path, ("", ""))[0] == _SKIPPED]
         if skipped:
-            return skipped, "are left out of a sparse checkout"
+            return skipped, "left out of a sparse checkout"
         names = b"\0".join([*(change.path for change in touched), b""])
         told = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
         filtered = [path for path, value in zip(told[0::3], told[2::3], strict=False) if value not in _NO_FILTER]
         if filtered:
-            return filtered, "are written by a filter such as git-lfs, which Ostler does not run"
+            return filtered, "written by a filter such as git-lfs, which Ostler does not run"
         deleted = {change.path for change in touched if change.status == "D"}
         return [one.path for one in touched if one.status == "A" and _in_the_way(root, one, deleted)], _CHANGED
 
@@ -195,9 +236,9 @@ class Follower:
         sync_folder(self.checkout.directory)
         self.fault("review.index.after")
 
-    def _left(self, paths: Sequence[bytes], why: str) -> str:
+    def _left(self, obstacle: Obstacle) -> str:
         return (
-            f"the files in {self.checkout.path} were left as they are, for {_named(paths)} {why}; "
+            f"the files in {self.checkout.path} were left as they are, for {obstacle.sentence}; "
             f"to merge your changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && "
             "git checkout -- . && git apply --3way mine.patch"
         )
@@ -230,9 +271,8 @@ def recover(mirror: Mirror, fault: FaultPoint) -> None:
             follower.cancel()
 
 
-def _named(paths: Sequence[bytes]) -> str:
-    names = ", ".join(path_text(path) for path in paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
-    return names or "some of them"
+def named(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
 
 
 def _is_new(root: int, change: Change) -> bool:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from ostler.errors import DeadlineError, GitError
-from ostler.model.faults import fault
 from ostler.model.text import clipped
+from ostler.model.validation import fault
 
 #: `git merge-tree --write-tree` came with it.
 MINIMUM_VERSION = (2, 38)
@@ -80,6 +80,15 @@ _ENVIRONMENT = {
 }
 
 
+#: How long git may sleep at a place where it only reads files of an agent: then one of them is a pipe.
+ASLEEP_SECONDS = 5.0
+_POLL_SECONDS = 0.5
+
+
+class GitAsleepError(GitError):
+    """git waits for something that never comes; a pipe or a device stands where it expects a file."""
+
+
 class Answer(NamedTuple):
     code: int
     output: bytes
@@ -120,9 +129,10 @@ class Git:
         stdin: bytes | IO[bytes] | None = None,
         out: IO[bytes] | None = None,
         seconds: float = SECONDS,
+        asleep_seconds: float | None = None,
     ) -> bytes:
         """The output of a call that must succeed."""
-        answer = self.ask(*arguments, stdin=stdin, out=out, seconds=seconds)
+        answer = self.ask(*arguments, stdin=stdin, out=out, seconds=seconds, asleep_seconds=asleep_seconds)
         if answer.code != 0:
             raise GitError(f"git {_verb(arguments)} failed: {answer.error or f'exit code {answer.code}'}")
         return answer.output
@@ -141,12 +151,19 @@ class Git:
         out: IO[bytes] | None = None,
         seconds: float = SECONDS,
         cut_at: int | None = None,
+        asleep_seconds: float | None = None,
     ) -> Answer:
-        """Run it and say how it ended. `out`: a file for the output. `cut_at`: what is beyond that is dropped."""
+        """Run it and say how it ended. `out`: a file for the output. `cut_at`: what is beyond that is dropped.
+
+        `asleep_seconds`: it is ended when it slept that long without any work, which reading files never takes.
+        """
         with _as_file(stdin) as source, tempfile.TemporaryFile() as errors:
             process = self._start(arguments, source, subprocess.PIPE if out is None else out.fileno(), errors)
+            asleep = None if asleep_seconds is None else _Watch(process, asleep_seconds)
             with _ended_after(process, seconds) as late:
                 output, too_much = _read(process, cut_at or OUTPUT_LIMIT)
+            if asleep is not None and asleep.ended():
+                raise GitAsleepError
             if late.is_set():
                 raise DeadlineError(f"git {_verb(arguments)} took too long and was ended; nothing was changed by it")
             if too_much and cut_at is None:
@@ -303,6 +320,49 @@ def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[t
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+class _Watch:
+    """Ends a program that sleeps all the time, from a thread that lives as long as the program."""
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        self._process = process
+        self._looks = max(1, round(seconds / _POLL_SECONDS))
+        self._over = threading.Event()
+        self._has_ended_it = False
+        self._thread = threading.Thread(target=self._watch, name="git-asleep", daemon=True)
+        self._thread.start()
+
+    def ended(self) -> bool:
+        """Stop watching. Whether the program was ended for its sleep."""
+        self._over.set()
+        self._thread.join()
+        return self._has_ended_it
+
+    def _watch(self) -> None:
+        before, same = None, 0
+        while not self._over.wait(_POLL_SECONDS) and self._process.returncode is None:
+            work = _work_of(self._process.pid)
+            same = same + 1 if work is not None and work == before else 0
+            before = work
+            if same >= self._looks:
+                self._has_ended_it = True
+                _kill(self._process)
+                return
+
+
+def _work_of(pid: int) -> str | None:
+    """What a process has done so far, where all its threads sleep at this moment; else None."""
+    counted = []
+    for place in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            facts = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        if facts[0] != "S":
+            return None
+        counted.append(f"{place} {facts[7]} {facts[9]} {facts[11]} {facts[12]}")  # page faults and time spent
+    return "\n".join(sorted(counted)) or None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

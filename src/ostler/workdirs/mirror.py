@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from ostler.errors import GitError, InvalidOperationError
 from ostler.workdirs.files import locked, remove_tree, write_durably
-from ostler.workdirs.git import Git, object_id, path_text
+from ostler.workdirs.git import ASLEEP_SECONDS, Git, object_id, path_text
 from ostler.workdirs.repository import Repository
 
 #: The mirror of plain directories, which have no repository.
@@ -192,7 +192,11 @@ class Mirror:
         revisions = "\n".join([*wanted, *(f"^{one}" for one in sorted(known)), ""]).encode()
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as pack:
             # What an agent wrote may make git wait for ever; it costs others a moment, not their time.
-            _pack(self.git.with_(borrowed=source), pack, revisions, seconds=30 if strict else _LONG_SECONDS)
+            git = self.git.with_(borrowed=source)
+            if strict:
+                _pack(git, pack, revisions, seconds=30, asleep_seconds=ASLEEP_SECONDS)
+            else:
+                _pack(git, pack, revisions, seconds=_LONG_SECONDS)
             _unpack(self.git, pack, strict=strict)
         if strict:  # the indexes of borrowed packs may have lied; what came over must be whole
             self.git.run("rev-list", "--objects", "--quiet", "--stdin", stdin=revisions)
@@ -302,9 +306,9 @@ def quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _pack(git: Git, out: IO[bytes], revisions: bytes, *, seconds: float) -> None:
+def _pack(git: Git, out: IO[bytes], revisions: bytes, *, seconds: float, asleep_seconds: float | None = None) -> None:
     arguments = ("pack-objects", "--revs", "--stdout", "--quiet", "--delta-base-offset")
-    git.run(*arguments, stdin=revisions, out=out, seconds=seconds)
+    git.run(*arguments, stdin=revisions, out=out, seconds=seconds, asleep_seconds=asleep_seconds)
 
 
 def _unpack(git: Git, pack: IO[bytes], *, strict: bool) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ostler.errors import InvalidOperationError
 from ostler.failpoints import FaultPoint
-from ostler.model.faults import fault
-from ostler.workdirs.files import copy, opened, read_small, write_durably
+from ostler.model.validation import fault
+from ostler.workdirs.files import TooLargeError, copy, opened, read_small, write_durably
 from ostler.workdirs.git import Git, object_id, path_text, require_version
 from ostler.workdirs.mirror import PLAIN, Mirror, quoted
 from ostler.workdirs.records import SIGNAL_FILE, Workdir, WorkdirKind
@@ -167,14 +167,21 @@ def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home
         copied, size = [], 0
         for path in wanted:
             with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
-                size += max(copy(source, path, target), 0)
+                try:
+                    size += max(copy(source, path, target, _MAX_INCLUDED_BYTES - size), 0)
+                except TooLargeError as error:
+                    raise _too_much(checkout) from error
                 copied.append(path)
-            if len(copied) > _MAX_INCLUDED or size > _MAX_INCLUDED_BYTES:
-                raise InvalidOperationError(
-                    f"{INCLUDE_FILE} in {checkout} names more than {_MAX_INCLUDED} files or "
-                    f"{_MAX_INCLUDED_BYTES >> 30} GiB; name less, for every workdir gets a copy"
-                )
+            if len(copied) > _MAX_INCLUDED:
+                raise _too_much(checkout)
         return copied
+
+
+def _too_much(checkout: Path) -> InvalidOperationError:
+    return InvalidOperationError(
+        f"{INCLUDE_FILE} in {checkout} names more than {_MAX_INCLUDED} files or {_MAX_INCLUDED_BYTES >> 30} GiB; "
+        "name less, for every workdir gets a copy"
+    )
 
 
 def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.model.faults import Fault, fault, shown
 from ostler.model.record import Record, record
 from ostler.model.types import Moment
+from ostler.model.validation import Fault, fault, shown
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 #: Where an agent says that it stops, and why; never a part of the work.
@@ -90,6 +90,8 @@ class Snapshot(Record):
     more: int = 0
     #: What is in the workdir and not in the snapshot, each with the reason.
     left_out: tuple[str, ...] = ()
+    #: What a reviewer should look at before it is accepted.
+    warnings: tuple[str, ...] = ()
 
 
 @record
@@ -120,6 +122,11 @@ class Accepted(Record):
     followed: bool = False
     #: None where all followed, or where the target is not checked out.
     why_not_followed: str | None = None
+    #: Changed files of the work, and those of them that the target still lacks.
+    files: int = 0
+    left: int = 0
+    #: What was accepted of the same work before; `undo` of the task takes that back too.
+    earlier: Mapping[str, Any] | None = None
 
 
 @record
@@ -151,6 +158,8 @@ class VaultEntry(Record):
     missing: bool = False
     #: Sockets and the like, which cannot be kept.
     left_out: tuple[str, ...] = ()
+    #: What could not be deleted after it was saved; only in the answer to `retire`.
+    not_removed: str | None = None
     workdir: Workdir
     record: Mapping[str, Any]
     saved_at: Moment

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ostler.errors import GitError, InvalidOperationError
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs.git import Git, user_settings
 
 _HEADS = "refs/heads/"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from ostler.errors import InvalidOperationError, MergeConflictError
+from ostler.errors import CheckoutBlockedError, ConflictError, InvalidOperationError, MergeConflictError
 from ostler.failpoints import FaultPoint
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs.capture import merge_base
-from ostler.workdirs.follow import Follower, recover
+from ostler.workdirs.follow import Follower, Obstacle, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text
 from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
 from ostler.workdirs.records import Accepted, BaseChange, Snapshot, Undone, Workdir
@@ -28,12 +28,25 @@ DIFF_LIMIT = 8 * 1024 * 1024
 #: How often the target may move away under an accept.
 _TRIES = 20
 _SHOWN = 10
+_AT_WORK = ("git is at work", "try again in a moment")
 _AUTHOR = re.compile(r"([^<>\n\0]*[^<>\s\0]) <([^<>\s\0]*)>")
 
 
 class Outcome(NamedTuple):
     followed: bool
     why_not: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptRequest:
+    #: None: the whole work.
+    paths: Sequence[str] | None
+    message: str
+    author: Author
+    #: The tree that the merge must give, where checks ran on it.
+    tree: str | None = None
+    #: Move the branch also where a checkout of it cannot follow.
+    branch_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,26 +75,47 @@ class Review:
 
     # --- accept --------------------------------------------------------------------------------------
 
-    def accept(self, snapshot: Snapshot, paths: Sequence[str] | None, message: str, author: Author) -> Accepted:
-        place = f"refs/ostler/{snapshot.key}/accepted/{_digest(snapshot.commit, paths)}"
+    def accept(self, snapshot: Snapshot, request: AcceptRequest) -> Accepted:
+        place = f"refs/ostler/{snapshot.key}/accepted/{_digest(snapshot.commit, request.paths)}"
         for _ in range(_TRIES):
             tip = self.mirror.tip(self.repository, self.target)
             earlier = self._earlier(place, tip, snapshot)
             if earlier is not None:
-                return earlier
-            merge, work = self._merge(tip, snapshot, paths)
-            if merge.conflicts:
-                raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
+                noted = self.mirror.refs(f"refs/ostler/{snapshot.key}/merged/{earlier.commit}").values()
+                return self._counted(earlier, snapshot, next(iter(noted), snapshot.commit))
+            merge, work = self._merged(tip, snapshot, request.paths)
+            if request.tree is not None and merge.tree != request.tree:
+                raise ConflictError(f"{self.target} moved meanwhile, so the checks are about other files; try again")
             if merge.tree == self.mirror.tree_of(tip):
-                return self._accepted(snapshot, tip, tip, Outcome(followed=True, why_not=None))
-            commit = self.mirror.commit(merge.tree, [tip], message, author)
+                done = self._accepted(snapshot, tip, tip, Outcome(followed=True, why_not=None))
+                return self._counted(done, snapshot, work)
+            commit = self.mirror.commit(merge.tree, [tip], request.message, request.author)
             self.mirror.set_ref(f"refs/ostler/{snapshot.key}/merged/{commit}", work)
             self.mirror.set_ref(f"{place}/{commit[:16]}", commit)
             self.fault("review.commit.after")
-            outcome = self._move(tip, commit, f"ostler: accept {snapshot.key}")
+            reason = f"ostler: accept {snapshot.key}"
+            outcome = self._move(tip, commit, reason, branch_only=request.branch_only)
             if outcome is not None:
-                return self._accepted(snapshot, commit, tip, outcome)
+                return self._counted(self._accepted(snapshot, commit, tip, outcome), snapshot, work)
         raise MergeConflictError(f"{self.target} moves all the time; nothing was changed, try again in a moment")
+
+    def preview(self, snapshot: Snapshot, paths: Sequence[str] | None) -> Snapshot:
+        """What the target would be with these files, as a snapshot that can be checked out; no ref is changed."""
+        tip = self.mirror.tip(self.repository, self.target)
+        merge, _ = self._merged(tip, snapshot, paths)
+        commit = self.mirror.commit(merge.tree, [tip], f"{snapshot.key} merged", NOBODY)
+        return snapshot.evolve(commit=commit, tree=merge.tree, base=tip, head=None, files=(), more=0, left_out=())
+
+    def _merged(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
+        merge, work = self._merge(tip, snapshot, paths)
+        if merge.conflicts:
+            raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
+        return merge, work
+
+    def _counted(self, accepted: Accepted, snapshot: Snapshot, work: str) -> Accepted:
+        """With the number of files of the work, and of those that the target lacks. `work` is the part that it has."""
+        left = len(self.mirror.changes(work, snapshot.commit))
+        return accepted.evolve(files=len(snapshot.files) + snapshot.more, left=left)
 
     def _earlier(self, place: str, tip: str, snapshot: Snapshot) -> Accepted | None:
         """The first result, if this was accepted already and not undone since."""
@@ -151,7 +185,7 @@ class Review:
                 return Undone(target=self.target, commit=tip, before=tip, reverted=bool(done), followed=True)
             back = tip == commit and not self.repository.published(commit)
             new = before if back else self._reverting(tip, accepted, author)
-            outcome = self._move(tip, new, f"ostler: undo {accepted.key}")
+            outcome = self._move(tip, new, f"ostler: undo {accepted.key}", branch_only=True)
             if outcome is not None:
                 return Undone(
                     target=self.target,
@@ -183,33 +217,48 @@ class Review:
 
     # --- the branch ----------------------------------------------------------------------------------
 
-    def _move(self, old: str, new: str, reason: str) -> Outcome | None:
-        """Compare and set, and let the checkouts follow. None when the target was moved meanwhile."""
+    def _move(self, old: str, new: str, reason: str, *, branch_only: bool) -> Outcome | None:
+        """Compare and set, and let the checkouts follow. None when the target was moved meanwhile.
+
+        With `branch_only` a checkout that cannot follow is left as it is; else nothing moves.
+        """
         followers = self._followers(old, new)
-        for one in followers:
-            require_finished(one.checkout, self.target)
-        self.mirror.give(new, old, self.repository.objects)
-        self.fault("review.objects.after")
-        locked = [one for one in followers if one.begin(self.target)]
-        self.fault("review.ref.before")
+        for follower in followers:
+            require_finished(follower.checkout, self.target)
+        locked = [follower for follower in followers if follower.begin(self.target)]
+        moved = False
         try:
+            if not branch_only:
+                self._require_free(followers, locked)
+            self.mirror.give(new, old, self.repository.objects)
+            self.fault("review.objects.after")
+            self.fault("review.ref.before")
             moved = self.repository.move(self.target, new, old, reason)
-        except BaseException:
-            for one in locked:
-                one.cancel()
-            raise
+        finally:
+            if not moved:
+                for follower in locked:
+                    follower.cancel()
         if not moved:
-            for one in locked:
-                one.cancel()
             return None
         self.fault("review.ref.after")
         reasons = [
-            f"git is at work in {one.checkout.path}, so its files were left as they are"
-            for one in followers
-            if one not in locked
+            f"git is at work in {follower.checkout.path}, so its files were left as they are"
+            for follower in followers
+            if follower not in locked
         ]
-        reasons += [why for one in locked if (why := one.finish())]
+        reasons += [why for follower in locked if (why := follower.finish())]
         return Outcome(bool(followers) and not reasons, "; ".join(reasons) or None)
+
+    def _require_free(self, followers: Sequence[Follower], locked: Sequence[Follower]) -> None:
+        """Refuse, as git does, where a checkout could not follow the branch as a whole."""
+        for follower in followers:
+            obstacle = follower.obstacle() if follower in locked else Obstacle((), *_AT_WORK)
+            if obstacle is not None:
+                raise CheckoutBlockedError(
+                    f"{self.target} is checked out in {follower.checkout.path}, and there {obstacle.sentence}; "
+                    f"{obstacle.remedy}. Nothing was changed",
+                    paths=obstacle.paths,
+                )
 
     def _followers(self, before: str, after: str) -> list[Follower]:
         return [
@@ -226,10 +275,18 @@ class Review:
 
 
 def author_of(text: str, when: datetime) -> Author:
-    found = _AUTHOR.fullmatch(text)
-    if found is None:
+    match = _AUTHOR.fullmatch(text)
+    if match is None:
         raise fault("author", "must look like Ada Lovelace <ada@example.org>", text)
-    return Author(found[1], found[2], when)
+    return Author(match[1], match[2], when)
+
+
+def git_identity(repository: Repository) -> str | None:
+    """Who the user is to git in this repository, as an author; None where git would have to ask."""
+    settings = dict(repository.settings)
+    name, email = (settings.get(f"author.{part}") or settings.get(f"user.{part}") for part in ("name", "email"))
+    text = f"{name} <{email}>"
+    return text if name and email and _AUTHOR.fullmatch(text) else None
 
 
 def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[str] | None, *, stat: bool) -> str:

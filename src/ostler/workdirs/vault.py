@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,11 @@ class Vault:
                 raise
         self.seams.fault("retire.publish.after")
         self._live(workdir.key).unlink(missing_ok=True)
-        remove_tree(aside)
+        try:
+            remove_tree(aside)
+        except OSError as error:  # all of it is in the vault, so the record may say so; the rest is tried again later
+            name = os.fsdecode(error.filename or b"")
+            return entry.evolve(not_removed=f"{name} in {aside} could not be removed ({error.strerror}); remove it")
         sync_folder(aside.parent)
         self.seams.fault("retire.remove.after")
         return entry
@@ -115,8 +119,12 @@ class Vault:
         part = self.vault / f".{final.name}"
         remove_tree(part)
         part.mkdir(mode=0o700)
-        with _roots(source, logs) as roots:
-            packed = _packed(part / _ARCHIVE, roots, workdir.key)
+        try:
+            with _roots(source, logs) as roots:
+                packed = _packed(part / _ARCHIVE, roots, workdir.key)
+        except (OstlerError, OSError):
+            remove_tree(part)  # on a disk that is full, what there is of it helps nothing
+            raise
         if source is not None and not _is_folder(source):
             packed.left_out.append("the workdir itself: it was no directory any more")
         self.seams.fault("retire.save.after")
@@ -129,6 +137,7 @@ class Vault:
             "workdir": workdir.to_dict(),
             "record": dict(record),
             "saved_at": self.seams.clock.wall().isoformat(),
+            "allocated": packed.allocated,
             "archive": _file_digest(part / _ARCHIVE),
         }
         lines = [json.dumps(one, ensure_ascii=True) for one in (head, *packed.items)]
@@ -155,7 +164,7 @@ class Vault:
         if digest != entry.digest or head["archive"] != _file_digest(folder / _ARCHIVE):
             raise VaultError(f"the entry {folder} was changed since it was made; nothing was unpacked")
         self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._require_space(items)
+        self._require_space(int(head.get("allocated", sum(item.size for item in items))))
         part = self.work / f"{NEW}{entry.key}"
         remove_tree(part)
         with (folder / _ARCHIVE).open("rb") as source:
@@ -172,8 +181,8 @@ class Vault:
         sync_folder(self.work)
         return entry.workdir.evolve(path=str(place))
 
-    def _require_space(self, items: list[Item]) -> None:
-        needed, free = sum(item.size for item in items), shutil.disk_usage(self.work).free
+    def _require_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self.work).free
         if needed + _RESERVE > free:
             raise VaultError(
                 f"the entry needs {needed} bytes and {free} are free; free some space, nothing was unpacked"
@@ -196,10 +205,21 @@ class Vault:
         return self._entry(self.vault / f"{key}-{numbers[-1]}") if numbers else None
 
     def orphans(self, keys: Collection[str]) -> list[Path]:
-        """Workdirs on the disk, half made and half retired ones too, that none of the keys owns."""
+        """Workdirs on the disk, half made and half retired ones too, that none of the keys owns.
+
+        What is left of one that is in the vault already is none: it is removed, where that is possible by now.
+        """
         if not self.work.is_dir():
             return []
-        return sorted(found for found in self.work.iterdir() if _owner(found.name) not in keys)
+        strays = [place for place in self.work.iterdir() if _owner(place.name) not in keys]
+        saved = [place for place in strays if place.name.startswith(_ASIDE) and self._is_saved(place)]
+        for place in saved:
+            with suppress(OSError):
+                remove_tree(place)
+        return sorted(set(strays) - set(saved))
+
+    def _is_saved(self, aside: Path) -> bool:
+        return self._entry(self.vault / aside.name.removeprefix(_ASIDE)) is not None
 
     def _entry(self, folder: Path) -> VaultEntry | None:
         try:

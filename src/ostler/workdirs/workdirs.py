@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from ostler.errors import InvalidOperationError, OstlerError
+from ostler.errors import InvalidOperationError, OstlerError, StoreFullError
 from ostler.failpoints import Seams
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.workdirs import capture, prepare, review
 from ostler.workdirs.files import create, opened, parent_of, remove_tree, sync_folder, write_all
 from ostler.workdirs.follow import recover
 from ostler.workdirs.git import object_id
-from ostler.workdirs.mirror import PLAIN, Mirror, mirror_name
+from ostler.workdirs.mirror import PLAIN, Author, Mirror, mirror_name
 from ostler.workdirs.records import (
     Accepted,
     BaseChange,
@@ -35,7 +36,7 @@ from ostler.workdirs.records import (
     check_key,
 )
 from ostler.workdirs.repository import Repository
-from ostler.workdirs.review import Review, author_of
+from ostler.workdirs.review import AcceptRequest, Review, author_of, git_identity
 from ostler.workdirs.vault import NEW, Vault
 
 T = TypeVar("T")
@@ -165,31 +166,64 @@ class Workdirs:
         kept = (self.home, self._work, self._repos, self.home / "vault")
         if any(one.is_relative_to(place) for one in kept) or any(place.is_relative_to(one) for one in kept[2:]):
             raise InvalidOperationError(f"{place} is no checkout, so it is not removed; retire a workdir instead")
-        await self._run((), lambda: remove_tree(place))
+        try:
+            await self._run((), lambda: remove_tree(place))
+        except PermissionError as error:
+            name = os.fsdecode(error.filename or b"")
+            raise InvalidOperationError(f"{name} in {place} could not be removed ({error.strerror})") from error
 
     # --- review --------------------------------------------------------------------------------------
 
-    async def accept(
+    async def accept(  # noqa: PLR0913 - every option of an accept is a word of its own
         self,
         workdir: Workdir,
         snapshot: Snapshot,
         *,
         paths: Sequence[str] | None = None,
         message: str,
-        author: str,
+        author: str | None = None,
+        tree: str | None = None,
+        branch_only: bool = False,
     ) -> Accepted:
-        """Merge in memory, make one commit, move the target; conflicts are named and change nothing. Twice is safe."""
-        person = author_of(author, self._seams.clock.wall())
+        """Merge in memory, make one commit, move the target; conflicts are named and change nothing. Twice is safe.
+
+        The author is the user's git identity, unless one is named. `tree` is what the merge must give, where `preview`
+        was checked. Where a checkout of the target cannot follow, nothing moves (`CheckoutBlockedError`); with
+        `branch_only` the branch moves and that checkout is left.
+        """
+        person = None if author is None else author_of(author, self._seams.clock.wall())
         if not message.strip() or len(message) > _MAX_MESSAGE:
             raise fault("message", f"must have 1 to {_MAX_MESSAGE} characters")
-        return await self._on(
-            snapshot.mirror, lambda mirror: self._review(mirror, workdir).accept(snapshot, paths, message, person)
-        )
 
-    async def undo(self, accepted: Accepted, *, author: str = OSTLER) -> Undone:
+        def work(mirror: Mirror) -> Accepted:
+            review = self._review(mirror, workdir)
+            request = AcceptRequest(
+                paths=paths,
+                message=message,
+                author=person or self._identity(review),
+                tree=tree,
+                branch_only=branch_only,
+            )
+            return review.accept(snapshot, request)
+
+        return await self._on(snapshot.mirror, work)
+
+    async def preview(self, workdir: Workdir, snapshot: Snapshot, paths: Sequence[str] | None = None) -> Snapshot:
+        """The target as `accept` would make it, to be checked out; nothing of the user's is changed."""
+        return await self._on(snapshot.mirror, lambda mirror: self._review(mirror, workdir).preview(snapshot, paths))
+
+    async def undo(self, accepted: Accepted, *, author: str | None = None) -> Undone:
         """Set the target back, or revert by a commit where more followed or it was published. Twice is safe."""
-        person = author_of(author, self._seams.clock.wall())
-        return await self._on(accepted.mirror, lambda mirror: self._review(mirror, accepted).undo(accepted, person))
+        person = None if author is None else author_of(author, self._seams.clock.wall())
+
+        def work(mirror: Mirror) -> Undone:
+            review = self._review(mirror, accepted)
+            return review.undo(accepted, person or self._identity(review))
+
+        return await self._on(accepted.mirror, work)
+
+    def _identity(self, review: Review) -> Author:
+        return author_of(git_identity(review.repository) or OSTLER, self._seams.clock.wall())
 
     async def recover(self) -> list[str]:
         """Finish, in the checkouts of users, what a killed process left. What could not be finished, in sentences."""
@@ -283,7 +317,12 @@ class Workdirs:
             async with AsyncExitStack() as stack:
                 for name in names:
                     await stack.enter_async_context(self._locks.setdefault(name, asyncio.Lock()))
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                except OSError as error:
+                    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                        raise StoreFullError(f"{StoreFullError.sentence()} ({error})") from error
+                    raise
 
         task = asyncio.ensure_future(inner())
         self._running.add(task)

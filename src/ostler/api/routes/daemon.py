@@ -33,6 +33,8 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "tasks": (await tasks.statistics()).to_dict(),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
+        "settings_fault": context.settings_fault(),
+        "background": dict(context.orchestrator.tasks.failed_background),
     }
 
 

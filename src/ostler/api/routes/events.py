@@ -13,8 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from ostler.api.context import Context, ContextOf, Handlers, ManagerOf, Number
 from ostler.lifecycle.logs import LogLine
-from ostler.model.events import Event, EventsMissed
+from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
 from ostler.model.query import ObservationOptions
+from ostler.model.validation import fault
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
 HEARTBEAT_SECONDS = 15.0
@@ -38,7 +39,7 @@ async def list_events(
     last_event_id: Annotated[Number | None, Header()] = None,
 ) -> Any:
     """A page of the log; with `follow` a stream. `Last-Event-ID` continues where a lost connection ended."""
-    event_types = None if types is None else frozenset(types.split(","))
+    event_types = None if types is None else _known_types(types)
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
         events = await manager.list_events(instance, after=cursor, limit=limit)
@@ -48,6 +49,13 @@ async def list_events(
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
     return StreamingResponse(_events(context, _validity(request), stream, event_types), media_type=_STREAM)
+
+
+def _known_types(types: str) -> frozenset[str]:
+    names = frozenset(types.split(","))
+    for name in sorted(names - EVENT_CLASSES.keys()):
+        raise fault("types", f"must be one of {', '.join(EVENT_CLASSES)}", name)
+    return names
 
 
 async def _events(

@@ -93,9 +93,11 @@ async def get_instances(
     definition: str | None = None,
     name_pattern: str | None = None,
     include_terminated: bool = False,
+    include_restarting: bool = False,
     limit: Number = 100,
     offset: Number = 0,
     before: str | None = None,
+    task_id: str | None = None,
 ) -> list[dict[str, Any]]:
     criteria: dict[str, Any] = {
         "state": state,
@@ -103,13 +105,20 @@ async def get_instances(
         "tag": tag,
         "name_pattern": name_pattern,
         "before": before,
+        "task_id": task_id,
     }
     if definition is not None:
         context.refresh()
         criteria["definition_id"] = manager.registry.find(definition).id
     chosen = {name: value for name, value in criteria.items() if value is not None}
     query = GetInstancesFilter.from_dict(
-        {**chosen, "include_terminated": include_terminated, "limit": limit, "offset": offset}
+        {
+            **chosen,
+            "include_terminated": include_terminated,
+            "include_restarting": include_restarting,
+            "limit": limit,
+            "offset": offset,
+        }
     )
     return [await _shown(manager, instance) for instance in await manager.get_active_instances(query)]
 

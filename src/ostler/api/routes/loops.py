@@ -9,8 +9,8 @@ from fastapi import Body
 from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf
 from ostler.errors import InvalidOperationError
 from ostler.loop.signals import BREAKPOINTS, note_refusal
-from ostler.model.faults import fault
 from ostler.model.loop import Breakpoint
+from ostler.model.validation import fault
 from ostler.store.reports import add_signal
 from ostler.tasks.shared import BY
 

@@ -11,8 +11,7 @@ from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf, 
 from ostler.api.speaker import task_of_agent
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
-from ostler.model.task import Task, TaskFilter, TaskState
-from ostler.tasks.orchestrator import TaskOrchestrator
+from ostler.model.task import Task, TaskFilter
 
 
 @record
@@ -53,7 +52,8 @@ async def add(
         values = task_of_agent(speaker, values)
     if new_task.loop is not None:
         values["loop"] = loops.new_loop(**new_task.loop)
-    return _shown(await tasks.submit(**values, idempotency_key=idempotency_key))
+    task = await tasks.submit(**values, idempotency_key=idempotency_key)
+    return {**_shown(task), "warning": tasks.untaken(task)}
 
 
 async def list_tasks(
@@ -80,32 +80,20 @@ async def list_tasks(
         "offset": offset,
     }
     query = TaskFilter.from_dict({name: value for name, value in criteria.items() if value is not None})
-    return [{**_shown(task), "next": await _next(tasks, task)} for task in await tasks.list_tasks(query)]
+    return [{**_shown(task), "next": await tasks.next_step(task)} for task in await tasks.list_tasks(query)]
 
 
 async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
     record, waits = await tasks.look(task)
-    return {**_shown(record), "next": await _next(tasks, record), "waits": [wait.to_dict() for wait in waits]}
+    return {**_shown(record), "next": await tasks.next_step(record), "waits": [wait.to_dict() for wait in waits]}
 
 
 def _shown(task: Task) -> dict[str, Any]:
     return {**task.to_dict(), "title": task.title}
 
 
-async def _next(tasks: TaskOrchestrator, task: Task) -> str:
-    """What it waits for, or what a person can do with it, in a few words."""
-    if task.state is TaskState.COMPLETED:
-        return f"needs review: ostler diff {task.key}"
-    if task.state is not TaskState.QUEUED:
-        return ""
-    if task.is_held:
-        return f"held; release it: ostler task requeue {task.key}"
-    if missing := await tasks.unmet(task):
-        return f"waits for {', '.join(missing)}"
-    waits = await tasks.waits(task.key)
-    if waits:
-        return waits[0].reason or str(waits[0].kind)
-    return "" if task.agent is not None else "names no agent"
+async def why(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return (await tasks.why(task)).to_dict()
 
 
 async def cancel(task: str, tasks: TasksOf, reason: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
@@ -139,8 +127,14 @@ async def diff(task: str, tasks: TasksOf, paths: str = "", stat: bool = False) -
     return {"diff": text, "merge": state, "task": _shown(record), "claims_differ": mismatch}
 
 
-async def accept(task: str, tasks: TasksOf, paths: Annotated[list[str] | None, Body(embed=True)] = None) -> Any:
-    return _shown(await tasks.accept(task, paths=paths or ()))
+async def accept(
+    task: str,
+    tasks: TasksOf,
+    paths: Annotated[list[str] | None, Body(embed=True)] = None,
+    message: Annotated[str | None, Body(embed=True)] = None,
+    branch_only: Annotated[bool, Body(embed=True)] = False,
+) -> dict[str, Any]:
+    return _shown(await tasks.accept(task, paths=paths or (), message=message, branch_only=branch_only))
 
 
 async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
@@ -148,7 +142,8 @@ async def reject(task: str, tasks: TasksOf, reason: Annotated[str, Body(embed=Tr
 
 
 async def undo(task: str, tasks: TasksOf) -> dict[str, Any]:
-    return _shown(await tasks.undo(task))
+    record, undone = await tasks.take_back(task)
+    return {**_shown(record), "undone": [part.to_dict() for part in undone]}
 
 
 async def retire(task: str, tasks: TasksOf) -> dict[str, Any]:
@@ -163,6 +158,7 @@ HANDLERS: Handlers = {
     "add_task": add,
     "tasks": list_tasks,
     "task": get,
+    "why_task": why,
     "cancel_task": cancel,
     "requeue_task": requeue,
     "hold_task": hold,

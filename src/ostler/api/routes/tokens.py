@@ -14,7 +14,7 @@ from pydantic import Field
 from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
 from ostler.model.access import Actor, Principal, Role, Token
-from ostler.model.faults import fault
+from ostler.model.validation import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 

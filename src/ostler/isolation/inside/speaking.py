@@ -27,8 +27,8 @@ from ostler.errors import AgentBusyError, AgentGoneError, ValidationError
 from ostler.isolation import wire
 from ostler.isolation.backlog import MAX_WEIGHTY, TOO_MUCH, Backlog
 from ostler.isolation.inside.telling import complain
-from ostler.model.faults import Fault
 from ostler.model.types import MAX_COUNT
+from ostler.model.validation import Fault
 
 _GONE = "the manager has detached from this agent and hears nothing more from it"
 

@@ -19,7 +19,7 @@ from ostler.isolation.base import Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.process.hearing import key_of
 from ostler.isolation.wire import WireError
-from ostler.model.faults import Fault, shown
+from ostler.model.validation import Fault, shown
 
 Say = Callable[[Mapping[str, Any]], None]
 #: More are in flight at no agent.

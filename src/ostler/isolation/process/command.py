@@ -71,9 +71,16 @@ class CommandCell(KeptCell):
         self._forgetting: dict[UUID, asyncio.Task[None]] = {}
         self._tidying = asyncio.Lock()
         self._quiet = False
+        self._keeper = home.keeper_identity
+        self._started_at_keeper: str | None = self._keeper
 
-    def adopt(self, statuses: Iterable[Mapping[str, Any]]) -> None:
+    @property
+    def may_have_lost_calls(self) -> bool:
+        return self._started_at_keeper != self._keeper
+
+    def adopt(self, handle: Mapping[str, Any] | None, statuses: Iterable[Mapping[str, Any]]) -> None:
         """The runs that an earlier manager began."""
+        self._started_at_keeper = (handle or {}).get("keeper")
         for status in statuses:
             call_id = UUID(hex=str(status["unit"]).rpartition(".")[2])
             run = self._found[call_id] = self._add(call_id, old_place(self._plan, self._spec, call_id))
@@ -127,7 +134,12 @@ class CommandCell(KeptCell):
 
     @property
     def handle(self) -> Mapping[str, Any]:
-        return {"level": "process", "instance_id": str(self._plan.instance_id), "attempt": self._plan.attempt}
+        return {
+            "level": "process",
+            "instance_id": str(self._plan.instance_id),
+            "attempt": self._plan.attempt,
+            "keeper": self._keeper,
+        }
 
     @property
     def is_stuck(self) -> bool:

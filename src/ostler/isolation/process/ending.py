@@ -251,6 +251,8 @@ class KeptCell(Cell):
         try:
             return await self._home.request(op, **fields)
         except KeeperError as error:
+            if error.kind == "lost":
+                await self._home.settled()  # by now it is known how it ended, which the caller asks next
             if error.kind in {"lost", "unknown"}:
                 raise AgentGoneError from error
             raise InvalidOperationError(f"the keeper cannot {op} it: {error}") from error

@@ -79,6 +79,11 @@ class KeeperHome:
     def is_linked(self) -> bool:
         return self._link is not None and self._link.is_open
 
+    @property
+    def keeper_identity(self) -> str:
+        """Of the present keeper process: one that follows it has another."""
+        return ":".join(str(self.about.get(name)) for name in ("boot_id", "pid", "start_time"))
+
     # --- asking --------------------------------------------------------------------------------------
 
     async def open(self, *, start: bool = True) -> bool:

@@ -161,13 +161,12 @@ class ProcessIsolation(Isolation):
     # --- finding again -------------------------------------------------------------------------------
 
     async def recover(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
-        del handle  # the keeper knows it by its instance and attempt
         # Where agents end with their program there is a keeper only if an earlier manager had them go on.
         if self._site.directory is None or not await self._open(start=self._home.outlives):
             return await self._ended_with_it(plan)
         if plan.manifest.kind is AgentKind.COMMAND:
-            return await self._recovered_command(plan, listener)
-        box = box_of(plan)
+            return await self._recovered_command(handle, plan, listener)
+        box = box_of(plan)  # the keeper knows it by its instance and attempt
         cell = ProcessCell(self._clock, self._home, plan, listener, self._site.epoch)
         before = self._home.move_in(box, cell)
         try:
@@ -207,7 +206,7 @@ class ProcessIsolation(Isolation):
         # One that has only said that it is about to end is still to be seen to its end.
         return (cell.ended if cell.is_gone else None) or self._noted(cell)
 
-    async def _recovered_command(self, plan: StartPlan, listener: Listener) -> Cell:
+    async def _recovered_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is nothing that could have died, so there is always a cell."""
         cell = self._command(plan, listener)
         statuses = []
@@ -220,7 +219,7 @@ class ProcessIsolation(Isolation):
                 status, fds = await self._home.ask("attach", unit=unit)
                 _close_all(fds)
                 statuses.append(status)
-        cell.adopt(statuses)
+        cell.adopt(handle, statuses)
         return cell
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:

@@ -1,7 +1,5 @@
 """Calls: what comes back, what overlaps, and what becomes of those whose caller has gone."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -10,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from isolation.agents import PlainAgent
+from isolation.ground import IsolationGround, RecordingListener, Start, do, passing, until
 from ostler.errors import AgentExecutionError
 from ostler.isolation import Verb
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.agents import PlainAgent
-from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, passing, until
 
 
 class CallingContract(IsolationGround):

@@ -1,7 +1,5 @@
 """Freezing: nothing of it goes on, and what is frozen can be let go on, or ended."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -9,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from isolation.ground import IsolationGround, RecordingListener, Start, do, passing, until
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, passing, until
 
 #: Real seconds in which something that goes on would show; it says something every 5 ms.
 _LOOK_SECONDS = 0.15

@@ -1,7 +1,5 @@
 """The end that was asked for: bounded, whatever the agent does."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -10,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
+from isolation.agents import PlainAgent
+from isolation.ground import IsolationGround, RecordingListener, Start, do, passing, until
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.agents import PlainAgent
-from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, passing, until
 
 GRACE = timedelta(seconds=30)
 

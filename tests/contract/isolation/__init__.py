@@ -11,15 +11,15 @@ and refuse to end; they are let go by a file in the directory that the plan name
 its plugin.
 """
 
-from ostler.testing.isolation_suite.calling import CallingContract
-from ostler.testing.isolation_suite.crashing import CrashingContract
-from ostler.testing.isolation_suite.freezing import FreezingContract
-from ostler.testing.isolation_suite.ground import RecordingListener, Start
-from ostler.testing.isolation_suite.leaving import LeavingContract
-from ostler.testing.isolation_suite.recovering import RecoveringContract
-from ostler.testing.isolation_suite.speaking import SpeakingContract
-from ostler.testing.isolation_suite.starting import StartingContract
-from ostler.testing.isolation_suite.stopping import StoppingContract
+from isolation.calling import CallingContract
+from isolation.crashing import CrashingContract
+from isolation.freezing import FreezingContract
+from isolation.ground import RecordingListener, Start
+from isolation.leaving import LeavingContract
+from isolation.recovering import RecoveringContract
+from isolation.speaking import SpeakingContract
+from isolation.starting import StartingContract
+from isolation.stopping import StoppingContract
 
 __all__ = ["IsolationContract", "RecordingListener", "Start"]
 

@@ -1,7 +1,5 @@
 """What an agent says and asks while it lives."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -11,12 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from isolation.ground import ATTEMPT, IsolationGround, RecordingListener, Start, do, passing, until
 from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
 from ostler.model.states import IsolationLevel
 from ostler.testing.clock import ManualClock
-from ostler.testing.isolation_suite.ground import ATTEMPT, IsolationGround, RecordingListener, Start, do, passing, until
 
 
 class SpeakingContract(IsolationGround):

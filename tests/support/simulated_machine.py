@@ -95,7 +95,7 @@ class Machine:
         outlives: bool = False,
     ) -> None:
         self.clock = clock
-        self.chance = chance or random.Random(0)  # noqa: S311 - a seed is the point
+        self.chance = chance or random.Random(0)
         self.misfortune = misfortune or Misfortune()
         self.outlives = outlives
         #: By instance and attempt; also those that have ended, until their cell is destroyed.

@@ -1,7 +1,5 @@
 """What outlives its manager is found again by the next one: nothing is lost, nothing is done twice."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -13,11 +11,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from isolation.ground import ATTEMPT, INSTANCE, IsolationGround, RecordingListener, do, until
 from ostler.agents import WaitAnswer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
 from ostler.model.attempt import AttemptOutcome
-from ostler.testing.isolation_suite.ground import ATTEMPT, INSTANCE, IsolationGround, RecordingListener, do, until
 
 CALL = UUID("01890000-0000-7000-8000-0000000ca11d")
 Successor = Callable[[], Isolation]
@@ -267,14 +265,10 @@ class RecoveringContract(IsolationGround):
         with pytest.raises(AgentGoneError):
             await call
         release()
-        how: Cell | Exit = cell
-        for _ in range(200):
-            how = await heir.recover(cell.handle, plan, listener)
-            if isinstance(how, Exit):
-                break
-            how.detach()
-            await asyncio.sleep(0.01)
-        assert isinstance(how, Exit)
+        async with asyncio.timeout(60):
+            while isinstance(how := await heir.recover(cell.handle, plan, listener), Cell):
+                how.detach()
+                await asyncio.sleep(0.01)
         assert how.outcome in {AttemptOutcome.EXIT_CODE, AttemptOutcome.ERROR}
         assert how.detail
         assert not listener.exits, "whoever looks for it is told, and nobody else"

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
+from isolation.agents import PlainAgent, ScriptedAgent
+from isolation.ground import IsolationGround, RecordingListener, Start, do, inventory, until
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, StartPlan, Verb
-from ostler.testing.isolation_suite.agents import PlainAgent, ScriptedAgent
-from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, inventory, until
 
 
 class LeavingContract(IsolationGround):

@@ -1,7 +1,5 @@
 """The beginning: what a cell is, and what a start that fails leaves."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import json
@@ -13,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from ostler.agents import Agent, AgentKind
-from ostler.agents.base import FunctionMaker
-from ostler.errors import AgentExecutionError, AgentInitializationError, InvalidOperationError
-from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
-from ostler.model.attempt import AttemptOutcome
-from ostler.model.spawn import ResourceLimits
-from ostler.model.states import Enforcement, IsolationLevel
-from ostler.testing.isolation_suite.agents import LeavingAgent, UnmadeAgent, double, greet
-from ostler.testing.isolation_suite.ground import (
+from isolation.agents import LeavingAgent, UnmadeAgent, double, greet
+from isolation.ground import (
     ATTEMPT,
     INSTANCE,
     IsolationGround,
@@ -31,6 +22,13 @@ from ostler.testing.isolation_suite.ground import (
     inventory,
     until,
 )
+from ostler.agents import Agent, AgentKind
+from ostler.agents.base import FunctionMaker
+from ostler.errors import AgentExecutionError, AgentInitializationError, InvalidOperationError
+from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
+from ostler.model.attempt import AttemptOutcome
+from ostler.model.spawn import ResourceLimits
+from ostler.model.states import Enforcement, IsolationLevel
 
 _LIMITS = ("execution_timeout", "max_concurrent_tasks", "max_worker_threads", "max_memory_mb", "max_cpu_percent")
 

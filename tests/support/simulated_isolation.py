@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID
 
+from simulated_machine import Machine, SimulatedAgent, Work
+
 from ostler.agents import Message
 from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
@@ -18,7 +20,6 @@ from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener,
 from ostler.isolation.calls import wake
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
-from ostler.testing.simulated.machine import Machine, SimulatedAgent, Work
 
 _LIMITS = {"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED}
 #: A cancelled call that does not stop is given up after so long.

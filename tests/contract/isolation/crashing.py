@@ -1,7 +1,5 @@
 """An end that nobody asked for: who is told, and how often."""
 
-# ruff: noqa: S101 - a suite speaks by assert
-
 from __future__ import annotations
 
 import asyncio
@@ -10,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
+from isolation.agents import PlainAgent
+from isolation.ground import IsolationGround, RecordingListener, Start, do, until
 from ostler.errors import AgentGoneError
 from ostler.isolation import Verb
 from ostler.model.attempt import AttemptOutcome
-from ostler.testing.isolation_suite.agents import PlainAgent
-from ostler.testing.isolation_suite.ground import IsolationGround, RecordingListener, Start, do, until
 
 
 class CrashingContract(IsolationGround):
