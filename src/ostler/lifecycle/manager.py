@@ -11,19 +11,24 @@ from uuid import UUID
 from ostler.clock import Clock
 from ostler.errors import InvalidOperationError
 from ostler.failpoints import Seams
+from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.handle import AgentHandle, Start
 from ostler.lifecycle.logs import last_line, remove_logs, render_of
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.verbs import InstanceId, Verbs, require_kind
 from ostler.lifecycle.why import doing
-from ostler.model.access import Actor, Permission, Principal
+from ostler.model.access import Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance
 from ostler.model.states import Tier
-from ostler.store import attempts, retention
+from ostler.model.validation import fault
+from ostler.store import attempts, retention, workspaces
 from ostler.store import events as log
 from ostler.store.transaction import PAGE
+
+#: Fields of a workspace that an administrator changes.
+_CHANGEABLE = frozenset({"name", "tier", "disabled_features", "max_tokens_per_minute"})
 
 
 class AgentLifecycleManager(Verbs):
@@ -109,6 +114,24 @@ class AgentLifecycleManager(Verbs):
         if self._runtime.home is None:
             raise InvalidOperationError("this needs a home directory; open one with ostler.open(DIRECTORY)")
         return self._runtime.home
+
+    async def get_workspace(self) -> Workspace:
+        """The principal's own."""
+        return await self._enter(Permission.AGENTS_READ)
+
+    async def change_workspace(self, changes: Mapping[str, Any]) -> Workspace:
+        """Its name, plan (`tier`), feature flags and token share. A smaller plan ends nothing that is active."""
+        own = await self._enter(Permission.WORKSPACE_ADMIN)
+        for name in changes.keys() - _CHANGEABLE:
+            raise fault(name, f"cannot be changed; name one of {', '.join(sorted(_CHANGEABLE))}")
+        workspace = Workspace.from_dict({**own.to_dict(), **changes}).checked()
+        for flag in workspace.disabled_features:
+            if flag != SPAWN_FLAG:
+                raise fault("disabled_features", f"must be of {SPAWN_FLAG}, the one feature that can be off", flag)
+        self._runtime.workspaces[own.workspace_id] = await self._runtime.store.run(
+            workspaces.put_workspace, workspace, by=self._by
+        )
+        return workspace
 
     def tier_of(self, workspace_id: UUID) -> Tier:
         found = self._runtime.workspaces.get(workspace_id)

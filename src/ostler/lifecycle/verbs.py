@@ -189,13 +189,19 @@ class Verbs:
             return None
 
     async def get_active_instances(self, filter: GetInstancesFilter | None = None) -> list[AgentInstance]:  # noqa: A002 - the seed's name
-        """Newest first; of the principal's own workspace unless the filter names another."""
+        """Newest first; of the principal's own workspace unless the filter names another.
+
+        Without the permission `agents.read_all` only the instances that the principal owns.
+        """
         wanted = GetInstancesFilter() if filter is None else filter
         require_kind("filter", wanted, GetInstancesFilter)
         wanted = wanted.checked()
         space = wanted.workspace_id or self._principal.workspace_id
-        await self._enter(Permission.AGENTS_READ, space)
-        if wanted.owner_id not in {None, self._principal.principal_id}:
+        tier = (await self._enter(Permission.AGENTS_READ, space)).tier
+        own = self._principal.principal_id
+        if wanted.owner_id is None and not decide_access(self._principal, Permission.AGENTS_READ_ALL, space, tier=tier):
+            wanted = wanted.evolve(owner_id=own)
+        elif wanted.owner_id not in {None, own}:
             await self._enter(Permission.AGENTS_READ_ALL, space)
         return await self._runtime.store.read(queries.list_instances, wanted, space)
 
