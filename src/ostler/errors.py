@@ -209,7 +209,7 @@ class AgentExecutionError(OstlerError):
     code = "agent_error"
     status = 502
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is known of a run that failed
         self,
         message: str | None = None,
         *,
@@ -217,6 +217,7 @@ class AgentExecutionError(OstlerError):
         stack_trace: str | None = None,
         exit_code: int | None = None,
         signal: str | None = None,
+        out_of_memory: bool = False,
         answer: Mapping[str, Any] | None = None,
     ) -> None:
         self.exception_type = exception_type
@@ -224,6 +225,8 @@ class AgentExecutionError(OstlerError):
         #: Of a command: the exit code of its run, or the name of the signal that ended it.
         self.exit_code = exit_code
         self.signal = signal
+        #: It was killed because it used more memory than its limit.
+        self.out_of_memory = out_of_memory
         #: Of a coding agent: what its answer would have been, with the session, the tokens and the cost of the run.
         self.answer = answer
         super().__init__(message)

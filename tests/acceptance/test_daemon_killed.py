@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -73,6 +74,21 @@ def test_a_command_in_the_foreground_outlives_the_daemon(shell: Shell) -> None:
         rest = running.communicate(timeout=60)[0].splitlines()
         assert running.returncode == 5
     assert rest == [f"line {number}" for number in range(2, 401)]
+
+
+def test_agents_keeper_and_daemon_end_when_their_home_is_deleted(shell: Shell) -> None:
+    (shell.project / "slow.py").write_text(SLOW)
+    (shell.home / "agents").mkdir()
+    (shell.home / "agents" / "slow.md").write_text(
+        "---\nlifecycle:\n  driver: python:slow:Slow\n  isolation: process\n---\n"
+    )
+    shell.ok("run", "-d", "--name", "command", "--", "sleep", "1000")
+    shell.ok("run", "-d", "--name", "slow", "slow")
+    shell.ok("run", "-d", "--name", "frozen", "--", "sleep", "1000")
+    shell.ok("pause", "--depth", "freeze", "frozen")
+    shutil.rmtree(shell.home)
+    until(lambda: not shell.left_over(), "something lives on")
+    assert not shell.home.exists(), "nothing was made anew"
 
 
 def test_of_two_commands_that_start_the_daemon_at_once_both_succeed(shell: Shell) -> None:

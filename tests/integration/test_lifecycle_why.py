@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 
 import pytest
@@ -11,9 +12,12 @@ from ostler import (
     AgentHandle,
     AgentInitializationError,
     AgentNotFoundError,
+    AttemptOutcome,
+    CommandSpec,
     LifecycleSettings,
     ResourceLimits,
     RestartPolicy,
+    SystemClock,
     TerminationOptions,
     Why,
 )
@@ -199,6 +203,41 @@ async def test_without_a_heartbeat_but_at_work_it_is_not_stalled(crew: Crew) -> 
     assert "no heartbeat for" in told(answer)
     crew.stage.release("work")
     await call
+
+
+@at(PROCESS)
+async def test_the_last_output_is_what_it_printed_last(crew: Crew) -> None:
+    """With the real clock: the time of what is printed is that of the machine."""
+    await crew.close()
+    crew.clock = SystemClock()
+    await crew.open()
+    printing = f"while [ ! -e {crew.stage.directory}/go-work ]; do echo on; sleep 0.05; done"
+    agent = await crew.start(agent=CommandSpec(argv=("sh", "-c", printing)), about={"name": "printer"})
+    crew.begin(agent.ask(""))
+    live = crew.runtime.instances[agent.instance_id]
+
+    async def is_fresh() -> bool:
+        await agent.why()
+        return bool(crew.clock.mono() - live.signs.output < 0.5)
+
+    await crew.reaches(agent, S.PROCESSING)
+    began = crew.clock.mono()
+    await until(lambda: crew.clock.mono() - began > 1)
+    await until(is_fresh)
+    crew.stage.release("work")
+
+
+@at(PROCESS)
+async def test_a_command_that_used_too_much_memory_is_oom_in_the_record_and_in_why(crew: Crew) -> None:
+    code = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+    spec = CommandSpec(argv=(sys.executable, "-c", code))
+    request = crew.request(agent=spec, about={"name": "hungry"}, resource_limits={"max_memory_mb": 64})
+    record = await crew.manager.spawn(request.evolve(job={"request": ""}))
+    agent = crew.manager.handle(record.instance_id)
+    await crew.reaches(agent, S.FAILED)
+    (attempt,) = await crew.attempts(agent)
+    assert attempt.outcome is AttemptOutcome.OOM
+    assert "more memory than its limit of 64 MB and was killed (oom)" in told(await asked(crew, agent))
 
 
 @at(NONE)

@@ -54,6 +54,7 @@ from ostler.simulation import (
     Scenario,
     SimulationSettings,
     SimulationState,
+    TurnReport,
     begin_run,
     compare_run,
     fork_run,
@@ -814,11 +815,15 @@ async def test_what_was_done_from_outside_is_in_the_record_and_done_again(store:
 async def test_a_run_that_is_cancelled_can_be_resumed_with_the_same_future(store: Store) -> None:
     _, whole = await played(store, economy())
     async with begin_run(store, economy()) as run:
-        running = asyncio.create_task(run.finish())
-        await asyncio.sleep(0.02)
-        running.cancel()
+
+        def cancel_at_five(report: TurnReport) -> None:
+            if report.turn == 5:
+                running.cancel()
+
+        running = asyncio.create_task(run.finish(on_turn=cancel_at_five))
         with pytest.raises(asyncio.CancelledError):
             await running
+        assert run.record.turn < 20
     async with resume_run(store, run.run_id, economy()) as again:
         await again.finish()
         assert again.record.digest == whole

@@ -313,6 +313,98 @@ async def test_a_run_that_waits_is_woken_from_outside_or_by_closing() -> None:
         await asyncio.wait_for(running, 60)
 
 
+# --- many turns at once ------------------------------------------------------------------------------
+
+
+async def test_turns_of_plain_brains_are_played_in_one_thread_and_every_report_comes_in_order_to_the_loop() -> None:
+    threads: set[int] = set()
+    reports: list[TurnReport] = []
+
+    def note(report: TurnReport) -> None:
+        assert threading.get_ident() == here
+        reports.append(report)
+        if report.turn == 3:
+            play.pause_agent("bo", 2)  # between two turns
+
+    here = threading.get_ident()
+    async with playing({"ada": lambda _: threads.add(threading.get_ident()), "bo": silent}) as play:
+        await play.run(100)
+        assert len(threads) == 1
+        assert here not in threads
+        play.state.turn = 0
+        report = await play.run(6, on_turn=note)
+    assert (report.played, [one.turn for one in reports]) == (6, [1, 2, 3, 4, 5, 6])
+    assert [list(one.decisions) for one in reports[2:5]] == [["ada", "bo"], ["ada"], ["ada", "bo"]]
+
+
+async def test_failures_counters_and_async_brains_in_the_middle_of_many_turns() -> None:
+    async def later(view: AgentView) -> None:
+        await asyncio.sleep(0)
+        if view.turn == 12:
+            view.remove_agent()
+
+    scripts = {
+        4: lambda view: view.pause_agent("bo", 3),
+        5: fails,
+        10: lambda view: view.add_agent("kid", later),
+        20: lambda view: view.remove_agent("bo"),
+    }
+    diary = Diary()
+    brains = {"ada": diary.brain(in_turn(scripts)), "bo": diary.brain()}
+    async with playing(brains, on_error=OnFailure.KEEP) as play:
+        report = await play.run(30)
+        assert (report.turn, report.played, report.failed) == (30, 30, 1)
+        assert "ada in turn 5, kept: ValueError: not my day" in report.first_failures[0]
+        assert list(play.state.agents) == ["ada"]
+    assert [turn for turn, name in diary.asked if name == "ada"] == list(range(1, 31))
+    assert [turn for turn, name in diary.asked if name == "bo"] == [1, 2, 3, 4, *range(7, 21)]
+
+
+async def test_a_task_that_waits_between_turns_does_not_wait_for_all_turns() -> None:
+    async with playing({"ada": silent}) as play:
+        running = asyncio.create_task(play.run(2**31))
+        for _ in range(3):
+            async with play.between_turns():
+                assert play.pause_agent("ada", 1)
+                before = play.state.turn
+            report = await play.play_turn()
+            assert report.turn > before
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_many_turns_that_are_cancelled_stand_at_the_last_complete_one() -> None:
+    begun = threading.Event()
+    async with playing({"ada": lambda _: begun.set()}) as play:
+        running = asyncio.create_task(play.run(2**31))
+        await asyncio.to_thread(begun.wait, 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        turn = play.state.turn
+        with pytest.raises(InvalidOperationError, match=f"and the run stands at turn {turn}"):
+            await play.play_turn()
+
+
+async def test_closing_ends_a_run_of_many_turns() -> None:
+    async with playing({"ada": silent}) as play:
+        running = asyncio.create_task(play.run(2**31))
+        await asyncio.sleep(0)
+    with pytest.raises(InvalidOperationError, match="is closed"):
+        await asyncio.wait_for(running, 30)
+
+
+async def test_a_brain_that_hangs_in_the_middle_of_many_turns_costs_its_own_turn() -> None:
+    hang = Hang()
+    brains: dict[str, Script] = {"ada": in_turn({50: hang.decide}), "bo": lambda view: {"n": view.turn}}
+    async with playing(brains, decision_timeout=SOON) as play:
+        report = await asyncio.wait_for(play.run(100), 30)
+        hang.let_go.set()
+        assert (report.turn, report.failed, play.state.states["bo"]) == (100, 1, {"n": 100})
+        assert report.first_failures[0].startswith("ada in turn 50, paused: no answer within 0.25 s")
+
+
 # --- requests ----------------------------------------------------------------------------------------
 
 

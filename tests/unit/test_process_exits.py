@@ -66,9 +66,12 @@ def test_when_it_ended_is_told_in_utc() -> None:
 
 
 def test_a_run_of_a_command_ends_in_its_own_terms() -> None:
-    assert ending_of({"code": 3}) == Ending(code=3)
-    assert ending_of({"signal": 15}) == Ending(signal_name="SIGTERM")
-    assert ending_of({}) == Ending()
+    assert ending_of({"code": 3}, 64) == Ending(code=3)
+    assert ending_of({"signal": 15}, 64) == Ending(signal_name="SIGTERM")
+    assert ending_of({}, 64) == Ending()
+    killed = Ending(signal_name="SIGKILL", memory_limit_mb=64)
+    assert ending_of({"signal": 9, "oom": True}, 64) == ending_of({"signal": 9, "by": "memory"}, 64) == killed
+    assert killed.failure == "used more memory than its limit of 64 MB and was killed (oom)"
 
 
 # --- where the class stands --------------------------------------------------------------------------

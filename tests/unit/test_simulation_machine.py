@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ostler.simulation import LifecycleManager, LifecycleValidator, Member, SimulationState
-from ostler.simulation.names import NameIndex
 
 
 @pytest.fixture(autouse=True)
@@ -278,32 +277,29 @@ _NAMES = st.one_of(
 
 
 @settings(max_examples=200)
-@given(st.lists(_NAMES, max_size=60), st.booleans())
-def test_the_lowest_free_number_is_the_one_that_counting_up_would_find(names: list[str], unseen: bool) -> None:
-    """Also where a name came or went past the index, which is only a hint."""
-    index, taken = NameIndex(), set[str]()
-    for place, name in enumerate(names):  # a name that is there leaves, one that is not joins
-        if name in taken:
-            taken.remove(name)
-            index.left(name)
+@given(st.lists(_NAMES, max_size=60))
+def test_the_lowest_free_number_is_the_one_that_counting_up_would_find(names: list[str]) -> None:
+    state = SimulationState()
+    for name in names:  # a name that is there leaves, one that is not joins
+        if name in state.members:
+            state.dismiss(name)
         else:
-            taken.add(name)
-            if not (unseen and place % 3 == 0):
-                index.joined(name)
+            state.admit(name, Brain(), {})
         for base in ("a", "b", "a_1"):
-            assert index.free_name(base, taken) == counted_up(base, taken)
+            expected = counted_up(base, state.members) if base in state.members else base
+            assert state.free_name(base) == expected
 
 
-def test_a_name_that_joins_and_leaves_without_end_leaves_no_growing_index_behind() -> None:
-    index, taken = NameIndex(), {f"a_{number}" for number in range(1, 51)}
-    for number in range(1, 51):
-        index.joined(f"a_{number}")
-    for _ in range(1_000):
-        index.left("a_7")
-        index.joined("a_7")
-    index.left("a_7")
-    assert index.free_name("a", taken - {"a_7"}) == "a_7"
-    assert len(index._numbers["a"].heap) <= 20  # noqa: SLF001 - what it costs is not seen from outside
-    for number in range(1, 51):
-        index.left(f"a_{number}")
-    assert not index._numbers  # noqa: SLF001 - as above
+def test_ten_thousand_agents_of_one_name_join_without_counting_up_each_time() -> None:
+    class Counted(dict[str, Member]):
+        looked = 0
+
+        def __contains__(self, name: object) -> bool:
+            self.looked += 1
+            return super().__contains__(name)
+
+    state, manager = SimulationState(), LifecycleManager(LifecycleValidator(max_agents=20_000))
+    state.members = counted = Counted()
+    for _ in range(10_000):
+        manager.add_agent("a", Brain(), {}, state)
+    assert counted.looked < 100_000

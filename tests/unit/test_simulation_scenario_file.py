@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ agents:
   - {name: trader, kind: trader, count: 20, params: {greed: 2}, state: {wealth: 10}}
   - {name: far, kind: remote, state: {wealth: 1}}
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test is a program of its own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -355,29 +366,26 @@ def test_code_that_fails_is_named_once_with_its_line(folder: Path, code: str, sa
     assert sentence == f"4: engine names economy:Market, but the module economy cannot be imported: {said}"
 
 
-def test_scenarios_have_modules_of_one_name_each_with_its_neighbours(tmp_path: Path) -> None:
-    found = []
+def test_a_module_of_the_same_name_beside_another_scenario_is_not_mistaken_for_it(tmp_path: Path) -> None:
     for number in (1, 2):
         folder = tmp_path / str(number)
-        (folder / "tools").mkdir(parents=True)
-        (folder / "tools" / "__init__.py").write_text(f"NUMBER = {number}\n")
-        (folder / "economy.py").write_text(
-            "from tools import NUMBER\nclass Trader:\n    n = NUMBER\n    def decide(self, view): ...\n"
-        )
-        text = 'name = "x"\n[brains]\ntrader = "economy:Trader"\n'
-        found.append(load_scenario(written(folder, text)).brains.make("trader", {}).n)
-    assert found == [1, 2]
-    assert "tools" not in sys.modules
-    assert not any(str(tmp_path) in one for one in sys.path)
+        folder.mkdir()
+        (folder / "economy.py").write_text(CODE)
+        written(folder, SCENARIO)
+    load_scenario(tmp_path / "1" / "scenario.toml")
+    (sentence,) = faults(tmp_path / "2" / "scenario.toml")
+    loaded = tmp_path / "1" / "economy.py"
+    assert sentence == (
+        f"4: engine names economy:Market, but this program has loaded economy from {loaded} before; load this scenario "
+        "in another program"
+    )
 
 
-def test_all_names_of_a_file_mean_one_module_and_an_edit_is_seen(folder: Path) -> None:
-    path = written(folder, SCENARIO)
-    first = load_scenario(path)
-    assert first.engine.__module__ == first.schema.__module__
-    (folder / "economy.py").write_text(CODE.replace("greed=1", "greed=9"))
-    assert load_scenario(path).brains.make("trader", {}).greed == 9
-    assert first.brains.make("trader", {}).greed == 1
+def test_code_may_import_what_stands_beside_it(folder: Path) -> None:
+    (folder / "tools").mkdir()
+    (folder / "tools" / "__init__.py").write_text("GREED = 9\n")
+    (folder / "economy.py").write_text(f"import tools\n{CODE.replace('greed=1', 'greed=tools.GREED')}")
+    assert load_scenario(written(folder, SCENARIO)).brains.make("trader", {}).greed == 9
 
 
 def test_code_may_stand_in_a_package_beside_the_file_or_be_installed(tmp_path: Path) -> None:

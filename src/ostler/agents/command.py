@@ -30,7 +30,7 @@ _SHOWN_LINES = 20
 _SHOWN_CHARACTERS = 2000
 #: What Linux allows for one argument, with its end mark.
 _MAX_ARGUMENT = 128 * KIB - 1
-_UNKNOWN = "ended, and its exit code is not known"
+UNKNOWN_EXIT = "ended, and its exit code is not known"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _BASE_ENV: Mapping[str, str] = MappingProxyType({"PATH": DEFAULT_PATH, "LANG": "C.UTF-8"})
 
@@ -53,6 +53,17 @@ class Ending:
 
     code: int | None = None
     signal_name: str | None = None
+    #: It was killed because it used more memory than this limit.
+    memory_limit_mb: int | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """What a run did that did not end by its own exit code."""
+        if self.memory_limit_mb is not None:
+            return f"used more memory than its limit of {self.memory_limit_mb} MB and was killed (oom)"
+        if self.signal_name is not None:
+            return f"was killed by {self.signal_name}"
+        return UNKNOWN_EXIT if self.code is None else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,12 +230,9 @@ def prompt_of(request: Any, instructions: str | None) -> str:
 
 def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeaning:
     """The meaning of the exit; a failure is raised, with the last lines of the output."""
-    if ending.signal_name is not None:
-        how = f"was killed by {ending.signal_name}"
-    elif ending.code is None:
-        how = _UNKNOWN
-    else:
-        meaning = spec.meaning(ending.code)
+    how = ending.failure
+    if how is None:
+        meaning = spec.meaning(ending.code or 0)
         if meaning is not ExitMeaning.FAILED:
             return meaning
         how = f"failed with exit code {ending.code}"
@@ -233,6 +241,7 @@ def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeani
         f"{spec.argv[0]} {how}" + (f"; its last lines:\n{last}" if last else " and said nothing"),
         exit_code=ending.code,
         signal=ending.signal_name,
+        out_of_memory=ending.memory_limit_mb is not None,
     )
 
 

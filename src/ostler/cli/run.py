@@ -198,6 +198,8 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> i
 
 def _exit_code(instance: dict[str, Any]) -> int:
     last = (instance.get("attempts") or [{}])[-1]
+    if last.get("outcome") == "oom":
+        note(str(last.get("detail") or "it used more memory than its limit (oom)"))
     if last.get("exit_signal") is not None:
         return 128 + int(last["exit_signal"])
     if last.get("exit_code") is not None:

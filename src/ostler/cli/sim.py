@@ -11,9 +11,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, redirect_stdout
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ from ostler.simulation import (
     scenario_of_run,
 )
 from ostler.simulation.export import FORMS
-from ostler.simulation.orchestrator import NOBODY
+from ostler.simulation.orchestrator import NONE_ACTIVE
 from ostler.simulation.scenario_file import put_at
 from ostler.store import simulations
 from ostler.store.store import Store, view
@@ -62,7 +63,7 @@ from ostler.store.transaction import Reader
 R = TypeVar("R")
 _LAST = re.compile(r"last(?:~([0-9]{1,9}))?")
 _TURN = click.IntRange(min=0)
-#: What a fork may have otherwise, beside settings.* and parameters.*; everything else has happened already.
+#: What a fork may change, beside settings.* and parameters.*; everything else has happened already.
 _FORKED = ("seed", "turns", "name")
 _WIDE = 200
 
@@ -76,6 +77,7 @@ def sim() -> None:
 
 
 _run_argument = click.argument("run", metavar="RUN")
+_to_option = click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
 _scenario_option = click.option(
     "--scenario", "file", metavar="FILE", help="Where the scenario stands now; else it is as it was kept."
 )
@@ -85,8 +87,11 @@ _seed_option = click.option("--seed", type=_TURN, help="Another seed.")
 _set_option = click.option(
     "--set", "changed", multiple=True, metavar="KEY=VALUE", help="Another value at a dotted key, as parameters.tax=0.2."
 )
-_output_option = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to end.")
 _quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
+
+
+def _output_option(*forms: str, help: str = "How to print it.") -> Callable[[Any], Any]:  # noqa: A002 - as click names it
+    return click.option("-o", "--output", type=click.Choice(forms), default=forms[0], help=help)
 
 
 # --- playing -----------------------------------------------------------------------------------------
@@ -98,35 +103,29 @@ _quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @_turns_option
 @_name_option
 @_set_option
-@_output_option
+@_output_option("text", "json", help="How to end.")
 @_quiet_option
 def run(scenario: str, changed: tuple[str, ...], output: str, quiet: bool, **more: Any) -> int:
     """Begin a run of a scenario file, TOML or YAML, and play it to its last turn."""
-    _stand_beside(Path(scenario))
     with redirect_stdout(sys.stderr):  # what its code prints while it is loaded is no result
         loaded = load_scenario(scenario, overrides=_overrides(changed, more))
-    _refuse_waiting(loaded.settings)
-    return _play(_Plan(loaded, lambda store, manager: begin_run(store, loaded, manager=manager), output, quiet))
+    return _play(_Plan(loaded, loaded.settings, partial(begin_run, scenario=loaded)), output, quiet)
 
 
 @sim.command()
 @_run_argument
 @_turns_option
 @_scenario_option
-@_output_option
+@_output_option("text", "json", help="How to end.")
 @_quiet_option
 def resume(run: str, turns: int | None, file: str | None, output: str, quiet: bool) -> int:
     """Go on after the last complete turn of a run, whatever has stopped it."""
-    found = _look(lambda reader: _find(reader, run))
-    scenario = _scenario_of(found, file)
-    if (turns or scenario.turns) <= found.turn:
-        raise click.UsageError(f"the run stands at turn {found.turn} already; say how far with --turns")
-    _refuse_waiting(found.settings)
-
-    def opening(store: Store, manager: AgentLifecycleManager | None) -> AbstractAsyncContextManager[KeptRun]:
-        return resume_run(store, found.run_id, scenario, manager=manager)
-
-    return _play(_Plan(scenario, opening, output, quiet, turns=turns, file=file))
+    record = _find(run)
+    scenario = _scenario_of(record, file)
+    if (turns or scenario.turns) <= record.turn:
+        raise click.UsageError(f"the run stands at turn {record.turn} already; say how far with --turns")
+    opening = partial(resume_run, run_id=record.run_id, scenario=scenario)
+    return _play(_Plan(scenario, record.settings, opening, turns=turns, file=file), output, quiet)
 
 
 @sim.command()
@@ -137,36 +136,32 @@ def resume(run: str, turns: int | None, file: str | None, output: str, quiet: bo
 @_name_option
 @_set_option
 @_scenario_option
-@_output_option
+@_output_option("text", "json", help="How to end.")
 @_quiet_option
 def fork(run: str, at: int, changed: tuple[str, ...], file: str | None, output: str, quiet: bool, **more: Any) -> int:
     """Begin a run that shares the turns of another up to one of them, with other settings from there on."""
     changes = _overrides(changed, more)
     for key in changes:
         if key not in _FORKED and not re.fullmatch(r"(settings|parameters)\..+", key):
-            known = f"settings.*, parameters.*, {', '.join(_FORKED)}"
-            raise click.BadParameter(f"{key} cannot be changed by a fork; it may set {known}", param_hint="--set")
-    found = _look(lambda reader: _find(reader, run))
-    if at > found.turn:
-        raise InvalidOperationError(f"run {found.run_id} stands at turn {found.turn}; fork it there or before")
-    scenario = _scenario_of(found, file, changes)
-    settings = _forked_settings(found.settings, scenario.settings, changes)
-    _refuse_waiting(settings)
+            allowed = f"settings.*, parameters.*, {', '.join(_FORKED)}"
+            raise click.BadParameter(f"{key} cannot be changed by a fork; it may set {allowed}", param_hint="--set")
+    record = _find(run)
+    if at > record.turn:
+        raise InvalidOperationError(f"run {record.run_id} stands at turn {record.turn}; fork it there or before")
+    scenario = _scenario_of(record, file, changes)
+    settings = _forked_settings(record.settings, scenario.settings, changes)
     if scenario.turns <= at:
         raise click.UsageError(f"there is nothing to play after turn {at} up to turn {scenario.turns}; use --turns")
-
-    def opening(store: Store, manager: AgentLifecycleManager | None) -> AbstractAsyncContextManager[KeptRun]:
-        return fork_run(store, found.run_id, scenario, at=at, settings=settings, manager=manager)
-
-    return _play(_Plan(scenario, opening, output, quiet))
+    opening = partial(fork_run, run_id=record.run_id, scenario=scenario, at=at, settings=settings)
+    return _play(_Plan(scenario, settings, opening), output, quiet)
 
 
 @dataclass
 class _Plan:
     scenario: Scenario
-    opening: Callable[[Store, AgentLifecycleManager | None], AbstractAsyncContextManager[KeptRun]]
-    output: str
-    quiet: bool
+    settings: SimulationSettings
+    #: Takes the store and the manager.
+    opening: Callable[..., AbstractAsyncContextManager[KeptRun]]
     turns: int | None = None
     #: Where the scenario stands now, if the run does not know.
     file: str | None = None
@@ -186,41 +181,47 @@ class _Plan:
         return f"the run stands at turn {self.run.record.turn}; go on with: {shlex.join(words)}"
 
 
-def _play(plan: _Plan) -> int:
-    """Play it, say what came of it; the exit code."""
+def _play(plan: _Plan, output: str, quiet: bool) -> int:
+    """Play it and print how it ended; the exit code."""
+    if plan.settings.on_idle is OnIdle.WAIT:
+        raise click.UsageError(
+            "settings.on_idle is wait, but no operation from outside can reach a run that is played here; "
+            "use pass or end"
+        )
     try:
         with redirect_stdout(sys.stderr):  # what brains print is no result
-            asyncio.run(_within(plan))
+            asyncio.run(_play_plan(plan, quiet))
     except OstlerError as error:
-        for sentence in [one.message for one in error.faults] if isinstance(error, ValidationError) else [str(error)]:
+        faults = error.faults if isinstance(error, ValidationError) else ()
+        for sentence in [fault.message for fault in faults] or [str(error)]:
             note(sentence)
         if plan.run is not None:
             note(plan.hint())
         return plan.stopped or error.cli_exit
     except (asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
-        # Signals are heard by `_hear_signals`; code of a scenario that raises these must not look like a success.
+        # Signals are handled by `_handle_signals`; code of a scenario that raises these must not look like a success.
         if plan.stopped is None:
             note(f"the code of the scenario has ended the run: {type(error).__name__}: {error}; {plan.hint()}")
         return plan.stopped or ExitCode.FAILED
     if plan.run is None or plan.report is None:
         return plan.stopped or ExitCode.INTERRUPTED
-    return _say(plan.run, plan.report, plan.output)
+    return _print_end(plan.run, plan.report, output)
 
 
-async def _within(plan: _Plan) -> None:
-    _hear_signals(plan)
-    async with _opened(plan.scenario) as (store, manager), plan.opening(store, manager) as run:
+async def _play_plan(plan: _Plan, quiet: bool) -> None:
+    _handle_signals(plan)
+    async with _open_store(plan.scenario) as (store, manager), plan.opening(store, manager=manager) as run:
         plan.run = run
         note(f"run {run.run_id}")
-        last = plan.turns or plan.scenario.turns
-        progress = None if plan.quiet or not _has_terminal() else _progress(last)
+        has_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        progress = _progress(plan.turns or plan.scenario.turns) if has_terminal and not quiet else None
         plan.report = await run.finish(plan.turns, on_turn=progress)
         if progress is not None:
             click.echo("", err=True)
 
 
 @asynccontextmanager
-async def _opened(scenario: Scenario) -> AsyncIterator[tuple[Store, AgentLifecycleManager | None]]:
+async def _open_store(scenario: Scenario) -> AsyncIterator[tuple[Store, AgentLifecycleManager | None]]:
     """The store of the home; with a manager, which needs the home for itself, where brains are managed."""
     if not scenario.brains.needs_manager:
         async with Store(the_home()) as store:
@@ -237,29 +238,25 @@ async def _opened(scenario: Scenario) -> AsyncIterator[tuple[Store, AgentLifecyc
         yield manager.store, manager
 
 
-def _say(run: KeptRun, report: RunReport, output: str) -> int:
-    record, state = run.record, run.state
+def _print_end(run: KeptRun, report: RunReport, output: str) -> int:
+    record, agents, paused = run.record, len(run.state.members), len(run.state.paused_agents)
     if output == "json":
-        said = {"run_id": str(record.run_id), "name": record.name, "digest": record.digest, **asdict(report)}
-        as_json({**said, "agents": len(state.members), "paused": len(state.paused_agents)})
+        head = {"run_id": str(record.run_id), "name": record.name, "digest": record.digest}
+        as_json({**head, **asdict(report), "agents": agents, "paused": paused})
     else:
         failed = f", {report.failed} failures" if report.failed else ""
-        click.echo(
-            plain(
-                f"{record.name}: turn {report.turn}, {report.ended}; {len(state.members)} agents, "
-                f"{len(state.paused_agents)} of them paused{failed}; digest {record.digest[:12]}"
-            )
-        )
+        end = f"turn {report.turn}, {report.ended}; {agents} agents, {paused} of them paused{failed}"
+        click.echo(plain(f"{record.name}: {end}; digest {record.digest[:12]}"))
     for sentence in report.first_failures:
         note(f"failed: {sentence}")
     # A population of which nothing is left because all failed must not look like a success.
-    return ExitCode.FAILED if report.failed and report.ended == NOBODY else ExitCode.OK
+    return ExitCode.FAILED if report.failed and report.ended == NONE_ACTIVE else ExitCode.OK
 
 
-def _hear_signals(plan: _Plan) -> None:
+def _handle_signals(plan: _Plan) -> None:
     """Ctrl-C and SIGTERM: the first cancels the turn and says how to go on, the second ends the program at once.
 
-    Heard by Python and not by the event loop, which a brain may hold up.
+    Handled by Python and not by the event loop, which a brain may block.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -270,12 +267,8 @@ def _hear_signals(plan: _Plan) -> None:
         os.write(sys.stderr.fileno(), f"\nostler: stopped; {plain(plan.hint())}\n".encode())
         loop.call_soon_threadsafe(task.cancel)
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, stop)
-
-
-def _has_terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
 
 def _progress(last: int) -> Callable[[TurnReport], None]:
@@ -292,27 +285,20 @@ def _progress(last: int) -> Callable[[TurnReport], None]:
     return show
 
 
-def _refuse_waiting(settings: SimulationSettings) -> None:
-    if settings.on_idle is OnIdle.WAIT:
-        raise click.UsageError(
-            "settings.on_idle is wait, but no operation from outside can reach a run that is played here; "
-            "use pass or end"
-        )
-
-
 # --- looking -----------------------------------------------------------------------------------------
 
 
 @sim.command("list")
 @click.option("-n", "count", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many runs.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print it.")
+@_output_option("table", "json")
 def list_runs(count: int, output: str) -> None:
     """List the runs, newest first."""
-    runs = _look(lambda reader: simulations.list_runs(reader, limit=count + 1))
+    with view(the_home()) as reader:
+        runs = simulations.list_runs(reader, limit=count + 1)
     if output == "json":
-        as_json([_brief(one) for one in runs[:count]])
+        as_json([_summary(run) for run in runs[:count]])
     else:
-        table(("ID", "NAME", "TURN", "STATE", "SEED", "FROM", "BEGAN"), [_row(one) for one in runs[:count]])
+        table(("ID", "NAME", "TURN", "STATE", "SEED", "FROM", "BEGAN"), [_row(run) for run in runs[:count]])
     if len(runs) > count:
         note(f"only the newest {count} are shown; ask for more with -n")
 
@@ -321,20 +307,16 @@ def list_runs(count: int, output: str) -> None:
 @_run_argument
 @click.option("--turn", type=_TURN, help="As it was after this turn; else after the last.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many agents.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print it.")
+@_output_option("table", "json")
 def show(run: str, turn: int | None, count: int, output: str) -> None:
     """Show a run: its settings, and its agents after a turn."""
-
-    async def read(store: _View) -> tuple[SimulationRun, PlayedTurn]:
-        found = _find(store.reader, run)
-        at = found.turn if turn is None else turn
-        return found, await anext(replay(store, found.run_id, first=at, last=at))
-
-    found, played = _look_async(read)
+    record = _find(run)
+    at = record.turn if turn is None else turn
+    played = next(_replayed(record, at, at))
     if output == "json":
-        as_json({"run": _brief(found), "turn": asdict(played)})
+        as_json({"run": _summary(record), "turn": asdict(played)})
         return
-    table(("WHAT", "IS"), _facts(found, played))
+    table(("WHAT", "IS"), _facts(record, played))
     click.echo()
     rows = [
         (name, str(played.numbers[name]), _activity(played, name), _short(state))
@@ -348,39 +330,34 @@ def show(run: str, turn: int | None, count: int, output: str) -> None:
 @sim.command("replay")
 @_run_argument
 @click.option("--from", "first", type=_TURN, default=0, help="From this turn on; else from the beginning.")
-@click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
+@_to_option
 @click.option("-v", "--verbose", is_flag=True, help="Every operation of each turn.")
-@click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", help="How to print the turns.")
+@_output_option("text", "jsonl", help="How to print the turns.")
 def replay_command(run: str, first: int, last: int | None, verbose: bool, output: str) -> None:
     """Show the turns of a run as they were played, from the record alone."""
-
-    async def read(store: _View) -> None:
-        found = _find(store.reader, run)
-        async for played in replay(store, found.run_id, first=first, last=last):
-            if output == "jsonl":
-                as_json(asdict(played), indent=None)
-            else:
-                for line in _lines(played, verbose=verbose):
-                    click.echo(plain(line))
-
-    _look_async(read)
+    for played in _replayed(_find(run), first, last):
+        if output == "jsonl":
+            as_json(asdict(played), indent=None)
+        else:
+            for line in _lines(played, verbose=verbose):
+                click.echo(plain(line))
 
 
 @sim.command()
 @_run_argument
-@click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
+@_to_option
 @_scenario_option
 def check(run: str, last: int | None, file: str | None) -> int:
     """Play a run once more, and say whether the same comes of it."""
-    found = _look(lambda reader: _find(reader, run))
-    scenario = _scenario_of(found, file)
+    record = _find(run)
+    scenario = _scenario_of(record, file)
 
     async def compare() -> Any:
         if not scenario.brains.needs_manager:
-            with view(the_home()) as reader:
-                return await compare_run(_View(reader), found.run_id, scenario, last=last)
-        async with _opened(scenario) as (store, manager):
-            return await compare_run(store, found.run_id, scenario, last=last, manager=manager)
+            with _reading() as store:
+                return await compare_run(store, record.run_id, scenario, last=last)
+        async with _open_store(scenario) as (store, manager):
+            return await compare_run(store, record.run_id, scenario, last=last, manager=manager)
 
     with redirect_stdout(sys.stderr):  # what brains print is no result
         result = asyncio.run(compare())
@@ -403,13 +380,10 @@ def export(run: str, file: Path, form: str | None, force: bool) -> None:
         raise click.UsageError(f"{file.name} does not say what to write; end its name in {', '.join(FORMS)}")
     if not force and file.exists():
         raise click.UsageError(f"{file} exists already; choose another name, or use --force")
-
-    async def read(store: _View) -> UUID:
-        found = _find(store.reader, run)
-        await export_turns(lambda: replay(store, found.run_id, last=found.turn), file, chosen)
-        return found.run_id
-
-    note(f"run {_look_async(read)} is written to {file}")
+    record = _find(run)
+    with _reading() as store:
+        asyncio.run(export_turns(lambda: replay(store, record.run_id, last=record.turn), file, chosen))
+    note(f"run {record.run_id} is written to {file}")
 
 
 @sim.command()
@@ -417,65 +391,69 @@ def export(run: str, file: Path, form: str | None, force: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
 def rm(run: str, yes: bool) -> int:
     """Remove a run with all its turns. A run that others were forked from stays until they are removed."""
-    found = _look(lambda reader: _find(reader, run))
+    record = _find(run)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"this removes run {found.run_id} for good; say --yes")
-        is_open = "; it is open, and another program may be playing it" if found.state is RunState.OPEN else ""
-        what = f"Remove run {found.run_id} ({found.name}, {found.turn} turns{is_open}) for good?"
-        if not click.confirm(what, err=True):
+            raise click.UsageError(f"this removes run {record.run_id} for good; say --yes")
+        is_open = "; it is open, and another program may be playing it" if record.state is RunState.OPEN else ""
+        question = f"Remove run {record.run_id} ({record.name}, {record.turn} turns{is_open}) for good?"
+        if not click.confirm(question, err=True):
             return ExitCode.FAILED
 
     async def remove() -> None:
         async with Store(the_home()) as store:
-            await remove_run(store, found.run_id)
+            await remove_run(store, record.run_id)
 
     asyncio.run(remove())
-    note(f"run {found.run_id} is removed")
+    note(f"run {record.run_id} is removed")
     return ExitCode.OK
 
 
-# --- finding runs and scenarios ----------------------------------------------------------------------
+# --- runs and scenarios ------------------------------------------------------------------------------
 
 
 class _View:
     """Queries on one connection that cannot write, as a store answers them."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+        self._reader = reader
 
     async def read(self, query: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        return query(self.reader, *args, **kwargs)
+        return query(self._reader, *args, **kwargs)
 
 
-def _look(query: Callable[[Reader], R]) -> R:
+@contextmanager
+def _reading() -> Iterator[_View]:
     with view(the_home()) as reader:
-        return query(reader)
+        yield _View(reader)
 
 
-def _look_async(query: Callable[[_View], Awaitable[R]]) -> R:
-    async def within() -> R:
-        with view(the_home()) as reader:
-            return await query(_View(reader))
+def _replayed(record: SimulationRun, first: int, last: int | None) -> Iterator[PlayedTurn]:
+    async def following() -> PlayedTurn | None:
+        return await anext(turns, None)
 
-    return asyncio.run(within())
+    with _reading() as store, asyncio.Runner() as runner:
+        turns = replay(store, record.run_id, first=first, last=last)
+        while (played := runner.run(following())) is not None:
+            yield played
 
 
-def _find(reader: Reader, text: str) -> SimulationRun:
+def _find(text: str) -> SimulationRun:
     """By id, the beginning of an id, a name that only one run has, `last`, `last~1` and so on."""
     counted = _LAST.fullmatch(text)
     skipped = -1 if counted is None else int(counted[1] or 0)
     matches: list[SimulationRun] = []
-    for place, one in enumerate(_all_runs(reader)):
-        if place == skipped:
-            return one
-        if counted is None and text and (text == one.name or str(one.run_id).startswith(text.lower())):
-            matches.append(one)
+    with view(the_home()) as reader:
+        for place, run in enumerate(_all_runs(reader)):
+            if place == skipped:
+                return run
+            if counted is None and text and (text == run.name or str(run.run_id).startswith(text.lower())):
+                matches.append(run)
     if len(matches) == 1:
         return matches[0]
     if not matches:
         raise SimulationNotFoundError(f"there is no run {shown(text)} here; `ostler sim list` lists those there are")
-    ids = ", ".join(str(one.run_id) for one in matches[:5])
+    ids = ", ".join(str(run.run_id) for run in matches[:5])
     raise SimulationNotFoundError(f"{len(matches)} runs match {shown(text)} ({ids}); give the id of one")
 
 
@@ -489,8 +467,6 @@ def _all_runs(reader: Reader) -> Iterator[SimulationRun]:
 def _scenario_of(run: SimulationRun, file: str | None, changes: Mapping[str, Any] | None = None) -> Scenario:
     """The scenario as it was when the run began, or as it is in this file; its code is read from where it stands."""
     kept = (run.scenario or {}).get("path")
-    if place := file or kept:
-        _stand_beside(Path(place))
     try:
         with redirect_stdout(sys.stderr):  # what its code prints while it is loaded is no result
             return scenario_of_run(run, file=file, overrides=changes)
@@ -500,42 +476,37 @@ def _scenario_of(run: SimulationRun, file: str | None, changes: Mapping[str, Any
         raise
 
 
-def _stand_beside(scenario: Path) -> None:
-    """Modules beside a scenario are found by their plain names, also by agents in processes of their own."""
-    sys.path.insert(0, str(scenario.absolute().parent))
-
-
 def _overrides(changed: tuple[str, ...], more: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for text in changed:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise click.BadParameter(f"{text!r} is not KEY=VALUE, such as parameters.tax=0.2", param_hint="--set")
         try:
-            found[key.strip()] = json.loads(value)
+            overrides[key.strip()] = json.loads(value)
         except ValueError:
-            found[key.strip()] = value  # `pause` needs no quotes
-    return {**found, **{name: value for name, value in more.items() if value is not None}}
+            overrides[key.strip()] = value  # `pause` needs no quotes
+    return {**overrides, **{name: value for name, value in more.items() if value is not None}}
 
 
 def _forked_settings(
-    settings: SimulationSettings, wanted: SimulationSettings, changes: Mapping[str, Any]
+    settings: SimulationSettings, changed: SimulationSettings, changes: Mapping[str, Any]
 ) -> SimulationSettings:
     """Those of the run itself, whatever its file says, with the changes of the fork."""
     parameters = json.loads(json.dumps(dict(settings.parameters)))
     for key, value in changes.items():
-        room, _, name = key.partition(".")
-        if room == "parameters":
+        table_name, _, name = key.partition(".")
+        if table_name == "parameters":
             put_at(parameters, name, value)
-        elif key == "seed" or room == "settings":
-            settings = settings.evolve(**{name or key: getattr(wanted, name or key)})
+        elif key == "seed" or table_name == "settings":
+            settings = settings.evolve(**{name or key: getattr(changed, name or key)})
     return settings.evolve(parameters=parameters)
 
 
 # --- in words ----------------------------------------------------------------------------------------
 
 
-def _brief(run: SimulationRun) -> dict[str, Any]:
+def _summary(run: SimulationRun) -> dict[str, Any]:
     """Without the text of the scenario, which may be long."""
     return {**run.evolve(scenario=None).to_dict(), "scenario": (run.scenario or {}).get("path")}
 
@@ -548,8 +519,11 @@ def _row(run: SimulationRun) -> tuple[str, ...]:
 
 def _facts(run: SimulationRun, played: PlayedTurn) -> list[tuple[str, str]]:
     defaults = SimulationSettings().to_dict()
-    own = {"seed", "parameters"}
-    changed = [f"{k}={v}" for k, v in run.settings.to_dict().items() if k not in own and v != defaults[k]]
+    changed = [
+        f"{key}={value}"
+        for key, value in run.settings.to_dict().items()
+        if key not in ("seed", "parameters") and value != defaults[key]
+    ]
     forked = [("forked from", f"{run.parent_id} after turn {run.forked_at}")] if run.parent_id else []
     return [
         ("run", str(run.run_id)),
@@ -581,24 +555,24 @@ def _activity(played: PlayedTurn, name: str) -> str:
 
 def _lines(played: PlayedTurn, *, verbose: bool) -> Iterator[str]:
     """Counts first, which line up from turn to turn; then the failures."""
-    done = Counter(one["operation"] for one in played.operations if one.get("done", True))
-    refused = sum(not one.get("done", True) for one in played.operations)
-    counts = [f"{len(played.states)} agents", f"{len(played.decisions)} decided"]
-    for count, what in (
-        (done["add_agent"], "joined"),
-        (done["remove_agent"], "left"),
-        (len(played.paused), "paused"),
-        (len(played.resumed), "resumed by themselves"),
-        (len(played.failures), "failed"),
-        (refused, "requests refused"),
-    ):
-        counts += [f"{count} {what}"] if count else []
-    yield f"turn {played.turn}: {', '.join(counts)}"
-    for name, one in played.failures.items():
-        yield f"  {name} {'timed out' if one['timed_out'] else 'failed'}, {one['became']}: {one['message']}"
-    for one in played.operations if verbose else ():
-        who = one.get("by") or one["cause"]
-        turns = one.get("auto_resume_turns")
+    done = Counter(operation["operation"] for operation in played.operations if operation.get("done", True))
+    counts = {
+        "joined": done["add_agent"],
+        "left": done["remove_agent"],
+        "paused": len(played.paused),
+        "resumed by themselves": len(played.resumed),
+        "failed": len(played.failures),
+        "requests refused": len(played.operations) - done.total(),
+    }
+    others = [f"{count} {what}" for what, count in counts.items() if count]
+    agents = [f"{len(played.states)} agents", f"{len(played.decisions)} decided"]
+    yield f"turn {played.turn}: {', '.join([*agents, *others])}"
+    for name, failure in played.failures.items():
+        verb = "timed out" if failure["timed_out"] else "failed"
+        yield f"  {name} {verb}, {failure['became']}: {failure['message']}"
+    for operation in played.operations if verbose else ():
+        agent = operation.get("resolved_name") or operation["agent_name"]
+        turns = operation.get("auto_resume_turns")
         term = f" for {turns} turns" if turns is not None else ""
-        no = "" if one.get("done", True) else f": refused, {one['reason']}"
-        yield f"  {who}: {one['operation']} {one.get('resolved_name') or one['agent_name']}{term}{no}"
+        refused = "" if operation.get("done", True) else f": refused, {operation['reason']}"
+        yield f"  {operation.get('by') or operation['cause']}: {operation['operation']} {agent}{term}{refused}"

@@ -24,7 +24,7 @@ from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
 from ostler.errors import DefinitionError, OstlerError, ValidationError
-from ostler.home import SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
+from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
@@ -43,6 +43,8 @@ from ostler.version import __version__
 _log = logging.getLogger("ostler.daemon")
 #: How long agents go on without their daemon.
 OUTLIVE = timedelta(days=7)
+#: How often it is looked whether the home is still there.
+_DELETED_SECONDS = 2.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -165,16 +167,16 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             await supervisor.open(await queue.open())
             hooks.start()
             running = [asyncio.create_task(listener.run()) for listener in listeners]
+            watch = asyncio.create_task(_stop_when_deleted(home, stop))
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
+            watch.cancel()
             if not manager.keep_agents:
                 await end_agents()
-            await supervisor.close()
-            await queue.close()
-            await orchestrator.close()
-            await hooks.close()
+            for part in (supervisor, queue, orchestrator, hooks):
+                await part.close()
             for listener in listeners:
                 listener.stop()
             await asyncio.wait(running, timeout=STREAM_SECONDS + 3)
@@ -183,6 +185,18 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         with contextlib.suppress(OSError):
             (home / SOCKET_FILE).unlink()
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
+
+
+async def _stop_when_deleted(home: Path, stop: Callable[[bool], None]) -> None:
+    """A home that is deleted takes its agents along: no command could reach them any more."""
+    lock = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while os.fstat(lock).st_nlink:  # noqa: ASYNC110 - the file system tells no one
+            await asyncio.sleep(_DELETED_SECONDS)
+    finally:
+        os.close(lock)
+    _log.error("the home %s was deleted; ending its agents and this daemon", home)
+    stop(False)
 
 
 async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:

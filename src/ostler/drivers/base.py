@@ -278,6 +278,7 @@ class Reader(ABC):
             f"{name} {failure if self.error is None else f'failed: {failure}'}",
             exit_code=ending.code,
             signal=ending.signal_name,
+            out_of_memory=ending.memory_limit_mb is not None,
             answer=self._answer(ending, meaning, seconds, dropped),
         )
 
@@ -290,10 +291,9 @@ class Reader(ABC):
         """In words, what went wrong; None for nothing."""
         if self.error is not None:
             return self.error
-        if ending.signal_name is not None:
-            how = f"was killed by {ending.signal_name}"
-        elif ending.code is None:
-            how = "ended, and its exit code is not known"
+        how = ending.failure
+        if how is not None:
+            pass
         elif ending.code != 0:
             how = f"failed with exit code {ending.code}"
         elif not self.is_complete:

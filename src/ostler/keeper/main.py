@@ -38,6 +38,8 @@ _OK = b"ok"
 _NOT_OURS = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ})
 #: How long one may take to leave whose place another wants.
 _LEAVING_SECONDS = 15.0
+#: How often it is looked whether the home is still there.
+_DELETED_SECONDS = 5.0
 
 
 class StartError(Exception):
@@ -192,7 +194,16 @@ def _keeper(place: Mapping[str, Any], listener: socket.socket, boxes: Boxes, tok
     keeper.upgrade = Upgrade(keeper, lasting).begin
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    _end_when_deleted(keeper, place["lock"])
     return keeper
+
+
+def _end_when_deleted(keeper: Keeper, lock: int) -> None:
+    """No manager finds a keeper whose home was deleted. One that is connected ends the agents itself, in order."""
+    if not os.fstat(lock).st_nlink and keeper.server.manager is None:
+        keeper.end("stop")
+    else:
+        keeper.loop.later(_DELETED_SECONDS, lambda: _end_when_deleted(keeper, lock))
 
 
 def _run(keeper: Keeper, directory: str) -> int:

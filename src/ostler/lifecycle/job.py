@@ -82,7 +82,9 @@ def _exit_of(error: AgentExecutionError | ExecutionTimeoutError) -> Exit:
         return Exit(outcome=AttemptOutcome.TIMEOUT, detail="its job ran longer than its time")
     number = None if error.signal is None else getattr(signal.Signals, error.signal, None)
     outcome = AttemptOutcome.ERROR
-    if number is not None:
+    if error.out_of_memory:
+        outcome = AttemptOutcome.OOM
+    elif number is not None:
         outcome = AttemptOutcome.SIGNAL
     elif error.exit_code:  # a coding agent may fail with 0
         outcome = AttemptOutcome.EXIT_CODE

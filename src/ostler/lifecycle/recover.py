@@ -236,9 +236,12 @@ async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
     instance = await instance_of(runtime, record)
     open_waits = await runtime.store.read(waits.open_waits, instance_id=record.instance_id)
     found = _sorted(open_waits)
+    present = await runtime.store.read(moves.get_instance, record.instance_id)
     known = runtime.instances.get(record.instance_id)
     if known is not None:  # another caller was faster
         return known
+    if present is None or present.version != record.version:
+        raise ActorEndedError
     runtime.require_open()
     phase: Phase = first_phase(
         record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)

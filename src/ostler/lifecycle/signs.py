@@ -100,6 +100,8 @@ class Signs:
     __slots__ = (
         "_clock",
         "_cpu_seconds",
+        "_log_looked",
+        "_log_modified",
         "_usage",
         "cpu_change",
         "cpu_percent",
@@ -140,6 +142,9 @@ class Signs:
         self.reason_written = float("-inf")
         self.cpu_percent = 0.0
         self._cpu_seconds: float | None = None
+        #: When its log was last looked at, and when that had last been written, by the wall clock.
+        self._log_looked = now
+        self._log_modified = float("-inf")
         self._usage: Usage | None = None
 
     def note_usage(self, usage: Usage) -> None:
@@ -155,6 +160,14 @@ class Signs:
             self.cpu_change = now
         self.sampled = self.measured = now
         self._usage = usage
+
+    def note_log(self, modified: float) -> None:
+        """Its log was last written at this time of the wall clock. A jump of that clock makes no silence longer."""
+        now = self._clock.mono()
+        if modified > self._log_modified:
+            age = max(self._clock.wall().timestamp() - modified, 0.0)
+            self.output = max(self.output, now - min(age, now - self._log_looked))
+        self._log_modified, self._log_looked = modified, now
 
     def metrics_with(self, tally: Tally, open_tasks: int, sampled_at: datetime) -> AgentMetrics | None:
         """None before the first sample and the first request."""

@@ -424,9 +424,9 @@ class Verbs:
                 await self._enter(permission)
             else:
                 self._require(permission, workspace)
-            for _ in range(_LOOKS):
+            for look in range(_LOOKS):
                 try:
-                    instance = await self._find(instance_id, permission, verb)
+                    instance = await self._find(instance_id, permission, verb, again=look > 0)
                     return await instance.ask(verb()) if isinstance(instance, Instance) else instance.value
                 except ActorEndedError:
                     # Its task ended in this moment; its record says what is so now.
@@ -434,9 +434,9 @@ class Verbs:
             raise InvalidOperationError(f"{instance_id} changes faster than it can be asked; try again")
 
     async def _find(
-        self, instance_id: InstanceId, permission: Permission, verb: Callable[[], Any]
+        self, instance_id: InstanceId, permission: Permission, verb: Callable[[], Any], *, again: bool
     ) -> Instance | _Answered:
-        """Its task; one is made for an instance that has none."""
+        """Its task; one is made for an instance that has none. `again`: it had one that ended in this moment."""
         runtime = self._runtime
         if isinstance(instance_id, UUID):
             known = runtime.instances.get(instance_id)
@@ -452,6 +452,8 @@ class Verbs:
             if row is not None and row.state is RequestState.DONE:
                 answer_from(row, asked)
                 return _Answered(asked.reply.result())
+        if again and record.state is AgentState.TERMINATED and isinstance(asked, Terminate):
+            return _Answered(TerminationResult.successful(record, True, timedelta(0)))  # another caller was faster
         if record.state is AgentState.TERMINATED or (
             isinstance(asked, Process | Suspend | Resume) and not record.is_active
         ):

@@ -5,7 +5,7 @@ from ostler.simulation.brains import Brain, Brains, Managed
 from ostler.simulation.compare import Comparison, compare_run
 from ostler.simulation.export import export_turns
 from ostler.simulation.history import PlayedTurn, replay, state_at
-from ostler.simulation.lifecycle import AddResult, LifecycleManager, LifecycleValidator, PauseTracker, Verdict
+from ostler.simulation.membership import AddResult, LifecycleManager, LifecycleValidator, PauseTracker, Verdict
 from ostler.simulation.orchestrator import SimulationOrchestrator
 from ostler.simulation.runs import KeptRun, begin_run, fork_run, remove_run, resume_run
 from ostler.simulation.scenario import AgentGroup, Scenario

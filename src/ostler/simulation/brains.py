@@ -58,14 +58,14 @@ class ManagedKind:
 
 
 def call_of(agent: Any) -> Call | None:
-    """How a brain inside this program is asked; None for a managed one, and for what is no brain."""
+    """How a brain inside this program is called; None for a managed brain, and for what is no brain."""
     if isinstance(agent, type | Managed):
         return None
     decide: Call | None = getattr(agent, "decide", None)
     if callable(decide):
         return decide
     if isinstance(agent, Agent):
-        return _asked_by_request(agent)
+        return _call_by_request(agent)
     return agent if callable(agent) else None
 
 
@@ -73,7 +73,7 @@ def is_async(call: Call) -> bool:
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 - a callable object may be async
 
 
-def _asked_by_request(agent: Agent) -> Call:
+def _call_by_request(agent: Agent) -> Call:
     """An `ostler.Agent` that is not managed is asked as its manager would ask it."""
     if inspect.iscoroutinefunction(agent.process):
 
@@ -96,9 +96,11 @@ class Brains:
     def __init__(self, factories: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self._factories: dict[str, Any] = dict(factories or {})
         faults = [
-            Fault(field=f"brains.{kind}", bound="must be a class or a function that makes a brain", value=shown(one))
-            for kind, one in self._factories.items()
-            if not callable(one)
+            Fault(
+                field=f"brains.{kind}", bound="must be a class or a function that makes a brain", value=shown(factory)
+            )
+            for kind, factory in self._factories.items()
+            if not callable(factory)
         ]
         if faults:
             raise ValidationError(faults)
@@ -112,11 +114,11 @@ class Brains:
 
     @property
     def needs_manager(self) -> bool:
-        """Whether a kind makes managed brains, as far as that is known without making one."""
+        """Whether a kind makes managed brains, as far as that shows without making a brain."""
         return any(isinstance(factory, ManagedKind) for factory in self._factories.values())
 
     @property
-    def known(self) -> str:
+    def listed(self) -> str:
         return ", ".join(sorted(self._factories)) or "none"
 
     def kind_of(self, agent: Any) -> tuple[str | None, Mapping[str, Any]]:
@@ -124,12 +126,12 @@ class Brains:
         kind = self._kinds.get(type(agent))
         if kind is None or not dataclasses.is_dataclass(agent):
             return kind, {}
-        return kind, {one.name: getattr(agent, one.name) for one in dataclasses.fields(agent) if one.init}
+        return kind, {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent) if field.init}
 
     def make(self, kind: Any, params: Mapping[str, Any]) -> Any:
         """Raises `ValidationError` for a kind that is not known, or that makes no brain with these params."""
         if kind not in self:
-            raise fault("kind", f"must be one of the brains of the run ({self.known})", kind)
+            raise fault("kind", f"must be one of the brains of the run ({self.listed})", kind)
         try:
             # Copied, or agents made with the same params would share what is in them.
             agent = self._factories[kind](**copy.deepcopy(dict(params)))

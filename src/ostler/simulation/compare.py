@@ -12,7 +12,7 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.simulation.history import Readable, find_run, kept_at, require_turn, turns_after
 from ostler.simulation.runs import RecordedOrchestrator
 from ostler.simulation.scenario import Scenario
-from ostler.simulation.turn import Performed, TurnReport
+from ostler.simulation.turn import Performed
 from ostler.simulation.view import LifecycleRequest, Operation
 
 
@@ -32,29 +32,26 @@ class Comparison:
 class _Compared(RecordedOrchestrator):
     """Writes turns for their digest only."""
 
-    async def _keep(self, report: TurnReport) -> None:
-        await self._written(report, whole=False)
-
     def repeat(self, operations: Sequence[Mapping[str, Any]]) -> None:
-        """What was done from outside before the turn, where it was done."""
-        for one in operations:
-            if one["cause"] == "outside":
-                self._repeat(Operation(one["operation"]), one["agent_name"], one)
+        """Do again what was done from outside before the turn."""
+        for entry in operations:
+            if entry["cause"] == "outside":
+                self._repeat(Operation(entry["operation"]), entry["agent_name"], entry)
 
-    def _repeat(self, operation: Operation, name: str, one: Mapping[str, Any]) -> None:
-        if not one.get("done", True):
-            refused = Performed(operation=operation, agent_name=name, done=False, reason=one["reason"])
+    def _repeat(self, operation: Operation, name: str, entry: Mapping[str, Any]) -> None:
+        if not entry.get("done", True):
+            refused = Performed(operation=operation, agent_name=name, done=False, reason=entry["reason"])
             self._outside.append(refused)
         elif operation is Operation.ADD:
-            first = self.state.form.read(one["initial_state"])
+            first = self.state.form.read(entry["initial_state"])
             request = LifecycleRequest(
-                operation=operation, agent_name=name, kind=one["kind"], params=one["params"], initial_state=first
+                operation=operation, agent_name=name, kind=entry["kind"], params=entry["params"], initial_state=first
             )
             self.add_by(request)
         elif operation is Operation.REMOVE:
             self.remove_agent(name)
         elif operation is Operation.PAUSE:
-            self.pause_agent(name, one["auto_resume_turns"])
+            self.pause_agent(name, entry["auto_resume_turns"])
         else:
             self.resume_agent(name)
 
@@ -76,7 +73,7 @@ async def compare_run(
     kept = await kept_at(store, run, first)
     async with _Compared.restored(scenario, run.settings, kept, manager) as again:
         async for row in turns_after(store, run.run_id, first, end):
-            core = kept.go_on(row)  # what is compared with must be what was written
+            core = kept.advance(row)  # raises where the row is not as it was written
             again.repeat(core["operations"])
             await again.play_turn()
             if again.writer.digest != row.digest:

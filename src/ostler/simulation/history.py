@@ -1,4 +1,4 @@
-"""What was written down, read again: the state at any turn, and every turn on the way."""
+"""Recorded runs, read again: the state at any turn, and every turn on the way."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ostler.errors import HistoryBrokenError, InvalidOperationError
 from ostler.model.simulation import SimulationRun, SimulationTurn, SimulationWhole
 from ostler.model.validation import fault
 from ostler.simulation.brains import Brains
-from ostler.simulation.record import core_digest, restore, whole_seal
 from ostler.simulation.state import SimulationState
+from ostler.simulation.turn_record import core_digest, restore, whole_seal
 from ostler.store import simulations
 from ostler.store.transaction import Reader
 
@@ -26,7 +26,7 @@ _PAGE = 16
 
 
 class Readable(Protocol):
-    """A `Store`, or whatever else answers queries."""
+    """A `Store`, or another object that answers queries."""
 
     async def read(self, query: Callable[Concatenate[Reader, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
@@ -54,7 +54,7 @@ class PlayedTurn:
 
 @dataclass(kw_only=True, slots=True)
 class Kept:
-    """The state of a run as its rows tell it, one turn after the other."""
+    """The state of a run, built from its rows turn by turn."""
 
     run_id: UUID
     turn: int = 0
@@ -70,25 +70,25 @@ class Kept:
         if whole_seal(whole.turn, whole.digest, whole.body) != whole.seal:
             raise broken(self.run_id, whole.turn)
         try:
-            self._take(from_json(whole.body))
+            self._apply(from_json(whole.body))
         except (LookupError, TypeError, ValueError, AttributeError):
             raise broken(self.run_id, whole.turn) from None
         self.turn, self.digest = whole.turn, whole.digest
 
-    def go_on(self, row: SimulationTurn) -> dict[str, Any]:
-        """Go on to this turn; what its core says."""
+    def advance(self, row: SimulationTurn) -> dict[str, Any]:
+        """Apply the next turn; its core."""
         if row.turn != self.turn + 1 or core_digest(self.digest, row.core) != row.digest:
             raise broken(self.run_id, self.turn + 1)
         try:
             core: dict[str, Any] = from_json(row.core)
-            self._take(core["changes"])
+            self._apply(core["changes"])
             core["notes"] = from_json(row.notes) if row.notes else {}
         except (LookupError, TypeError, ValueError, AttributeError):
             raise broken(self.run_id, row.turn) from None
         self.turn, self.digest = row.turn, row.digest
         return core
 
-    def _take(self, changes: Mapping[str, Any]) -> None:
+    def _apply(self, changes: Mapping[str, Any]) -> None:
         for number in changes.get("gone", ()):
             del self.agents[number]
         for agent in changes["agents"]:
@@ -108,11 +108,11 @@ class Kept:
             turn=self.turn,
             resumed=tuple(core.get("resumed", ())),
             decisions={name: value for name, value in zip(names, values, strict=True) if name not in failures},
-            failures={name: {**one, "message": notes.get(name, "")} for name, one in failures.items()},
+            failures={name: {**failure, "message": notes.get(name, "")} for name, failure in failures.items()},
             operations=tuple(core.get("operations", ())),
-            states={one["name"]: one["state"] for one in agents},
-            paused={one["name"]: one["until"] - self.turn if one["until"] else None for one in _paused(agents)},
-            numbers={one["name"]: one["number"] for one in agents},
+            states={agent["name"]: agent["state"] for agent in agents},
+            paused={agent["name"]: agent["until"] - self.turn if agent["until"] else None for agent in _paused(agents)},
+            numbers={agent["name"]: agent["number"] for agent in agents},
             global_state=self.global_state,
             digest=self.digest,
         )
@@ -129,10 +129,10 @@ class Kept:
             try:
                 own = state.form.read(kept["state"])
             except pydantic.ValidationError as error:
-                found = error.errors(include_url=False)[0]
-                place = ".".join(map(str, ("state", *found["loc"])))
+                detail = error.errors(include_url=False)[0]
+                place = ".".join(map(str, ("state", *detail["loc"])))
                 raise InvalidOperationError(
-                    f"what is kept of {name} does not fit the schema ({place}: {found['msg']}); use that of the run"
+                    f"what is kept of {name} does not fit the schema ({place}: {detail['msg']}); use that of the run"
                 ) from None
             member = state.admit(name, brain, own, kept["number"])
             member.kind, member.params = kept["kind"], kept["params"]
@@ -145,7 +145,7 @@ class Kept:
 
 
 def _paused(agents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [one for one in agents if one["until"] is not None]
+    return [agent for agent in agents if agent["until"] is not None]
 
 
 def broken(run_id: UUID, turn: int) -> HistoryBrokenError:
@@ -161,10 +161,10 @@ def broken(run_id: UUID, turn: int) -> HistoryBrokenError:
 async def find_run(store: Readable, run_id: UUID | str) -> SimulationRun:
     """By its id, or the text of it; raises `SimulationNotFoundError`."""
     try:
-        wanted = run_id if isinstance(run_id, UUID) else UUID(run_id)
+        valid_id = run_id if isinstance(run_id, UUID) else UUID(run_id)
     except (AttributeError, TypeError, ValueError):
         raise fault("run_id", "must be the id of a run, a UUID", run_id) from None
-    return await store.read(simulations.require_run, wanted)
+    return await store.read(simulations.require_run, valid_id)
 
 
 async def turns_after(store: Readable, run_id: UUID, after: int, until: int) -> AsyncIterator[SimulationTurn]:
@@ -183,9 +183,9 @@ async def kept_at(store: Readable, run: SimulationRun, turn: int) -> Kept:
     require_turn(run, "turn", turn)
     while run.parent_id is not None and turn < (run.forked_at or 0):
         run = await find_run(store, run.parent_id)
-    kept = await _begun(store, run.run_id, turn)
+    kept = await _first_state(store, run.run_id, turn)
     async for row in turns_after(store, run.run_id, kept.turn, turn):
-        kept.go_on(row)
+        kept.advance(row)
     _require_end(run, kept)
     return kept
 
@@ -206,23 +206,23 @@ async def replay(
     require_turn(run, "last", end)
     require_turn(run, "first", first)
     kept: Kept | None = None
-    for one, until in await _lineage(store, run, end):
+    for ancestor, until in await _lineage(store, run, end):
         if until < first:
             continue
         if kept is None:
             # From before the first turn, so that its row is checked too.
-            kept = await _begun(store, one.run_id, max(first - 1, 0))
+            kept = await _first_state(store, ancestor.run_id, max(first - 1, 0))
             if first == 0:
                 yield kept.played({})
-        kept.run_id = one.run_id
-        async for row in turns_after(store, one.run_id, kept.turn, until):
-            core = kept.go_on(row)
+        kept.run_id = ancestor.run_id
+        async for row in turns_after(store, ancestor.run_id, kept.turn, until):
+            core = kept.advance(row)
             if row.turn >= first:
                 yield kept.played(core)
-        _require_end(one, kept)
+        _require_end(ancestor, kept)
 
 
-async def _begun(store: Readable, run_id: UUID, turn: int) -> Kept:
+async def _first_state(store: Readable, run_id: UUID, turn: int) -> Kept:
     whole = await store.read(simulations.last_whole, run_id, turn)
     if whole is None:
         raise HistoryBrokenError(

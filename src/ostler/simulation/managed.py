@@ -21,9 +21,9 @@ from ostler.model.instance import AgentInstance
 from ostler.model.query import MAX_PAGE, GetInstancesFilter
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
-from ostler.simulation.asking import Failed, run_all
+from ostler.simulation.ask import Failed, run_all
 from ostler.simulation.brains import Managed
-from ostler.simulation.lifecycle import tell
+from ostler.simulation.membership import log_event
 from ostler.simulation.schema import write_json
 from ostler.simulation.state import Member
 from ostler.simulation.view import AgentView
@@ -59,32 +59,32 @@ class ManagedBrains:
         if self._looked and not members and not self._instances:
             return
         self._looked = True
-        wanted = {member.number: member for member in members}
-        found: dict[int, UUID] = {}
+        by_number = {member.number: member for member in members}
+        idle: dict[int, UUID] = {}
         async for record in self._living(_tag(run_id)):
             number = int((record.context or {}).get(NUMBER, 0))
             held = self._instances.get(number)
-            if number not in wanted:
+            if number not in by_number:
                 if held is not None and held[1] == record.instance_id:
                     continue  # its agent is paused
-            elif number not in found and held in (None, (wanted[number].agent, record.instance_id)):
-                found[number] = record.instance_id
+            elif number not in idle and held in (None, (by_number[number].agent, record.instance_id)):
+                idle[number] = record.instance_id
                 if await self._is_idle(record):
                     continue
-                del found[number]
+                del idle[number]
             self._end(record.instance_id, TerminationOptions.immediate())
         self._failures = {}
-        self._instances |= {number: (wanted[number].agent, instance_id) for number, instance_id in found.items()}
-        await run_all(self._start(run_id, one) for number, one in wanted.items() if number not in found)
+        self._instances |= {number: (by_number[number].agent, instance_id) for number, instance_id in idle.items()}
+        await run_all(self._start(run_id, member) for number, member in by_number.items() if number not in idle)
         if self._failures:
             await self.require_owner()
 
     async def _living(self, tag: str) -> AsyncIterator[AgentInstance]:
-        wanted = GetInstancesFilter(tag=tag, limit=MAX_PAGE)
-        while page := await self.manager.get_active_instances(wanted):
+        query = GetInstancesFilter(tag=tag, limit=MAX_PAGE)
+        while page := await self.manager.get_active_instances(query):
             for record in page:
                 yield record
-            wanted = wanted.evolve(before=page[-1].instance_id)
+            query = query.evolve(before=page[-1].instance_id)
 
     async def _is_idle(self, record: AgentInstance) -> bool:
         if record.state not in _IDLE:
@@ -94,7 +94,7 @@ class ManagedBrains:
     async def _start(self, run_id: UUID, member: Member) -> None:
         managed: Managed = member.agent
         context = {**managed.context, RUN: str(run_id), NUMBER: member.number}
-        # A request has more time than the agent: the end of that is seen to here.
+        # A request has more time than the agent, which is timed out by the turn.
         timeout = min(max(self._limit * 2, timedelta(minutes=5)), _LONGEST_REQUEST)
         options: dict[str, Any] = {"timeout": timeout, "isolation": managed.isolation, **managed.options}
         options["tags"] = (TAG, _tag(run_id), *options.get("tags", ()))
@@ -120,7 +120,7 @@ class ManagedBrains:
         try:
             await asyncio.wait((task,))
         except asyncio.CancelledError:
-            self._follow(task)
+            self._in_background(task)
             task.cancel()
             self._replace(member.number)
             raise
@@ -168,7 +168,7 @@ class ManagedBrains:
         if instance_id in self._ending:
             return
         self._ending.add(instance_id)
-        self._follow(asyncio.ensure_future(self._terminate(instance_id, options)))
+        self._in_background(asyncio.ensure_future(self._terminate(instance_id, options)))
 
     async def _terminate(self, instance_id: UUID, options: TerminationOptions) -> None:
         try:
@@ -180,9 +180,9 @@ class ManagedBrains:
                 record = await self.manager.get_instance(instance_id)
             reason = None if record is None or not record.is_active else str(error)
         if reason is not None:
-            tell(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
+            log_event(logging.WARNING, "managed_brain_left", instance_id=instance_id, reason=reason)
 
-    def _follow(self, task: asyncio.Future[Any]) -> None:
+    def _in_background(self, task: asyncio.Future[Any]) -> None:
         self._background.add(task)
         task.add_done_callback(self._forget)
 

@@ -1,13 +1,16 @@
-"""`SimulationOrchestrator`: plays turns. What a kept run adds to it is in `runs.py`."""
+"""`SimulationOrchestrator`: plays turns. What a kept run adds to it is in `runs.py`.
+
+Turns of plain brains are played in one worker thread, as many as were asked for, so that a turn costs no hand-over
+between threads. They come back to the event loop after each turn where the caller wants every report or the turn is
+committed, and before a turn that needs the loop: with an async or managed brain, or with an async engine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID, uuid4
@@ -16,62 +19,32 @@ from ostler.errors import InvalidOperationError, OstlerError, SimulationError, V
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.simulation import OnIdle, SimulationSettings
 from ostler.model.validation import fault, shown
-from ostler.simulation.asking import Asking, Failed, discard, run_all
-from ostler.simulation.brains import Brains, Call, Managed, call_of, is_async
-from ostler.simulation.lifecycle import AddResult, LifecycleManager, LifecycleValidator
+from ostler.simulation.active_brains import ActiveBrains, failures_by_place
+from ostler.simulation.ask import Asker, Failed, Round, discard
+from ostler.simulation.brains import Brains, Managed
 from ostler.simulation.managed import ManagedBrains
+from ostler.simulation.membership import AddResult, LifecycleManager, LifecycleValidator
 from ostler.simulation.state import Member, SimulationState
-from ostler.simulation.turn import Operations, Performed, RunReport, Tally, TurnReport, carry_out, deal_with
-from ostler.simulation.view import AgentView, Decisions, LifecycleRequest, MergeEngine, Operation, World
+from ostler.simulation.turn import (
+    Operations,
+    Performed,
+    RunReport,
+    Turn,
+    TurnReport,
+    apply_failures,
+    apply_requests,
+)
+from ostler.simulation.view import Decisions, LifecycleRequest, MergeEngine, Operation, World
 
 #: Why a run ends in which no agent is active, and none will resume by itself.
-NOBODY = "no agent is active"
-_STILL_RUNS = Failed(True, "TimeoutError", "not asked: it still works on what it was asked in an earlier turn")
-
-
-@dataclass(slots=True)
-class _Seat:
-    """How one member is asked; kept as long as it has the same brain."""
-
-    agent: Any
-    call: Call
-    is_async: bool
-    view: AgentView
-
-
-@dataclass(slots=True)
-class _Questions:
-    """The active members and how they are asked. Kept until an agent joins, leaves, pauses or resumes."""
-
-    version: int
-    paused: set[str]
-    members: list[Member]
-    #: Places among the members, their calls and their views: of plain brains, and of async and managed ones.
-    plain: tuple[list[int], list[Call], list[AgentView]] = field(default_factory=lambda: ([], [], []))
-    tasks: tuple[list[int], list[Call], list[AgentView]] = field(default_factory=lambda: ([], [], []))
-    #: Agents that cannot be asked, by place.
-    unasked: dict[int, Failed] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Decided:
-    members: list[Member]
-    values: list[Any]
-    failed: list[tuple[Member, Failed]] = field(default_factory=list)
-    #: What the engine returned.
-    answer: Any = None
-
-    def set_aside(self, wrong: Mapping[int, Failed]) -> None:
-        """Take those who failed, by place, out of the decisions."""
-        self.failed = sorted(
-            [*self.failed, *((self.members[place], why) for place, why in wrong.items())], key=lambda one: one[0].number
-        )
-        kept = [place for place in range(len(self.members)) if place not in wrong]
-        self.members, self.values = [self.members[place] for place in kept], [self.values[place] for place in kept]
+NONE_ACTIVE = "no agent is active"
 
 
 class SimulationOrchestrator:
     """Use it with `async with`. Operations from outside are done between turns."""
+
+    #: Every turn is written down, and goes back to the event loop to be committed.
+    _is_recorded = False
 
     def __init__(
         self,
@@ -94,18 +67,20 @@ class SimulationOrchestrator:
         self.brains = brains if isinstance(brains, Brains) else Brains(brains)
         self.world = World(self.state, self.settings.seed, self.settings.parameters)
         limit = self.settings.decision_timeout
-        self._asking = Asking(timeout=limit.total_seconds(), concurrency=self.settings.concurrency)
+        self._asker = Asker(limit=limit.total_seconds(), concurrency=self.settings.concurrency)
         self._managed = None if manager is None else ManagedBrains(manager, limit)
-        self._operations = self._new_operations()
+        self._operations = Operations(self.lifecycle_manager, self.state, self.brains, kept=self._is_recorded)
         self._engine_is_async = inspect.iscoroutinefunction(self.engine.update)
+        #: Whether a turn of plain brains needs the event loop all the same.
+        self._needs_loop = manager is not None or self._engine_is_async
         self._own_id = uuid4()
-        self._questions: _Questions | None = None
-        self._seats: dict[int, _Seat] = {}
-        #: Seats of agents that were given up on and whose brain could not be replaced, by number.
-        self._late: dict[int, _Seat] = {}
+        self._active_brains = ActiveBrains(self.world, self._asker, self._managed)
+        #: The types of the answers of the last turn, where no answer was a failure.
+        self._answer_types: list[type] = []
         #: Operations from outside since the last turn.
         self._outside: list[Performed] = []
         self._turn_lock = asyncio.Lock()
+        self._lock_waiters = 0
         self._holder: asyncio.Task[Any] | None = None
         self._playing = False
         self._running = False
@@ -172,19 +147,32 @@ class SimulationOrchestrator:
     @asynccontextmanager
     async def between_turns(self) -> AsyncIterator[None]:
         """Hold the next turn back."""
-        async with self._turn_lock:
+        async with self._between():
             self._holder = asyncio.current_task()
             try:
                 yield
             finally:
                 self._holder = None
 
+    @asynccontextmanager
+    async def _between(self) -> AsyncIterator[None]:
+        """Hold the turn lock; a worker thread that plays many turns lets it go after the turn that it is at."""
+        self._lock_waiters += 1
+        try:
+            await self._turn_lock.acquire()
+        finally:
+            self._lock_waiters -= 1
+        try:
+            yield
+        finally:
+            self._turn_lock.release()
+
     # --- playing ---------------------------------------------------------------------------------
 
     async def play_turn(self) -> TurnReport:
         self._require_free()
-        async with self._turn_lock:
-            return await self._play()
+        async with self._between():
+            return await self._play(1, RunReport())
 
     async def run(self, turns: int, *, on_turn: Callable[[TurnReport], None] | None = None) -> RunReport:
         """Play so many turns, or fewer where the run ends before (`on_idle`)."""
@@ -201,27 +189,28 @@ class SimulationOrchestrator:
 
     async def _run(self, turns: int, on_turn: Callable[[TurnReport], None] | None) -> RunReport:
         self._loop = asyncio.get_running_loop()
-        tally, played, ended = Tally(), 0, None
-        while played < turns:
+        total = RunReport()
+        while total.played < turns:
             report = None
             async with self._turn_lock:
                 self._changed.clear()
+                before = self.state.turn
                 if not self._is_idle():
-                    report = await self._play()
+                    report = await self._play(turns - total.played if on_turn is None else 1, total)
                 elif self.settings.on_idle is not OnIdle.WAIT:
-                    ended = NOBODY
-                    await self._end(ended)
+                    total.ended = NONE_ACTIVE
+                    await self._end(NONE_ACTIVE)
                     break
             if report is None:
                 await self._changed.wait()
                 self._require_usable()
                 continue
-            played += 1
-            if report.failures:
-                tally.count(report)
+            total.played += report.turn - before
+            total.count_failures(report)
             if on_turn is not None:
                 on_turn(report)
-        return tally.report(turn=self.state.turn, played=played, ended=ended)
+        total.turn = self.state.turn
+        return total
 
     def _is_idle(self) -> bool:
         """Whether no agent is active, nor will be after the counters that this run lets run."""
@@ -232,191 +221,185 @@ class SimulationOrchestrator:
             return all(left > 1 for left in state.auto_resume.values())
         return not state.auto_resume
 
-    async def _play(self) -> TurnReport:
-        state = self.state
-        with state.lock:
+    async def _play(self, most: int, total: RunReport) -> TurnReport:
+        """At least one turn, and at most so many; the report of the last. `total` counts the failures before it."""
+        with self.state.lock:
             self._require_usable()
             self._playing = True
-            outside, self._outside = self._outside, []
-            turn = state.turn = state.turn + 1
+        self._last_complete = self.state.turn
         try:
-            return await self._turn(outside)
+            turn = self._begin_turn()
+            if turn.active.all_plain and not self._needs_loop:
+                turn = await self._play_in_thread(turn, most, total)
+            if not turn.is_over:
+                await self._play_on_loop(turn)
+            report = turn.report()
+            await self._keep(report)
+            self._last_complete = turn.number
+            if self._managed is not None:
+                self._managed.retire({member.number for member in self.state.members.values()})
         except BaseException as error:
-            stands = state.turn = self._last_complete(turn - 1)
-            self._refusal = f"turn {turn} was not completed, and the run stands at turn {stands}; resume it from there"
+            complete = self.state.turn = self._complete_turn()
+            broken = f"turn {complete + 1} was not completed"
+            self._refusal = self._refusal or f"{broken}, and the run stands at turn {complete}; resume it from there"
             if isinstance(error, OstlerError) or not isinstance(error, Exception):
                 raise
-            raise SimulationError(f"turn {turn} was not completed: {Failed.of(error).message}") from error
+            raise SimulationError(f"{broken}: {Failed.of(error).message}") from error
         finally:
             self.world.listening = False
             self._playing = False
-
-    async def _turn(self, outside: list[Performed]) -> TurnReport:
-        state, world = self.state, self.world
-        resumed = self.lifecycle_manager.process_auto_resume(state)
-        self._asking.require_room()
-        questions = self._who_is_asked()
-        managed = self._managed
-        if managed is not None:  # starting is not thinking, so it comes before the asking
-            asked = [member for member in questions.members if isinstance(member.agent, Managed)]
-            await managed.prepare(self.run_id, asked)
-        world.begin_turn()
-        before = (state.turn, state.version, len(state.members), dict(state.auto_resume))
-        decided = await self._ask(questions)
-        if self._engine_is_async:
-            await self._update_async(decided)
-        after = (state.turn, state.version, len(state.members), state.auto_resume)
-        if before != after or state.paused_agents != questions.paused:
-            raise SimulationError(
-                f"the engine failed in turn {before[0]}: it has changed who takes part, who is paused, or the turn; "
-                "agents ask for that through their views"
-            )
-        if managed is not None and decided.failed:
-            await managed.require_owner()
-        if decided.answer is not None and decided.answer is not state:
-            self._take_refusals(decided)
-        decisions = Decisions(decided.members, decided.values)
-        failures, performed = deal_with(decided.failed, self.settings, self._operations)
-        for member, why in decided.failed:
-            if why.timed_out:
-                self._give_up(member)
-        performed += carry_out(world.requests, decisions, self._operations)
-        operations = [*outside, *performed]
-        report = TurnReport(
-            turn=state.turn, resumed=resumed, decisions=decisions, failures=failures, operations=operations
-        )
-        await self._keep(report)
-        if managed is not None:
-            managed.retire({member.number for member in state.members.values()})
         return report
 
-    # --- asking ----------------------------------------------------------------------------------
+    async def _play_in_thread(self, turn: Turn, most: int, total: RunReport) -> Turn:
+        """The last turn; or one that has begun and needs the event loop."""
 
-    def _who_is_asked(self) -> _Questions:
-        state, known = self.state, self._questions
-        if known is not None and known.version == state.version and known.paused == state.paused_agents:
-            return known
-        found = _Questions(state.version, set(state.paused_agents), state.active_members())
-        if len(self._seats) > 2 * len(state.members):
-            numbers = {member.number for member in state.members.values()}
-            self._seats = {number: seat for number, seat in self._seats.items() if number in numbers}
-        for place, member in enumerate(found.members):
-            seat = self._seats.get(member.number)
-            if seat is None or seat.agent is not member.agent:
-                seat = self._seats[member.number] = self._new_seat(member)
-            late = self._late.get(member.number)
-            if late is not None and late.agent is member.agent and self._asking.still_runs(late.view):
-                found.unasked[place] = _STILL_RUNS
-                continue
-            places, calls, views = found.tasks if seat.is_async else found.plain
-            places.append(place)
-            calls.append(seat.call)
-            views.append(seat.view)
-        # An agent whose call still runs may be free in the next turn.
-        self._questions = None if found.unasked else found
-        return found
+        def finish(answers: list[Any]) -> Round | None:
+            nonlocal turn, most
+            self._conclude(turn, answers)
+            self._end_turn(turn)
+            if self._is_recorded:
+                self._write(turn.report())
+                return None
+            most -= 1
+            if not most or self._lock_waiters or self._refusal is not None or self._is_idle():
+                return None
+            self._last_complete = turn.number
+            if turn.failures:
+                total.count_failures(turn.report())
+            turn = self._begin_turn()
+            return Round(turn.active.plain) if turn.active.all_plain else None
 
-    def _new_seat(self, member: Member) -> _Seat:
-        view, call = AgentView(member, self.world), call_of(member.agent)
-        if isinstance(member.agent, Managed):
-            if self._managed is None:
-                raise InvalidOperationError(
-                    f"the brain of {member.name} is managed, and there is no lifecycle manager; pass it as manager="
-                )
-            return _Seat(member.agent, partial(self._managed.ask, member), is_async=True, view=view)
-        if call is None:
-            raise InvalidOperationError(f"the agent of {member.name} is no brain; give it one with `decide`")
-        return _Seat(member.agent, call, is_async(call), view)
+        await self._asker.play(Round(turn.active.plain), finish)
+        return turn
 
-    async def _ask(self, questions: _Questions) -> _Decided:
-        members, (places, calls, views) = questions.members, questions.plain
-        if len(calls) == len(members):
-            decided: _Decided = await self._asking.ask_plain(calls, views, partial(self._conclude, members))
-            return decided
-        answers: dict[int, Any] = dict(questions.unasked)
+    async def _play_on_loop(self, turn: Turn) -> None:
+        managed = self._managed
+        if managed is not None:  # starting is not thinking, so it comes before the asking
+            self.world.listening = False
+            members = [member for member in turn.active.members if isinstance(member.agent, Managed)]
+            await managed.prepare(self.run_id, members)
+            self.world.listening = True
+        answers = await self._active_brains.ask(turn.active)
+        await self._asker.in_thread(lambda: self._conclude(turn, answers))
+        if self._engine_is_async:
+            await self._update_async(turn)
+        if managed is not None and turn.failed:
+            await managed.require_owner()
+        self._end_turn(turn)
+        if self._is_recorded:
+            await self._asker.in_thread(lambda: self._write(turn.report()))
 
-        async def ask(places: list[int], asking: Coroutine[Any, Any, list[Any]]) -> None:
-            answers.update(zip(places, await asking, strict=True))
+    # --- a turn ----------------------------------------------------------------------------------
 
-        tasks = self._asking.ask_async(*questions.tasks[1:])
-        await run_all([ask(places, self._asking.ask_plain(calls, views, list)), ask(questions.tasks[0], tasks)])
-        in_order = [answers[place] for place in range(len(members))]
-        concluded: _Decided = await self._asking.ask_plain((), (), lambda _: self._conclude(members, in_order))
-        return concluded
+    def _begin_turn(self) -> Turn:
+        state, world = self.state, self.world
+        state.turn += 1
+        resumed = self.lifecycle_manager.process_auto_resume(state)
+        if self._asker.abandoned:
+            self._asker.require_room()
+        turn = Turn(state, self._active_brains.current(), resumed)
+        if self._outside:
+            turn.operations, self._outside = self._outside, []
+        world.begin_turn()
+        return turn
 
-    def _conclude(self, members: list[Member], answers: list[Any]) -> _Decided:
-        """With all answers, in the thread of a worker: sort failures out, note the decisions, run a plain engine."""
+    def _conclude(self, turn: Turn, answers: list[Any]) -> None:
+        """With all answers, in a thread: sort failures out, note the decisions, run a plain engine."""
         self.world.listening = False
-        decided = _Decided(members, answers)
-        if any(kind is Failed or hasattr(kind, "__await__") for kind in set(map(type, answers))):
-            decided.set_aside({place: one for place, answer in enumerate(answers) if (one := _failure(answer))})
-        if unkept := self._note(decided.members, decided.values):
-            decided.set_aside({place: Failed(False, "UnkeepableError", why) for place, why in unkept.items()})
+        turn.decisions = Decisions(turn.active.members, answers)
+        types = list(map(type, answers))
+        if types != self._answer_types:
+            if any(kind is Failed or hasattr(kind, "__await__") for kind in set(types)):
+                turn.set_aside(failures_by_place(answers))
+            else:
+                self._answer_types = types
+        if self._is_recorded and (unkept := self._note(turn.decisions)):
+            turn.set_aside({place: Failed(False, "UnkeepableError", reason) for place, reason in unkept.items()})
         if not self._engine_is_async:
             try:
-                decisions = Decisions(decided.members, decided.values)
-                decided.answer = self.engine.update(self.state, decisions, self.world)
+                turn.engine_answer = self.engine.update(self.state, turn.decisions, self.world)
             except BaseException as error:
                 raise self._engine_error(error) from error
-        return decided
 
-    async def _update_async(self, decided: _Decided) -> None:
+    async def _update_async(self, turn: Turn) -> None:
         task = asyncio.current_task()
         try:
-            decisions = Decisions(decided.members, decided.values)
-            decided.answer = await self.engine.update(self.state, decisions, self.world)
+            turn.engine_answer = await self.engine.update(self.state, turn.decisions, self.world)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
             raise self._engine_error(error) from error
 
-    def _engine_error(self, error: BaseException) -> SimulationError:
-        return SimulationError(f"the engine failed in turn {self.state.turn}: {Failed.of(error).message}")
+    def _end_turn(self, turn: Turn) -> None:
+        """Apply refusals of the engine, failures and requests."""
+        state, active = self.state, turn.active
+        if (
+            state.turn != turn.number
+            or state.version != active.version
+            or len(state.members) != len(active.members) + len(active.paused)
+            or state.paused_agents != active.paused
+            or state.auto_resume != turn.counters
+        ):
+            raise SimulationError(
+                f"the engine failed in turn {turn.number}: it has changed who takes part, who is paused, or the turn; "
+                "agents ask for that through their views"
+            )
+        if turn.engine_answer is not None and turn.engine_answer is not state:
+            self._take_refusals(turn)
+        if turn.failed:
+            turn.failures, performed = apply_failures(turn.failed, self.settings, self._operations)
+            turn.operations += performed
+            for member, answer in turn.failed:
+                if answer.timed_out:
+                    is_managed = isinstance(member.agent, Managed)
+                    stays = state.members.get(member.name) is member and not is_managed
+                    self._active_brains.give_up(member, is_late=stays and not self._replace_brain(member))
+        if self.world.requests:
+            turn.operations += apply_requests(self.world.requests, turn.decisions, self._operations)
+        turn.is_over = True
 
-    def _take_refusals(self, decided: _Decided) -> None:
-        """The engine says whose decision it could not use: these agents have failed."""
-        answer, names = decided.answer, {member.name for member in decided.members}
+    def _take_refusals(self, turn: Turn) -> None:
+        """The engine names the agents whose decision it could not use: these have failed."""
+        answer, members = turn.engine_answer, turn.decisions.members
+        names = {member.name for member in members}
         if not isinstance(answer, Mapping) or any(
-            name not in names or not isinstance(why, str) for name, why in answer.items()
+            name not in names or not isinstance(reason, str) for name, reason in answer.items()
         ):
             discard(answer)
             raise SimulationError(
-                f"the engine failed in turn {self.state.turn}: it must return None, or a mapping from names of agents "
+                f"the engine failed in turn {turn.number}: it must return None, or a mapping from names of agents "
                 f"that decided to reasons, not {shown(answer)}"
             )
-        refused = [(place, one.name) for place, one in enumerate(decided.members) if one.name in answer]
-        decided.set_aside({place: Failed(False, "RefusedDecision", answer[name]) for place, name in refused})
+        refused = [(place, member.name) for place, member in enumerate(members) if member.name in answer]
+        if refused:
+            turn.set_aside({place: Failed(False, "RefusedDecision", answer[name]) for place, name in refused})
 
-    def _give_up(self, member: Member) -> None:
-        """Its time was over: its old view is closed, and a new brain takes its place where one can be made."""
-        seat = self._seats.pop(member.number, None)
-        self._questions = None
-        stays = self.state.members.get(member.name) is member and not isinstance(member.agent, Managed)
-        if seat is not None and stays and not self._replace_brain(member):
-            self._late[member.number] = seat
+    def _engine_error(self, error: BaseException) -> SimulationError:
+        return SimulationError(f"the engine failed in turn {self._last_complete + 1}: {Failed.of(error).message}")
 
-    # --- what a kept run does otherwise --------------------------------------------------------------
+    # --- what a kept run does otherwise ----------------------------------------------------------
 
-    def _new_operations(self) -> Operations:
-        return Operations(self.lifecycle_manager, self.state, self.brains, kept=False)
-
-    def _note(self, members: Sequence[Member], values: Sequence[Any]) -> dict[int, str]:
+    def _note(self, decisions: Decisions) -> dict[int, str]:
         """By place, why a decision cannot be kept. Called before the engine can change what was decided."""
-        del members, values
+        del decisions
         return {}
 
     def _replace_brain(self, member: Member) -> bool:
-        """In memory, what a brain has saved is not known; so one with `save` is waited for."""
+        """In memory, what a brain has saved is not known; so a brain with `save` is waited for."""
         if member.kind is None or hasattr(member.agent, "save"):
             return False
         member.agent = self.brains.make(member.kind, member.params)
         return True
 
-    async def _keep(self, report: TurnReport) -> None:
-        """Make the turn durable."""
+    def _write(self, report: TurnReport) -> None:
+        """In a thread: write the turn as rows. Brains and engines save here, and a large state takes its time."""
 
-    def _last_complete(self, turn: int) -> int:
-        return turn
+    async def _keep(self, report: TurnReport) -> None:
+        """Commit the rows."""
+
+    def _complete_turn(self) -> int:
+        """The turn at which the run stands when one is broken off."""
+        return self._last_complete
 
     async def _end(self, outcome: str) -> None:
         """The run ends between two turns."""
@@ -426,7 +409,6 @@ class SimulationOrchestrator:
     async def close(self) -> None:
         self._refusal = self._refusal or "this population is closed; make another, or resume the run"
         self._changed.set()
-        self._asking.close()
         if self._managed is not None:
             await self._managed.close()
 
@@ -447,12 +429,3 @@ class SimulationOrchestrator:
         self._require_usable()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise InvalidOperationError("this task holds the turns back with between_turns(); play after that block")
-
-
-def _failure(answer: Any) -> Failed | None:
-    if isinstance(answer, Failed):
-        return answer
-    if not hasattr(type(answer), "__await__"):
-        return None
-    discard(answer)
-    return Failed(False, "TypeError", "a plain brain returned something to await; define its decide as `async def`")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
@@ -18,16 +17,16 @@ from ostler.ids import Uuid7Source
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.simulation import RunState, SimulationRun, SimulationSettings
 from ostler.model.validation import Fault, fault
-from ostler.simulation.asking import Failed
+from ostler.simulation.ask import Failed
 from ostler.simulation.brains import Managed
 from ostler.simulation.history import Kept, find_run, kept_at, require_turn
-from ostler.simulation.lifecycle import AddResult
+from ostler.simulation.membership import AddResult
 from ostler.simulation.orchestrator import SimulationOrchestrator
-from ostler.simulation.record import TurnWriter, restore
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.state import Member, SimulationState
-from ostler.simulation.turn import Operations, RunReport, TurnReport
-from ostler.simulation.view import LifecycleRequest, Operation
+from ostler.simulation.turn import RunReport, TurnReport
+from ostler.simulation.turn_record import TurnWriter, restore
+from ostler.simulation.view import Decisions, LifecycleRequest, Operation
 from ostler.store import simulations
 from ostler.store.store import Store
 
@@ -37,6 +36,8 @@ _IDS = Uuid7Source(SystemClock())
 
 class RecordedOrchestrator(SimulationOrchestrator):
     """Writes every turn down. What becomes of the rows is for its subclasses to say."""
+
+    _is_recorded = True
 
     def __init__(
         self,
@@ -67,17 +68,14 @@ class RecordedOrchestrator(SimulationOrchestrator):
         """Everything as it was after a turn, with brains and engine made anew."""
         scenario = scenario.checked()
         state = kept.state(scenario.brains, scenario.schema)
-        found = cls(scenario, settings, state, digest=kept.digest, manager=manager)
-        restore(found.engine, kept.memory, "engine", "the engine")
-        found.require_manager()
-        found.writer.learn()
-        return found
+        run = cls(scenario, settings, state, digest=kept.digest, manager=manager)
+        restore(run.engine, kept.memory, "engine", "the engine")
+        run.require_manager()
+        run.writer.learn()
+        return run
 
-    def _new_operations(self) -> Operations:
-        return Operations(self.lifecycle_manager, self.state, self.brains, kept=True)
-
-    def _note(self, members: Sequence[Member], values: Sequence[Any]) -> dict[int, str]:
-        return self.writer.note(members, values)
+    def _note(self, decisions: Decisions) -> dict[int, str]:
+        return self.writer.note(decisions.members, decisions.values_in_order)
 
     def _replace_brain(self, member: Member) -> bool:
         """With what it saved last, as a resumed run would make it."""
@@ -87,17 +85,17 @@ class RecordedOrchestrator(SimulationOrchestrator):
         member.agent = brain
         return True
 
-    async def _written(self, report: TurnReport, *, whole: bool) -> Any:
-        """In the thread of a worker: brains and engines save there, and a large state takes its time."""
-        return await self._asking.ask_plain((), (), lambda _: self.writer.write(report, self.run_id, whole=whole))
+    def _write(self, report: TurnReport) -> None:
+        whole = report.turn % self.settings.snapshot_every == 0
+        self._rows = self.writer.write(report, self.run_id, whole=whole)
 
     def join(self, request: LifecycleRequest) -> AddResult:
         """An agent of the scenario, which is there from the beginning."""
         return self._operations.add(request)[1]
 
     def require_manager(self) -> None:
-        """Without one, no managed brain could decide."""
-        managed = [one.name for one in self.state.members.values() if isinstance(one.agent, Managed)]
+        """Raise where a brain is managed and there is no lifecycle manager to ask it."""
+        managed = [member.name for member in self.state.members.values() if isinstance(member.agent, Managed)]
         if managed and self._managed is None:
             raise InvalidOperationError(
                 f"the brain of {managed[0]} is an instance of Ostler, and no lifecycle manager is here to spawn it; "
@@ -159,11 +157,11 @@ class KeptRun(RecordedOrchestrator):
             self._last = None
         if report.ended is None:
             await self._end(COMPLETED)
-        return replace(report, ended=report.ended or COMPLETED)
+        report.ended = report.ended or COMPLETED
+        return report
 
     async def _keep(self, report: TurnReport) -> None:
-        whole = report.turn % self.settings.snapshot_every == 0
-        row, body = await self._written(report, whole=whole)
+        row, body = self._rows
         ended = COMPLETED if report.turn == self._last else None
         await self._move(simulations.append_turn, row, whole=body, ended=ended)
 
@@ -172,7 +170,7 @@ class KeptRun(RecordedOrchestrator):
             await self._move(simulations.end_run, outcome)
 
     async def _move(self, command: Callable[..., SimulationRun], *values: Any, **more: Any) -> None:
-        """Also when it is cancelled, the commit is waited for: whether the turn is complete must be known."""
+        """Also when it is cancelled, the commit is waited for: the run stands at the turn that the store has."""
         committing = asyncio.ensure_future(self._commit(command, self._record, *values, **more))
         try:
             await asyncio.wait((committing,))
@@ -181,8 +179,7 @@ class KeptRun(RecordedOrchestrator):
                 await asyncio.wait((committing,))
             self._record = committing.result()
 
-    def _last_complete(self, turn: int) -> int:
-        del turn
+    def _complete_turn(self) -> int:
         return self._record.turn
 
 
@@ -246,8 +243,8 @@ async def fork_run(
 async def remove_run(store: Store, run_id: UUID | str) -> int:
     """Remove a run and its turns; how many turns it had of its own. A run that others were forked from is refused.
 
-    An open run is removed too; whoever plays it is refused at the next turn. A removal that was broken off leaves the
-    run in the state `removing`, and is finished by removing it again.
+    An open run is removed too; the program that plays it is refused at the next turn. A removal that was broken off
+    leaves the run in the state `removing`, and is finished by removing it again.
     """
     record = await find_run(store, run_id)
     try:
@@ -260,9 +257,9 @@ async def remove_run(store: Store, run_id: UUID | str) -> int:
 
 
 def _populate(run: KeptRun, scenario: Scenario) -> None:
-    wanted = sum(group.count for group in scenario.agents)
-    if wanted > run.settings.max_agents:
-        bound = f"must be at least {wanted}, the agents of the scenario"
+    count = sum(group.count for group in scenario.agents)
+    if count > run.settings.max_agents:
+        bound = f"must be at least {count}, the agents of the scenario"
         raise fault("settings.max_agents", bound, run.settings.max_agents)
     faults: list[Fault] = []
     for place, group in enumerate(scenario.agents):
@@ -277,8 +274,8 @@ def _populate(run: KeptRun, scenario: Scenario) -> None:
                 )
             )
             if not result:
-                found = result.faults or (Fault(field="name", bound=f"cannot join: {result.reason}"),)
-                faults += [one.under(f"agents.{place}") for one in found]
+                wrong = result.faults or (Fault(field="name", bound=f"cannot join: {result.reason}"),)
+                faults += [fault.under(f"agents.{place}") for fault in wrong]
                 break
     if faults:
         raise ValidationError(faults)

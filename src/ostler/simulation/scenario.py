@@ -49,7 +49,7 @@ class Scenario:
     #: The Pydantic model of every state; None: plain dicts.
     schema: type[pydantic.BaseModel] | None = None
     global_state: Mapping[str, Any] = field(default_factory=dict)
-    #: Where it came from, for whoever resumes a run; JSON values.
+    #: Where it came from, to resume a run from; JSON values.
     source: Mapping[str, Any] | None = None
 
     def checked(self) -> Scenario:
@@ -72,7 +72,7 @@ class Scenario:
         if self.source is not None:
             yield from _mapping_faults("source", self.source, MAX_SCENARIO_BYTES)
         if isinstance(self.settings, SimulationSettings):
-            yield from (one.under("settings") for one in self.settings.validate())
+            yield from (fault.under("settings") for fault in self.settings.validate())
         else:
             yield Fault(field="settings", bound="must be SimulationSettings(...)", value=shown(self.settings))
         made = isinstance(self.engine, type) and not callable(getattr(self.engine, "update", None))
@@ -89,7 +89,7 @@ class Scenario:
             return
         for place, group in enumerate(self.agents):
             if isinstance(group, AgentGroup):
-                yield from (one.under(f"agents.{place}") for one in self._group_faults(group))
+                yield from (fault.under(f"agents.{place}") for fault in self._group_faults(group))
             else:
                 yield Fault(field=f"agents.{place}", bound="must be an AgentGroup(...)", value=shown(group))
 
@@ -100,8 +100,8 @@ class Scenario:
         if not isinstance(group.initial_state, Mapping | pydantic.BaseModel):
             yield Fault(field="initial_state", bound="must be a mapping", value=shown(group.initial_state))
         if isinstance(self.brains, Brains | Mapping) and group.kind not in list(self.brains):
-            known = ", ".join(sorted(map(str, self.brains))) or "none"
-            yield Fault(field="kind", bound=f"must be one of the brains ({known})", value=shown(group.kind))
+            kinds = ", ".join(sorted(map(str, self.brains))) or "none"
+            yield Fault(field="kind", bound=f"must be one of the brains ({kinds})", value=shown(group.kind))
 
 
 def _number_faults(name: str, value: Any) -> Iterator[Fault]:
@@ -119,4 +119,4 @@ def _faults_of(make: Callable[[], object]) -> Iterator[Fault]:
     try:
         make()
     except ValidationError as error:
-        yield from (one for one in error.faults if isinstance(one, Fault))
+        yield from (fault for fault in error.faults if isinstance(fault, Fault))

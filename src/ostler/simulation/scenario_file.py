@@ -1,18 +1,27 @@
-"""A scenario from a file, TOML or YAML: every fault at once, each with its line."""
+"""A scenario from a file, TOML or YAML: every fault at once, each with its line.
+
+The code that it names stands beside the file or is installed; the folder of the file is added to `sys.path`.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
+import re
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import pydantic
 from pydantic_core import from_json
 
 from ostler.agents.base import Agent
+from ostler.agents.failures import error_text
 from ostler.definitions.load import Page, read_text
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import (
@@ -27,16 +36,18 @@ from ostler.model.context import json_faults
 from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
 from ostler.model.states import IsolationLevel
+from ostler.model.text import clipped
 from ostler.model.types import MAX_COUNT, Interval
 from ostler.model.validation import Fault, shown
 from ostler.simulation.brains import Brains, ManagedKind
 from ostler.simulation.scenario import AgentGroup, Scenario
-from ostler.simulation.scenario_code import CodeError, CodeLoader
 from ostler.simulation.schema import StateForm, write_json
 from ostler.simulation.view import MergeEngine
 
-_KINDS = (".toml", ".yaml", ".yml")
+_SUFFIXES = (".toml", ".yaml", ".yml")
 _LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD, IsolationLevel.PROCESS)
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_MAX_ERROR = 300
 _Count = Annotated[int, Interval(ge=1, le=MAX_COUNT)]
 _Table = Mapping[str, Any]
 
@@ -75,7 +86,7 @@ def load_scenario(path: str | Path, *, overrides: Mapping[str, Any] | None = Non
     `overrides` puts other values at dotted keys: `{"parameters.tax": 0.2, "agents.0.count": 5, "seed": 3}`.
     """
     page = Page(str(path))
-    return _load(page, _source(page, path), overrides or {}, begun=False)
+    return _load(page, _read_source(page, path), overrides or {}, has_history=False)
 
 
 def scenario_of_run(
@@ -91,32 +102,32 @@ def scenario_of_run(
             f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
         )
     page = Page(str(source["path"] if file is None else file))
-    found = source if file is None else _source(page, file)
-    return _load(page, found, {**(source.get("overrides") or {}), **(overrides or {})}, begun=True)
+    overrides = {**(source.get("overrides") or {}), **(overrides or {})}
+    return _load(page, source if file is None else _read_source(page, file), overrides, has_history=True)
 
 
-def _source(page: Page, path: str | Path) -> dict[str, Any]:
+def _read_source(page: Page, path: str | Path) -> dict[str, Any]:
     whole = Path(path).absolute()
-    if whole.suffix.lower() not in _KINDS:
-        page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_KINDS)}")
+    if whole.suffix.lower() not in _SUFFIXES:
+        page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_SUFFIXES)}")
     kind = "toml" if whole.suffix.lower() == ".toml" else "yaml"
     return {"path": str(whole), "kind": kind, "text": read_text(page, whole)}
 
 
-def _load(page: Page, source: Mapping[str, Any], overrides: Mapping[str, Any], *, begun: bool) -> Scenario:
-    """`begun`: for a run that has a history; whether its agents are too many is for its state to say."""
-    for one in json_faults("overrides", overrides):
-        page.stop(0, one.message)
+def _load(page: Page, source: Mapping[str, Any], overrides: Mapping[str, Any], *, has_history: bool) -> Scenario:
+    for fault in json_faults("overrides", overrides):
+        page.stop(0, fault.message)
     overrides = from_json(write_json(dict(overrides)))
     written = page.read(read_toml if source["kind"] == "toml" else _read_yaml, source["text"])
     builder = _Builder(written, overrides, Path(source["path"]).parent)
-    scenario = builder.build({**source, "overrides": overrides}, begun=begun)
-    beside, faults = Page("override"), list[FaultLike]()  # what was given beside the file stands in none of its lines
+    scenario = builder.build({**source, "overrides": overrides}, has_history=has_history)
+    override_page, faults = Page("override"), list[FaultLike]()  # an override stands in no line of the file
     for fault in builder.faults:
-        (beside if _is_override(fault.field, overrides, written) else page).blame([fault])
-    for one_page in (page, beside):
+        is_override = any(_overlap(fault.field, key) for key in overrides)
+        (override_page if is_override else page).blame([fault])
+    for blamed in (page, override_page):
         try:
-            one_page.settle()
+            blamed.settle()
         except DefinitionError as error:
             faults += error.faults
     if faults:
@@ -131,25 +142,57 @@ def _read_yaml(text: str) -> Document:
         raise UnreadableError(error.line, error.sentence.replace("the front matter", "the file")) from error
 
 
-def _is_override(key: str, overrides: Iterable[str], written: Any) -> bool:
-    if any(f"{key}.".startswith(f"{one}.") for one in overrides):
-        return True
-    for part in key.split("."):
-        if isinstance(written, list) and part.isdigit() and int(part) < len(written):
-            written = written[int(part)]
-        elif isinstance(written, Mapping) and part in written:
-            written = written[part]
-        else:
-            return any(one.startswith(f"{key}.") for one in overrides)
-    return False
+def _overlap(key: str, other: str) -> bool:
+    """Whether one of two dotted keys stands in the other."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def put_at(data: Any, key: str, value: Any) -> None:
     """Put a value at a dotted key; mappings on the way are made, entries of lists must exist."""
-    *way, last = key.split(".")
-    for part in way:
+    *parents, last = key.split(".")
+    for part in parents:
         data = data[int(part)] if isinstance(data, list) else data.setdefault(part, {})
     data[int(last) if isinstance(data, list) else last] = value
+
+
+# --- code --------------------------------------------------------------------------------------------
+
+
+class _CodeError(Exception):
+    """The code is not there, or fails; the text says which, and where."""
+
+
+def _look_up(module: ModuleType, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        parent, value = value, getattr(value, part, None)
+        if value is None:
+            close = difflib.get_close_matches(part, [name for name in dir(parent) if not name.startswith("_")], n=1)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            raise _CodeError(f"there is no {part} in {module.__name__}{guess}")
+    return value
+
+
+def _import(name: str, directory: Path) -> ModuleType:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # importing runs the user's code
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            file = f"{name.replace('.', '/')}.py"
+            raise _CodeError(f"there is no {file} in {directory}, and no module {name} is installed") from error
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent == directory
+        ]
+        line = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        reason = clipped(" ".join(error_text(error).split()), _MAX_ERROR)
+        raise _CodeError(f"the module {name} cannot be imported: {reason}{line}") from error
+    beside, loaded = directory / f"{name.replace('.', '/')}.py", Path(getattr(module, "__file__", None) or "")
+    if beside.is_file() and not beside.samefile(loaded):
+        raise _CodeError(f"this program has loaded {name} from {loaded} before; load this scenario in another program")
+    return module
 
 
 # --- building ----------------------------------------------------------------------------------------
@@ -161,37 +204,46 @@ class _Builder:
     def __init__(self, written: Mapping[str, Any], overrides: Mapping[str, Any], directory: Path) -> None:
         self.faults: list[Fault] = []
         self._data: Any = from_json(write_json(written))
-        self._code = CodeLoader(directory)
+        self._directory = directory
+        #: None: it fails, and the first key that names it was blamed.
+        self._modules: dict[str, ModuleType | None] = {}
         parameters = written.get("parameters")
         for key, value in overrides.items():
-            room, _, name = key.partition(".")
-            if room == "parameters" and (why := _unknown(name.partition(".")[0], parameters)):
-                self._blame(key, why)
+            table, _, name = key.partition(".")
+            if table == "parameters" and (reason := _unknown_parameter(name.partition(".")[0], parameters)):
+                self._blame(key, reason)
                 continue
             try:
                 put_at(self._data, key, value)
             except (AttributeError, LookupError, TypeError, ValueError):
                 self._blame(key, "cannot be set: what it stands in has no such place")
 
-    def build(self, source: Mapping[str, Any], *, begun: bool) -> Scenario:
+    def build(self, source: Mapping[str, Any], *, has_history: bool) -> Scenario:
+        """With a history, whether there are too many agents is for the state of the run to say."""
         file = _File(name="unnamed")
         try:
             file = _File.from_dict(self._data)
         except ValidationError as error:
-            self._take(one for one in error.faults if isinstance(one, Fault))
-        given = self._data.get("settings")
+            self._take(fault for fault in error.faults if isinstance(fault, Fault))
+        settings = self._data.get("settings")
         for name in ("seed", "parameters"):
-            if isinstance(given, Mapping) and name in given:
+            if isinstance(settings, Mapping) and name in settings:
                 self._blame(f"settings.{name}", f"must stand at the top of the file: {name} = …")
-        # In the order of a file: code that fails is blamed on the first key that names it.
+        # In the order of a file, for code that fails.
         engine, schema, brains = self._engine(), self._schema(), self._brains()
         self._check_groups(schema, brains)
         scenario = Scenario(
             name=file.name,
             brains=Brains(brains),
             agents=tuple(
-                AgentGroup(name=one.name, kind=one.kind, count=one.count, params=one.params, initial_state=one.state)
-                for one in file.agents
+                AgentGroup(
+                    name=group.name,
+                    kind=group.kind,
+                    count=group.count,
+                    params=group.params,
+                    initial_state=group.state,
+                )
+                for group in file.agents
             ),
             turns=file.turns,
             settings=file.settings.evolve(seed=file.seed, parameters=file.parameters),
@@ -201,46 +253,55 @@ class _Builder:
             source=source,
         )
         self._take(scenario.faults())
-        wanted, most = sum(group.count for group in scenario.agents), scenario.settings.max_agents
-        if wanted > most and not begun:
+        count, most = sum(group.count for group in scenario.agents), scenario.settings.max_agents
+        if count > most and not has_history:
             advice = "raise settings.max_agents, or have fewer"
-            self._blame("agents", f"are {wanted}, but there may be {most} at a time; {advice}")
+            self._blame("agents", f"are {count}, but there may be {most} at a time; {advice}")
         return scenario
 
     def _take(self, faults: Iterable[Fault]) -> None:
-        for one in faults:
-            key = one.field.replace("initial_state", "state").replace("settings.parameters", "parameters")
-            self._blame(key, one.bound, one.value)
+        for fault in faults:
+            key = fault.field.replace("initial_state", "state").replace("settings.parameters", "parameters")
+            self._blame(key, fault.bound, fault.value)
 
     def _blame(self, key: str, bound: str, value: str = "") -> None:
         """Unless this key, or what stands in or around it, was blamed already."""
-        known = [f"{one.field}." for one in self.faults]
-        if not any(f"{key}.".startswith(one) or one.startswith(f"{key}.") for one in known):
+        if not any(_overlap(key, fault.field) for fault in self.faults):
             self.faults.append(Fault(field=key, bound=bound, value=value))
 
     def _find(self, key: str, target: Any) -> Any:
+        if target is None:
+            return None
+        if not isinstance(target, str) or not _TARGET.fullmatch(target):
+            self._blame(key, f'names {target}, but it must be written as "module:Name"')
+            return None
+        name, _, path = target.partition(":")
         try:
-            return None if target is None else self._code.find(target)
-        except CodeError as error:
+            if name not in self._modules:
+                self._modules[name] = None
+                self._modules[name] = _import(name, self._directory)
+            module = self._modules[name]
+            return None if module is None else _look_up(module, path)
+        except _CodeError as error:
             self._blame(key, f"names {target}, but {error}")
             return None
 
     def _engine(self) -> Callable[[], Any]:
         target = self._data.get("engine")
-        found = self._find("engine", target)
-        if found is None:
+        engine = self._find("engine", target)
+        if engine is None:
             return MergeEngine
-        if not callable(found) or (isinstance(found, type) and not hasattr(found, "update")):
+        if not callable(engine) or (isinstance(engine, type) and not hasattr(engine, "update")):
             bound = "must name a class with a method `update`, or a function that makes one"
             self._blame("engine", bound, shown(target))
-        maker: Callable[[], Any] = found
+        maker: Callable[[], Any] = engine
         return maker
 
     def _schema(self) -> type[pydantic.BaseModel] | None:
         target = self._data.get("state")
-        found = self._find("state", target)
-        if found is None or (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
-            return found
+        schema = self._find("state", target)
+        if schema is None or (isinstance(schema, type) and issubclass(schema, pydantic.BaseModel)):
+            return schema
         self._blame("state", "must name a Pydantic model class", shown(target))
         return None
 
@@ -248,22 +309,20 @@ class _Builder:
         written = self._data.get("brains")
         # One that was blamed is there all the same, or its kind would be called unknown too.
         entries = written.items() if isinstance(written, Mapping) else ()
-        return {name: self._brain(f"brains.{name}", one) or MergeEngine for name, one in entries}
+        return {kind: self._brain(f"brains.{kind}", target) or MergeEngine for kind, target in entries}
 
-    def _brain(self, key: str, written: Any) -> Callable[..., Any] | None:
-        if isinstance(written, Mapping):
-            return self._managed(key, written)
-        found = self._find(key, written)
-        if found is None:
-            return None
-        if not callable(found):
-            self._blame(key, "must name a class, or a function that makes a brain", shown(written))
-        elif isinstance(found, type) and not (
-            issubclass(found, Agent) or any(hasattr(one, "decide") or "__call__" in vars(one) for one in found.__mro__)
+    def _brain(self, key: str, target: Any) -> Callable[..., Any] | None:
+        if isinstance(target, Mapping):
+            return self._managed(key, target)
+        maker: Any = self._find(key, target)
+        if maker is not None and not callable(maker):
+            self._blame(key, "must name a class, or a function that makes a brain", shown(target))
+        elif isinstance(maker, type) and not (
+            issubclass(maker, Agent) or any(hasattr(cls, "decide") or "__call__" in vars(cls) for cls in maker.__mro__)
         ):
-            self._blame(key, "must name a class with a method `decide`; write one", shown(written))
-        maker: Callable[..., Any] = found
-        return maker
+            self._blame(key, "must name a class with a method `decide`; write one", shown(target))
+        checked: Callable[..., Any] | None = maker
+        return checked
 
     def _managed(self, key: str, written: Mapping[str, Any]) -> Callable[..., Any] | None:
         for name in written.keys() - {"agent", "isolation"}:
@@ -274,51 +333,45 @@ class _Builder:
         level = written.get("isolation", IsolationLevel.PROCESS)
         if level not in _LEVELS:
             self._blame(f"{key}.isolation", f"must be one of {', '.join(_LEVELS)}", shown(level))
-        found = self._find(f"{key}.agent", written["agent"])
-        if found is None:
+        agent = self._find(f"{key}.agent", written["agent"])
+        if agent is None:
             return None
-        if not (isinstance(found, type) and issubclass(found, Agent)):
+        if not (isinstance(agent, type) and issubclass(agent, Agent)):
             self._blame(f"{key}.agent", "must name a subclass of ostler.Agent", shown(written["agent"]))
         elif level == IsolationLevel.PROCESS:
             try:
-                source_of(found)
+                source_of(agent)
             except AgentInitializationError as error:
                 self._blame(f"{key}.agent", f"cannot run in a process of its own: {error}")
-        return ManagedKind(found, level)
+        return ManagedKind(agent, level)
 
     def _check_groups(self, schema: Any, brains: Mapping[str, Callable[..., Any]]) -> None:
         """What only shows when the parts are seen together."""
         written = self._data.get("agents")
         form = StateForm(schema)
-        for place, one in enumerate(written if isinstance(written, list) else ()):
-            if not isinstance(one, Mapping):
+        for place, group in enumerate(written if isinstance(written, list) else ()):
+            if not isinstance(group, Mapping):
                 continue
-            kind, params, state = one.get("kind"), one.get("params", {}), one.get("state", {})
+            kind, params, state = group.get("kind"), group.get("params", {}), group.get("state", {})
             if isinstance(state, Mapping):
                 self._take(form.make(state, f"agents.{place}.state")[1])
             if isinstance(kind, str) and kind not in brains:
                 bound = f"must be one of the brains ({', '.join(sorted(brains)) or 'none'})"
                 self._blame(f"agents.{place}.kind", bound, shown(kind))
             maker = brains.get(str(kind), MergeEngine)
-            if maker is not MergeEngine and isinstance(params, Mapping) and (why := _misfit(maker, params)):
-                self._blame(f"agents.{place}.params", f"do not fit the brain {kind}: {why}")
+            if maker is not MergeEngine and isinstance(params, Mapping):
+                try:
+                    inspect.signature(maker).bind(**params)
+                except TypeError as error:
+                    self._blame(f"agents.{place}.params", f"do not fit the brain {kind}: {error}")
+                except ValueError:
+                    pass  # it has no signature to compare with
 
 
-def _unknown(name: str, parameters: Any) -> str:
+def _unknown_parameter(name: str, parameters: Any) -> str:
     """Why this cannot be set: a misspelt parameter would be one that no code reads. Empty when it can."""
     if not name or not isinstance(parameters, Mapping) or not parameters or name in parameters:
         return ""
     close = difflib.get_close_matches(name, parameters, n=1)
-    meant = f"did you mean parameters.{close[0]}? If not" if close else "if it is one"
-    return f"is not among the parameters; {meant}, write it into the file first"
-
-
-def _misfit(maker: Callable[..., Any], params: Mapping[str, Any]) -> str:
-    """Why it cannot be called with these; empty when it can, or when that cannot be told."""
-    try:
-        inspect.signature(maker).bind(**params)
-    except TypeError as error:
-        return str(error)
-    except ValueError:
-        return ""
-    return ""
+    guess = f"did you mean parameters.{close[0]}? If not" if close else "if it is one"
+    return f"is not among the parameters; {guess}, write it into the file first"

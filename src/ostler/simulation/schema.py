@@ -55,11 +55,11 @@ def ordered_json(model: pydantic.BaseModel) -> Any:
 def _ordered(plain: Any, value: Any) -> Any:
     """Go through both in step: what was a set has become a list in the order of its hashes."""
     if isinstance(plain, dict) and isinstance(value, Mapping) and len(plain) == len(value):
-        return {key: _ordered(one, other) for (key, one), other in zip(plain.items(), value.values(), strict=True)}
+        return {key: _ordered(entry, typed) for (key, entry), typed in zip(plain.items(), value.values(), strict=True)}
     if not isinstance(plain, list) or not isinstance(value, Collection) or len(plain) != len(value):
         return plain
-    found = [_ordered(one, other) for one, other in zip(plain, value, strict=True)]
-    return sorted(found, key=json.dumps) if isinstance(value, AbstractSet) else found
+    entries = [_ordered(entry, typed) for entry, typed in zip(plain, value, strict=True)]
+    return sorted(entries, key=json.dumps) if isinstance(value, AbstractSet) else entries
 
 
 class StateForm:
@@ -70,20 +70,20 @@ class StateForm:
             raise fault("schema", "must be a Pydantic model class, or None for plain dicts", schema)
         self.schema: type[pydantic.BaseModel] | None = schema
 
-    def make(self, given: Any, field: str = "initial_state") -> tuple[Any, tuple[Fault, ...]]:
-        """A new state that shares nothing with what was given; or every fault of it."""
-        if self.schema is not None and isinstance(given, self.schema):
-            given = dict(given)  # with the models in it: a strict schema would take no dicts for them
-        elif isinstance(given, pydantic.BaseModel):
-            given = given.model_dump()
-        if not isinstance(given, Mapping):
-            return None, (Fault(field=field, bound="must be a mapping", value=shown(given)),)
+    def make(self, value: Any, field: str = "initial_state") -> tuple[Any, tuple[Fault, ...]]:
+        """A new state that shares nothing with `value`; or every fault of it."""
+        if self.schema is not None and isinstance(value, self.schema):
+            value = dict(value)  # with the models in it: a strict schema would take no dicts for them
+        elif isinstance(value, pydantic.BaseModel):
+            value = value.model_dump()
+        if not isinstance(value, Mapping):
+            return None, (Fault(field=field, bound="must be a mapping", value=shown(value)),)
         if self.schema is not None:
-            return _made(self.schema, given, field)
+            return _validated(self.schema, value, field)
         try:
-            (text,), (made,) = read_back([dict(given)])
+            (text,), (made,) = read_back([dict(value)])
         except UnkeepableError as error:
-            faults = tuple(json_faults(field, given, MAX_VALUE_BYTES))
+            faults = tuple(json_faults(field, value, MAX_VALUE_BYTES))
             return None, faults or (Fault(field=field, bound=f"cannot be kept: {error}"),)
         if len(text) > MAX_VALUE_BYTES:
             return None, (Fault(field=field, bound=f"must be at most {MAX_VALUE_BYTES >> 20} MiB as JSON"),)
@@ -122,8 +122,8 @@ def _write_model(schema: type[pydantic.BaseModel], state: Any) -> tuple[bytes, A
         text = write_json(ordered_json(state))
         again = _read_model(schema, text)
     except pydantic.ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        raise UnkeepableError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        detail = error.errors(include_url=False)[0]
+        raise UnkeepableError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from None
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise UnkeepableError(_first_line(error)) from None
     if again != state:
@@ -136,20 +136,20 @@ def _read_model(schema: type[pydantic.BaseModel], text: bytes) -> pydantic.BaseM
     return schema.model_validate_json(text, by_alias=True, by_name=True)
 
 
-def _made(schema: type[pydantic.BaseModel], given: Mapping[str, Any], field: str) -> tuple[Any, tuple[Fault, ...]]:
+def _validated(schema: type[pydantic.BaseModel], value: Mapping[str, Any], field: str) -> tuple[Any, tuple[Fault, ...]]:
     try:
         # A model keeps the objects of fields that do not say what is in them.
-        return schema.model_validate(copy.deepcopy(dict(given)), by_alias=True, by_name=True), ()
+        return schema.model_validate(copy.deepcopy(dict(value)), by_alias=True, by_name=True), ()
     except pydantic.ValidationError as error:
-        return None, tuple(_fault(field, found) for found in error.errors(include_url=False))
+        return None, tuple(_fault(field, detail) for detail in error.errors(include_url=False))
     except Exception as error:  # noqa: BLE001 - foreign objects may raise anything when they are copied
         return None, (Fault(field=field, bound=f"cannot be copied: {error_text(error)}"),)
 
 
-def _fault(field: str, found: Any) -> Fault:
-    place = ".".join((field, *(str(step) for step in found["loc"])))
-    text = str(found["msg"])
-    value = "" if found["type"] == "missing" else shown(found["input"])
+def _fault(field: str, detail: Any) -> Fault:
+    place = ".".join((field, *(str(step) for step in detail["loc"])))
+    text = str(detail["msg"])
+    value = "" if detail["type"] == "missing" else shown(detail["input"])
     return Fault(field=place, bound=f"does not fit: {text[:1].lower()}{text[1:]}", value=value)
 
 

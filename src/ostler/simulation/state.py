@@ -11,7 +11,6 @@ from ostler.errors import AgentNotFoundError, InvalidOperationError, ValidationE
 from ostler.model.text import name_faults
 from ostler.model.types import MAX_COUNT
 from ostler.model.validation import Fault, shown
-from ostler.simulation.names import NameIndex
 from ostler.simulation.schema import StateForm
 
 
@@ -34,7 +33,7 @@ class Member:
         self.params: Mapping[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Brains read their states far more often than these are exchanged, so who exchanges one pays for it."""
+        """Brains read their states far more often than these are exchanged, so exchanging a state may cost more."""
         object.__setattr__(self, name, value)
         if name == "state" and self.view is not None:
             self.view.show(value)
@@ -68,7 +67,7 @@ class SimulationState:
         self.form = StateForm(schema)
         self.members: dict[str, Member] = {}
         self.paused_agents: set[str] = set()
-        #: The turns that are left to a paused agent; whoever is not in it stays paused.
+        #: The turns that are left to a paused agent; a paused agent that is not in it stays paused.
         self.auto_resume: dict[str, int] = {}
         #: The last complete turn; during a turn the one that is played.
         self.turn = turn
@@ -80,7 +79,8 @@ class SimulationState:
         self.version = 0
         #: Held by every operation of `LifecycleManager`.
         self.lock = threading.RLock()
-        self._names = NameIndex()
+        #: By name: `name_1` to the one before this number are taken, so that many agents of one name join quickly.
+        self._next_suffix: dict[str, int] = {}
         faults = [*_shape_faults(agents, paused_agents, auto_resume, turn)]
         if not faults:
             faults = [*self._fill(agents or {}, tuple(paused_agents), auto_resume or {})]
@@ -97,14 +97,20 @@ class SimulationState:
         return _States(self)
 
     def member(self, name: str) -> Member:
-        found = self.members.get(name)
-        if found is None:
+        member = self.members.get(name)
+        if member is None:
             raise AgentNotFoundError(f"there is no agent {shown(name)} in this population; look at state.agents")
-        return found
+        return member
 
     def free_name(self, name: str) -> str:
         """The name itself, or the first of `name_1`, `name_2`, … that is free."""
-        return self._names.free_name(name, self.members) if name in self.members else name
+        if name not in self.members:
+            return name
+        number = self._next_suffix.get(name, 1)
+        while f"{name}_{number}" in self.members:
+            number += 1
+        self._next_suffix[name] = number
+        return f"{name}_{number}"
 
     def admit(self, name: str, agent: Any, state: Any, number: int | None = None) -> Member:
         """Take in an agent under a free name, without asking the rules."""
@@ -112,7 +118,6 @@ class SimulationState:
             raise InvalidOperationError(f"there is an agent {shown(name)} already; take `free_name`")
         self.last_number = self.last_number + 1 if number is None else max(number, self.last_number)
         member = self.members[name] = Member(name, self.last_number if number is None else number, agent, state)
-        self._names.joined(name)
         self.version += 1
         return member
 
@@ -121,7 +126,9 @@ class SimulationState:
         del self.members[name]
         self.paused_agents.discard(name)
         self.auto_resume.pop(name, None)
-        self._names.left(name)
+        base, _, digits = name.rpartition("_")
+        if base in self._next_suffix and digits.isdecimal():
+            self._next_suffix[base] = min(self._next_suffix[base], max(int(digits), 1))
         self.version += 1
 
     def active_members(self) -> list[Member]:

@@ -1,4 +1,4 @@
-"""What brains and engines are given: views, the world, decisions; and the requests that agents make."""
+"""The arguments of brains and engines: views, the world, decisions; and the requests that agents make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostler.model.record import Record, record
 from ostler.simulation.schema import ordered_json
 from ostler.simulation.state import Member, SimulationState, read_only
 
-#: In a larger population a managed brain is not told all names each time.
+#: In a larger population a managed brain does not get all names each time.
 MAX_NAMES = 1000
 
 
@@ -67,7 +67,7 @@ class World:
         self.parameters: Mapping[str, Any] = MappingProxyType(dict(parameters or {}))
         #: Requests of this turn, each with the view that made it.
         self.requests: list[tuple[AgentView, LifecycleRequest]] = []
-        #: False: no agent is being asked, so no request is heard.
+        #: False: no agent is being asked, so requests are refused.
         self.listening = False
         self._random: dict[int, Random] = {}
         self._names: tuple[int, tuple[str, ...]] = (-1, ())
@@ -97,10 +97,10 @@ class World:
         return f"agent/{self.seed}/{self.state.turn}/{number}"
 
     def agent_random(self, number: int) -> Random:
-        found = self._random.get(number)
-        if found is None:
-            found = self._random[number] = Random(self.agent_seed(number))  # noqa: S311 - repeatable on purpose
-        return found
+        random = self._random.get(number)
+        if random is None:
+            random = self._random[number] = Random(self.agent_seed(number))  # noqa: S311 - repeatable on purpose
+        return random
 
 
 class AgentView:
@@ -115,7 +115,7 @@ class AgentView:
         self._world = world
         self.show(member.state)
         member.view = self
-        #: True: its agent was given up on, and nothing that it says is heard.
+        #: True: the call was abandoned, and its requests are refused.
         self.closed = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -177,10 +177,10 @@ class AgentView:
         """The decision in the answer of an `ostler.Agent`, which may be `{"decision": …, "requests": […]}`."""
         if not (isinstance(answer, dict) and "requests" in answer and answer.keys() <= {"decision", "requests"}):
             return answer
-        told = _Answer.from_dict(answer)
-        for request in told.requests:
+        reply = _Answer.from_dict(answer)
+        for request in reply.requests:
             self._ask(request)
-        return told.decision
+        return reply.decision
 
     # --- requests, carried out at the end of the turn ---------------------------------------------
 
@@ -277,7 +277,7 @@ class MergeEngine:
             if isinstance(decision, Mapping):
                 made, faults = state.form.make({**dict(member.state), **decision}, "state")
                 if faults:
-                    refused[member.name] = "; ".join(one.message for one in faults)
+                    refused[member.name] = "; ".join(fault.message for fault in faults)
                 else:
                     member.state = made
         return refused

@@ -31,10 +31,10 @@ def get_run(reader: Reader, run_id: UUID) -> SimulationRun | None:
 
 
 def require_run(reader: Reader, run_id: UUID) -> SimulationRun:
-    found = get_run(reader, run_id)
-    if found is None:
+    run = get_run(reader, run_id)
+    if run is None:
         raise SimulationNotFoundError(f"there is no run {run_id}; list what exists, or check the id")
-    return found
+    return run
 
 
 def list_runs(
@@ -94,7 +94,7 @@ def append_turn(
     ended: str | None = None,
     by: Actor = SYSTEM,
 ) -> SimulationRun:
-    """The next turn of `run`, which is as its player knows it. A run that has ended is open again, unless `ended`."""
+    """The next turn of `run`, as the program that plays it has read it. An ended run is open again, unless `ended`."""
     played = run.evolve(turn=turn.turn, digest=turn.digest)
     after = _move_run(tx, run, played, ended)
     TURNS.insert(tx, turn)
@@ -174,11 +174,13 @@ def _move_run(tx: Transaction, old: SimulationRun, new: SimulationRun, ended: st
 
 
 def _mismatch(tx: Transaction, old: SimulationRun) -> Exception:
-    found = require_run(tx, old.run_id)
-    if found.state is RunState.REMOVING:
-        return InvalidOperationError(f"run {old.run_id} is being removed and takes no more turns", current=found.state)
+    current = require_run(tx, old.run_id)
+    if current.state is RunState.REMOVING:
+        return InvalidOperationError(
+            f"run {old.run_id} is being removed and takes no more turns", current=current.state
+        )
     return VersionConflictError(
-        f"run {old.run_id} is at turn {found.turn}, and was played here from turn {old.turn}: another program plays "
+        f"run {old.run_id} is at turn {current.turn}, and was played here from turn {old.turn}: another program plays "
         "it too; resume it from where it stands"
     )
 

@@ -42,10 +42,10 @@ _P = Permission
 _NO = frozenset({"no", "n"})
 #: A requeued task whose agent cannot be ended in this time is begun all the same; that ends what is left of it.
 _END_LIMIT = timedelta(minutes=1)
-#: Fields of a new task that are not of its request: a repeated request has others.
-_MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 #: Characters of the output of a failed check in a refusal.
 _SHOWN_OUTPUT = 1000
+#: Fields of a new task that are not of its request: a repeated request has others.
+_MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 
 
 class TaskVerbs:

@@ -324,7 +324,7 @@ class CommandCell(KeptCell):
                 run.place.remove()
         if run.record is None or self._stopping is not None:
             raise AgentGoneError
-        return run.answer(self._spec, run.record)
+        return run.answer(self._spec, run.record, self._plan.limits.max_memory_mb)
 
     async def _begin(self, run: Run, start: Start, *, again: bool = False) -> None:
         while self._frozen or not self._home.is_linked:

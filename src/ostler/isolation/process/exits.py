@@ -52,7 +52,7 @@ def _whole(value: Any) -> int | None:
 
 def _exit_of(record: Mapping[str, Any], memory_mb: int, crash: Exit | None) -> Exit:
     by = str(record.get("by"))
-    if record.get("oom") or by == "memory":
+    if _is_out_of_memory(record):
         return Exit(outcome=AttemptOutcome.OOM, detail=f"it used more memory than its limit of {memory_mb} MB")
     if crash is not None:
         return crash
@@ -87,12 +87,17 @@ def _last_word(record: Mapping[str, Any]) -> str:
     return f"; exit code {code}" if isinstance(code, int) and code else ""
 
 
-def ending_of(record: Mapping[str, Any]) -> Ending:
+def ending_of(record: Mapping[str, Any], memory_mb: int) -> Ending:
     """The same for one run of a command, in the terms of the command."""
+    limit = memory_mb if _is_out_of_memory(record) else None
     number = record.get("signal")
     if isinstance(number, int):
-        return Ending(signal_name=signal_name(number))
-    return Ending(code=record.get("code"))
+        return Ending(signal_name=signal_name(number), memory_limit_mb=limit)
+    return Ending(code=record.get("code"), memory_limit_mb=limit)
+
+
+def _is_out_of_memory(record: Mapping[str, Any]) -> bool:
+    return bool(record.get("oom")) or record.get("by") == "memory"
 
 
 def signal_name(number: int) -> str:

@@ -46,11 +46,16 @@ def start_log(home: Path, instance_id: UUID, attempt: int) -> Path:
     return home / LOGS / str(instance_id) / f"{attempt}.log"
 
 
+def run_log(home: Path, instance_id: UUID, attempt: int, run: UUID) -> Path:
+    """Of one run of a command."""
+    return home / LOGS / str(instance_id) / f"{attempt}-{run.hex}.log"
+
+
 def log_of(home: Path, plan: StartPlan, run: UUID | None = None) -> Path:
     """Of one start, or of one run of a command."""
     if run is None:
         return start_log(home, plan.instance_id, plan.attempt)
-    return home / LOGS / str(plan.instance_id) / f"{plan.attempt}-{run.hex}.log"
+    return run_log(home, plan.instance_id, plan.attempt, run)
 
 
 def journal_of(home: Path, plan: StartPlan) -> Path:

@@ -89,15 +89,16 @@ class Run(Tenant):
     def finish(self) -> None:
         wake(self.over)
 
-    def answer(self, spec: CommandSpec, record: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, spec: CommandSpec, record: Mapping[str, Any], memory_mb: int) -> dict[str, Any]:
         """By the keeper's record and the log, so that every manager reads the same. Raises for a run that failed."""
+        ending = ending_of(record, memory_mb)
         seconds = float(record.get("lasted") or 0.0)
         if self.driven is not None:
             dropped = int(record.get("dropped", 0))
-            return self.driven.answer(ending_of(record), now=ended_at(record), seconds=seconds, dropped=dropped)
+            return self.driven.answer(ending, now=ended_at(record), seconds=seconds, dropped=dropped)
         output, lost = read_output(self.log, int(record.get("written", 0)), spec.max_output_bytes)
         dropped = lost + int(record.get("dropped", 0))
-        return answer_of(spec, ending_of(record), output, seconds, dropped)
+        return answer_of(spec, ending, output, seconds, dropped)
 
     def asked(self, plan: StartPlan, spec: CommandSpec, start: Start) -> dict[str, Any]:
         """What the keeper is told of it."""

@@ -1,4 +1,4 @@
-"""Asking brains: all at once, in order, each within its time. Real threads, with limits of fractions of a second."""
+"""Asking brains: in order, at the same time where they wait, each within its limit. Real threads, short limits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from ostler.errors import InvalidOperationError, SimulationError
-from ostler.simulation import asking as module
-from ostler.simulation.asking import Asking, Failed
+from ostler.simulation import ask as module
+from ostler.simulation.ask import Asker, Failed, Round
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.view import AgentView, World
 
@@ -29,9 +29,12 @@ def views(count: int) -> list[AgentView]:
     return [AgentView(Member(f"agent-{place}", place, None, {}), world) for place in range(count)]
 
 
-async def ask(asking: Asking, *brains: Brain) -> list[Any]:
-    found: list[Any] = await asking.ask_plain(brains, views(len(brains)), list)
-    return found
+def questions(brains: Sequence[Brain]) -> list[tuple[Brain, AgentView]]:
+    return list(zip(brains, views(len(brains)), strict=True))
+
+
+async def ask(asker: Asker, *brains: Brain) -> list[Any]:
+    return await asker.ask_plain(questions(brains))
 
 
 def waits(seconds: float) -> Brain:
@@ -78,8 +81,7 @@ def gates() -> Iterator[list[Gate]]:
 
 
 @pytest.fixture(autouse=True)
-async def _no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.5)
+async def _no_thread_stays() -> AsyncIterator[None]:
     yield
     await until(lambda: not any(thread.name == "ostler-brains" for thread in threading.enumerate()))
 
@@ -88,23 +90,45 @@ async def _no_thread_stays(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Non
 
 
 async def test_brains_that_answer_at_once_are_asked_in_order_by_one_thread_beside_the_loop() -> None:
-    asking = Asking(timeout=5, concurrency=8)
-    for _ in range(3):
-        answers = await ask(asking, *[lambda view: (view.number, threading.get_ident())] * 10_000)
-        assert [number for number, _ in answers] == list(range(10_000))
-        assert len({thread for _, thread in answers} | {threading.get_ident()}) == 2
-    assert await ask(asking) == []
-    asking.close()
+    asker = Asker(limit=5, concurrency=8)
+    answers = await ask(asker, *[lambda view: (view.number, threading.get_ident())] * 10_000)
+    assert [number for number, _ in answers] == list(range(10_000))
+    assert len({thread for _, thread in answers} | {threading.get_ident()}) == 2
+    assert await ask(asker) == []
 
 
-async def test_what_is_concluded_runs_in_the_thread_of_the_brains() -> None:
-    asking = Asking(timeout=5, concurrency=8)
-    brains = [lambda _: threading.get_ident()] * 3
-    first, concluded = await asking.ask_plain(brains, views(3), lambda found: (found[0], threading.get_ident()))
-    assert first == concluded != threading.get_ident()
+async def test_rounds_follow_one_another_in_the_thread_of_the_brains() -> None:
+    asker, threads = Asker(limit=5, concurrency=8), set[int]()
+
+    def brain(view: AgentView) -> int:
+        threads.add(threading.get_ident())
+        return view.number
+
+    rounds: list[list[Any]] = []
+
+    def finish(answers: list[Any]) -> Round | None:
+        threads.add(threading.get_ident())
+        rounds.append(answers)
+        return Round(questions([brain] * 3)) if len(rounds) < 50 else None
+
+    await asker.play(Round(questions([brain] * 3)), finish)
+    assert rounds == [[0, 1, 2]] * 50
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
     with pytest.raises(ZeroDivisionError):
-        await asking.ask_plain(brains, views(3), lambda _: 1 / 0)
-    asking.close()
+        await asker.in_thread(lambda: 1 / 0)
+
+
+async def test_a_brain_that_hangs_in_a_later_round_costs_its_own_turn_and_the_rounds_go_on(gates: list[Gate]) -> None:
+    asker, rounds = Asker(limit=0.2, concurrency=8), list[list[Any]]()
+
+    def finish(answers: list[Any]) -> Round | None:
+        rounds.append([getattr(answer, "timed_out", answer) for answer in answers])
+        brains: list[Brain] = [lambda _: 1, gates[0] if len(rounds) == 3 else lambda _: 2, lambda _: 3]
+        return Round(questions(brains)) if len(rounds) < 6 else None
+
+    await asyncio.wait_for(asker.play(Round(()), finish), _BOUND)
+    assert rounds == [[], [1, 2, 3], [1, 2, 3], [1, True, 3], [1, 2, 3], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -121,14 +145,13 @@ async def test_a_brain_that_raises_fails_alone(error: BaseException) -> None:
     async def fine(_: AgentView) -> int:
         return 1
 
-    asking = Asking(timeout=5, concurrency=2)
+    asker = Asker(limit=5, concurrency=2)
     tasks: list[Any] = [fine, waiting, waiting, fine]
-    found = [await ask(asking, lambda _: 1, plain, plain, lambda _: 1), await asking.ask_async(tasks, views(4))]
+    found = [await ask(asker, lambda _: 1, plain, plain, lambda _: 1), await asker.ask_async(questions(tasks))]
     for answers in found:
         assert answers[0] == answers[3] == 1
         assert all(isinstance(answer, Failed) and not answer.timed_out for answer in answers[1:3])
     assert found[0][1].error_type == type(error).__name__
-    asking.close()
 
 
 async def test_the_words_of_an_error_are_clean_and_short_and_cannot_do_harm() -> None:
@@ -142,94 +165,81 @@ async def test_the_words_of_an_error_are_clean_and_short_and_cannot_do_harm() ->
     def odd(_: AgentView) -> None:
         raise Odd
 
-    asking = Asking(timeout=5, concurrency=2)
-    first, second, third = await ask(asking, long, odd, lambda _: 3)
+    asker = Asker(limit=5, concurrency=2)
+    first, second, third = await ask(asker, long, odd, lambda _: 3)
     assert first.message.startswith("ValueError: a\ufffdb")
     assert len(first.message) < 3_000
     assert (second.error_type, third) == ("Odd", 3)
-    asking.close()
 
 
 async def test_brains_that_block_decide_at_the_same_time() -> None:
-    asking, meet = Asking(timeout=_BOUND, concurrency=8), threading.Barrier(8)
+    asker, meet = Asker(limit=_BOUND, concurrency=8), threading.Barrier(8)
 
     def brain(view: AgentView) -> int:
         meet.wait(_BOUND)
         return view.number
 
-    assert await ask(asking, *[brain] * 8) == list(range(8))
-    asking.close()
+    assert await ask(asker, *[brain] * 8) == list(range(8))
 
 
-async def test_a_hundred_brains_that_wait_are_asked_in_little_more_than_the_time_of_two() -> None:
-    asking = Asking(timeout=5, concurrency=64)
-    began = time.monotonic()
-    assert await ask(asking, *[waits(0.2)] * 100) == list(range(100))
-    assert time.monotonic() - began < 1.5  # one after the other: 20 s
-    asking.close()
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-async def test_no_more_decide_at_a_time_than_may(concurrency: int) -> None:
-    asking, lock = Asking(timeout=5, concurrency=concurrency), threading.Lock()
-    now, most = 0, 0
+@pytest.mark.parametrize("concurrency", [1, 3, 64])
+async def test_as_many_decide_at_a_time_as_may_and_no_more(concurrency: int) -> None:
+    asker, lock = Asker(limit=_BOUND, concurrency=concurrency), threading.Lock()
+    now, most, meet = 0, 0, threading.Barrier(concurrency)
 
     def brain(view: AgentView) -> int:
         nonlocal now, most
         with lock:
             now, most = now + 1, max(most, now + 1)
-        time.sleep(0.02)
+        meet.wait(_BOUND)
         with lock:
             now -= 1
         return view.number
 
-    assert await ask(asking, *[brain] * 12) == list(range(12))
+    count = 2 * concurrency
+    assert await ask(asker, *[brain] * count) == list(range(count))
     assert most == concurrency
-    asking.close()
 
 
 async def test_a_brain_that_hangs_costs_its_own_turn_and_the_others_are_asked(gates: list[Gate]) -> None:
-    asking = Asking(timeout=0.2, concurrency=8)
-    seen = views(103)
+    asker = Asker(limit=0.2, concurrency=8)
     brains: list[Brain] = [lambda _: "first", gates[0], *[lambda _: "other"] * 100, gates[1]]
+    seen = views(103)
     began = time.monotonic()
-    answers = await asking.ask_plain(brains, seen, list)
-    assert 0.2 <= time.monotonic() - began < 5
+    answers = await asker.ask_plain(list(zip(brains, seen, strict=True)))
+    assert time.monotonic() - began >= 0.2
     assert (answers[0], set(answers[2:102])) == ("first", {"other"})
     for place in (1, 102):
         assert (answers[place].timed_out, answers[place].error_type) == (True, "TimeoutError")
         assert "0.2 s" in answers[place].message
-        assert asking.still_runs(seen[place])
+        assert asker.still_runs(seen[place])
     assert [place for place, view in enumerate(seen) if view.closed] == [1, 102]
     gates[0].release.set()
-    await until(lambda: not asking.still_runs(seen[1]))
+    await until(lambda: not asker.still_runs(seen[1]))
     assert gates[0].error is not None, "what it said after the time-out was heard"
-    asking.close()
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 8])
 async def test_as_many_may_hang_as_like_without_taking_the_places_of_others(
     gates: list[Gate], concurrency: int
 ) -> None:
-    """Threads that were left behind do not count, or the future of a run would depend on its program's past."""
-    asking = Asking(timeout=0.15, concurrency=concurrency)
+    """Abandoned threads do not count, or the future of a run would depend on its program's past."""
+    asker = Asker(limit=0.15, concurrency=concurrency)
     for _ in range(2):
-        answers = await ask(asking, *gates[:3], lambda _: 1, *gates[3:])
+        answers = await ask(asker, *gates[:3], lambda _: 1, *gates[3:])
         assert [getattr(answer, "timed_out", answer) for answer in answers] == [True] * 3 + [1] + [True] * 3
-    assert await ask(asking, lambda _: 2) == [2]
-    asking.close()
+    assert await ask(asker, lambda _: 2) == [2]
 
 
 async def test_the_last_answer_may_be_a_time_out(gates: list[Gate]) -> None:
-    asking = Asking(timeout=0.05, concurrency=4)
+    asker = Asker(limit=0.05, concurrency=4)
     for brains in ([gates[0]], [lambda _: 1, gates[1]], [gates[2], gates[3]]):
-        answers = await asyncio.wait_for(ask(asking, *brains), _BOUND)
+        answers = await asyncio.wait_for(ask(asker, *brains), _BOUND)
         assert answers[-1].timed_out
-    asking.close()
 
 
 async def test_a_brain_that_comes_back_within_the_turn_takes_no_question_of_others(gates: list[Gate]) -> None:
-    asking, numbers = Asking(timeout=0.3, concurrency=2), list[int]()
+    asker, numbers = Asker(limit=0.3, concurrency=2), list[int]()
 
     def slow(view: AgentView) -> int:
         gates[0].release.set()  # by now it was given up on
@@ -237,17 +247,16 @@ async def test_a_brain_that_comes_back_within_the_turn_takes_no_question_of_othe
         numbers.append(view.number)
         return view.number
 
-    answers = await ask(asking, gates[0], gates[1], *[slow] * 20)
+    answers = await ask(asker, gates[0], gates[1], *[slow] * 20)
     assert answers[0].timed_out
     assert answers[1].timed_out
     assert answers[2:] == list(range(2, 22))
     assert sorted(numbers) == list(range(2, 22))
-    asking.close()
 
 
-async def test_brains_that_compute_are_not_timed_out_by_threads_sent_beside_them() -> None:
+async def test_brains_that_compute_are_not_slowed_down_by_threads_beside_them() -> None:
     """40 brains that compute for 20 ms each: in 40 threads each of them would take 0.8 s or more."""
-    asking, threads = Asking(timeout=0.5, concurrency=64), set[int]()
+    asker, threads = Asker(limit=5, concurrency=64), set[int]()
 
     def compute(view: AgentView) -> int:
         threads.add(threading.get_ident())
@@ -256,101 +265,78 @@ async def test_brains_that_compute_are_not_timed_out_by_threads_sent_beside_them
             pass
         return view.number
 
-    assert await ask(asking, *[compute] * 40) == list(range(40))
-    assert len(threads) <= 8
-    asking.close()
-
-
-async def test_brains_that_answer_at_once_get_no_helpers_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that waits for the interpreter lock looks idle; how far it got tells it from one whose brains wait."""
-    monkeypatch.setattr(module._Worker, "busy_seconds", lambda _: 0.0)  # noqa: SLF001 - as such a machine would say
-    asking, threads = Asking(timeout=5, concurrency=8), set[int]()
-
-    def quick(view: AgentView) -> int:
-        threads.add(threading.get_ident())
-        return view.number
-
-    for _ in range(3):
-        assert await ask(asking, *[quick] * 150_000) == list(range(150_000))
-    assert len(threads) == 1
-    asking.close()
+    assert await ask(asker, *[compute] * 40) == list(range(40))
+    assert len(threads) <= 16
 
 
 async def test_brains_that_wait_a_little_are_asked_at_the_same_time_too() -> None:
-    asking, threads = Asking(timeout=5, concurrency=8), set[int]()
+    asker, threads = Asker(limit=5, concurrency=8), set[int]()
 
     def brain(view: AgentView) -> int:
         threads.add(threading.get_ident())
         time.sleep(0.002)
         return view.number
 
-    assert await ask(asking, *[brain] * 100) == list(range(100))
+    assert await ask(asker, *[brain] * 100) == list(range(100))
     assert len(threads) > 1
-    asking.close()
 
 
-async def test_the_arguments_of_a_call_are_whole_while_it_runs() -> None:
-    """Going through shared tuples would show the watcher, and the brain, a tuple that the call is using."""
-    asking = Asking(timeout=5, concurrency=4)
-    for _ in range(5):
-        assert await ask(asking, *[waits(0.003)] * 40) == list(range(40))
-    asking.close()
-
-
-async def test_more_than_256_left_behind_stop_the_run(monkeypatch: pytest.MonkeyPatch, gates: list[Gate]) -> None:
-    monkeypatch.setattr(module, "MAX_LEFT_BEHIND", 3)
-    asking = Asking(timeout=0.05, concurrency=8)
-    await ask(asking, *gates[:3])
-    asking.require_room()
-    await ask(asking, gates[3])
-    with pytest.raises(SimulationError, match="4 brains were given up on and still run"):
-        asking.require_room()
+async def test_more_than_256_abandoned_brains_stop_the_run(monkeypatch: pytest.MonkeyPatch, gates: list[Gate]) -> None:
+    monkeypatch.setattr(module, "MAX_ABANDONED", 3)
+    asker = Asker(limit=0.05, concurrency=8)
+    await ask(asker, *gates[:3])
+    asker.require_room()
+    await ask(asker, gates[3])
+    with pytest.raises(SimulationError, match="4 brains were given up and still run"):
+        asker.require_room()
     gates[0].release.set()
-    await until(gates[0].returned.is_set)
-    await asyncio.sleep(0.05)
-    asking.require_room()
-    asking.close()
+
+    def has_room() -> bool:
+        try:
+            asker.require_room()
+        except SimulationError:
+            return False
+        return True
+
+    await until(has_room)
 
 
-async def test_cancelling_ends_the_asking_and_the_next_call_works(gates: list[Gate]) -> None:
-    asking, reached = Asking(timeout=_BOUND, concurrency=1), list[int]()
+async def test_cancelling_ends_the_asker_and_the_next_call_works(gates: list[Gate]) -> None:
+    asker, reached = Asker(limit=_BOUND, concurrency=1), list[int]()
     seen = views(2)
     brains: list[Brain] = [gates[0], lambda view: reached.append(view.number)]
-    asked = asyncio.ensure_future(asking.ask_plain(brains, seen, list))
+    asked = asyncio.ensure_future(asker.ask_plain(list(zip(brains, seen, strict=True))))
     await until(gates[0].entered.is_set)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
     assert all(view.closed for view in seen)
-    assert await ask(asking, lambda _: 1) == [1]
+    assert await ask(asker, lambda _: 1) == [1]
     gates[0].release.set()
     await until(gates[0].returned.is_set)
-    asking.close()
     assert reached == []
 
 
-async def test_cancelling_waits_for_what_is_being_concluded() -> None:
-    asking, began, ended = Asking(timeout=5, concurrency=1), threading.Event(), threading.Event()
+async def test_cancelling_waits_for_an_engine_that_has_begun() -> None:
+    asker = Asker(limit=5, concurrency=1)
+    began, go, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def conclude(_: list[Any]) -> None:
+    def work() -> None:
         began.set()
-        time.sleep(0.1)
+        assert go.wait(_BOUND)
         ended.set()
 
-    asked = asyncio.ensure_future(asking.ask_plain((), (), conclude))
+    asked = asyncio.ensure_future(asker.in_thread(work))
     await until(began.is_set)
     asked.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     asked.cancel()
+    await asyncio.sleep(0)
+    assert not asked.done()
+    go.set()
     with pytest.raises(asyncio.CancelledError):
         await asked
     assert ended.is_set()
-    asking.close()
-
-
-async def test_a_population_that_is_never_closed_leaves_no_thread() -> None:
-    """The fixture waits until its thread has ended."""
-    assert await ask(Asking(timeout=5, concurrency=2), lambda _: 1) == [1]
 
 
 def _mixture(seed: int) -> tuple[list[Brain], list[Any]]:
@@ -382,13 +368,12 @@ def _mixture(seed: int) -> tuple[list[Brain], list[Any]]:
 async def _ask_mixtures(seeds: range) -> None:
     for seed in seeds:
         brains, expected = _mixture(seed)
-        asking = Asking(timeout=0.4, concurrency=random.Random(seed).choice([1, 2, 8, 64]))
-        answers = await asyncio.wait_for(ask(asking, *brains), _BOUND)
+        asker = Asker(limit=0.4, concurrency=random.Random(seed).choice([1, 2, 8, 64]))
+        answers = await asyncio.wait_for(ask(asker, *brains), _BOUND)
         found = [getattr(answer, "error_type", "number") for answer in answers]
         assert found == expected, f"seed {seed}"
         numbers = [answer for answer in answers if not isinstance(answer, Failed)]
         assert numbers == [place for place, what in enumerate(expected) if what == "number"], f"seed {seed}"
-        asking.close()
 
 
 async def test_any_mixture_of_brains_is_answered_in_order() -> None:
@@ -414,11 +399,10 @@ async def test_async_brains_overlap_within_their_number_and_keep_their_order() -
         now -= 1
         return view.number
 
-    asking = Asking(timeout=5, concurrency=3)
-    assert await asking.ask_async([brain] * 20, views(20)) == list(range(20))
+    asker = Asker(limit=5, concurrency=3)
+    assert await asker.ask_async(questions([brain] * 20)) == list(range(20))
     assert most == 3
-    assert await asking.ask_async([], []) == []
-    asking.close()
+    assert await asker.ask_async([]) == []
 
 
 async def test_an_async_brain_that_hangs_is_given_up_on_whatever_it_makes_of_it() -> None:
@@ -444,16 +428,15 @@ async def test_an_async_brain_that_hangs_is_given_up_on_whatever_it_makes_of_it(
     async def fine(_: AgentView) -> int:
         return 1
 
-    asking, seen = Asking(timeout=0.1, concurrency=2), views(4)
+    asker, seen = Asker(limit=0.1, concurrency=2), views(4)
     brains: list[Any] = [hangs, answers_when_cancelled, ignores, fine]
-    answers = await asking.ask_async(brains, seen)
+    answers = await asker.ask_async(list(zip(brains, seen, strict=True)))
     assert [getattr(answer, "timed_out", answer) for answer in answers] == [True, True, True, 1]
     assert [view.closed for view in seen] == [True, True, True, False]
     await asyncio.sleep(0.01)
-    assert [asking.still_runs(view) for view in seen] == [False, False, True, False]
+    assert [asker.still_runs(view) for view in seen] == [False, False, True, False]
     stubborn.set()
-    await until(lambda: not asking.still_runs(seen[2]))
-    asking.close()
+    await until(lambda: not asker.still_runs(seen[2]))
 
 
 async def test_cancelling_ends_async_brains() -> None:
@@ -465,12 +448,11 @@ async def test_cancelling_ends_async_brains() -> None:
         finally:
             ended.append(view.number)
 
-    asking, seen = Asking(timeout=_BOUND, concurrency=2), views(3)
-    asked = asyncio.ensure_future(asking.ask_async([brain] * 3, seen))
+    asker = Asker(limit=_BOUND, concurrency=2)
+    asked = asyncio.ensure_future(asker.ask_async(questions([brain] * 3)))
     await asyncio.sleep(0.01)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
     await asyncio.sleep(0.01)
     assert sorted(ended) == [0, 1]
-    asking.close()

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ostler.errors import SimulationError
 from ostler.model.simulation import SimulationTurn, SimulationWhole
-from ostler.simulation.asking import Failed
+from ostler.simulation.ask import Failed
 from ostler.simulation.schema import MAX_VALUE_BYTES, UnkeepableError, read_back, write_decision, write_json
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.turn import TurnReport
@@ -92,13 +92,13 @@ class TurnWriter:
             raise SimulationError(f"the state of the run does not read back as it was written: {error}") from None
 
     def write(self, report: TurnReport, run_id: UUID, *, whole: bool) -> tuple[SimulationTurn, SimulationWhole | None]:
-        """The row of a turn, and that of the whole state where it is wanted."""
+        """The row of a turn, and that of the whole state where `whole` asks for it."""
         members, values = self._decided
         if self._names[0] is not members:
             self._names = (members, write_json([member.name for member in members]))
         failures = {
-            name: {"timed_out": one.timed_out, "error_type": one.error_type, "became": one.became}
-            for name, one in report.failures.items()
+            name: {"timed_out": failure.timed_out, "error_type": failure.error_type, "became": failure.became}
+            for name, failure in report.failures.items()
         }
         try:
             changes = self._changes()
@@ -111,11 +111,11 @@ class TurnWriter:
             values,
             write_json(list(report.resumed)),
             write_json(failures),
-            write_json([one.as_json() for one in report.operations]),
+            write_json([operation.as_json() for operation in report.operations]),
             changes,
         )
         self.digest = core_digest(self.digest, core)
-        notes = {name: one.message for name, one in report.failures.items()}
+        notes = {name: failure.message for name, failure in report.failures.items()}
         turn = SimulationTurn(
             run_id=run_id,
             turn=report.turn,
@@ -212,9 +212,9 @@ class TurnWriter:
         return entry
 
 
-def _saved(keeper: Any, who: str) -> bytes:
+def _saved(owner: Any, who: str) -> bytes:
     """What it saves, as JSON; empty where it has no `save`, which is not the same as to save nothing."""
-    save = getattr(keeper, "save", None)
+    save = getattr(owner, "save", None)
     if save is None or not callable(save):
         return b""
     try:
@@ -225,15 +225,15 @@ def _saved(keeper: Any, who: str) -> bytes:
         raise SimulationError(f"save() of {who} failed: {Failed.of(error).message}") from error
 
 
-def restore(keeper: Any, saved: Mapping[str, Any], key: str, who: str) -> None:
-    """Give back what `save` had returned, also None; not to one that had no `save`."""
+def restore(owner: Any, saved: Mapping[str, Any], key: str, who: str) -> None:
+    """Give back what `save` had returned, also None; not to an owner that had no `save`."""
     if key not in saved:
         return
-    give_back = getattr(keeper, "restore", None)
+    give_back = getattr(owner, "restore", None)
     if not callable(give_back):
         if saved[key] is None:
             return
-        raise SimulationError(f"{who} has saved something, and has no `restore` to take it back; give it one")
+        raise SimulationError(f"{who} has saved something, and has no `restore` to take it back; add that method")
     try:
         give_back(saved[key])
     except BaseException as error:

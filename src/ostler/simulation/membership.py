@@ -19,11 +19,11 @@ DEFAULT_MAX_AGENTS = 25
 _log = logging.getLogger("ostler.simulation")
 
 
-def tell(level: int, event: str, **fields: Any) -> None:
+def log_event(level: int, event: str, **fields: Any) -> None:
     """One record of the log: `record.event` and `record.fields` for programs, a line for people."""
     if _log.isEnabledFor(level):
-        said = " ".join(f"{name}={text(value)}" for name, value in fields.items())
-        _log.log(level, "%s %s", event, said, extra={"event": event, "fields": fields})
+        line = " ".join(f"{name}={text(value)}" for name, value in fields.items())
+        _log.log(level, "%s %s", event, line, extra={"event": event, "fields": fields})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class LifecycleValidator:
         return _ALLOWED
 
     def validate_remove(self, name: Any, state: SimulationState) -> Verdict:
-        return _known(name, state)
+        return _takes_part(name, state)
 
     def validate_pause(self, name: Any, auto_resume_turns: Any, state: SimulationState) -> Verdict:
-        known = _known(name, state)
-        if not known:
-            return known
+        verdict = _takes_part(name, state)
+        if not verdict:
+            return verdict
         if name in state.paused_agents:
             return Verdict(f"agent {shown(name)} is paused already")
         if auto_resume_turns is not None and (reason := _first(term_faults("auto_resume_turns", auto_resume_turns))):
@@ -75,13 +75,13 @@ class LifecycleValidator:
         return _ALLOWED
 
     def validate_resume(self, name: Any, state: SimulationState) -> Verdict:
-        known = _known(name, state)
-        if known and name not in state.paused_agents:
+        verdict = _takes_part(name, state)
+        if verdict and name not in state.paused_agents:
             return Verdict(f"agent {shown(name)} is not paused")
-        return known
+        return verdict
 
 
-def _known(name: Any, state: SimulationState) -> Verdict:
+def _takes_part(name: Any, state: SimulationState) -> Verdict:
     """What is no text names no agent."""
     if isinstance(name, str) and name in state.members:
         return _ALLOWED
@@ -89,8 +89,8 @@ def _known(name: Any, state: SimulationState) -> Verdict:
 
 
 def _first(faults: Iterator[Fault]) -> str | None:
-    found = next(faults, None)
-    return None if found is None else found.message
+    fault = next(faults, None)
+    return None if fault is None else fault.message
 
 
 class PauseTracker:
@@ -163,7 +163,7 @@ class LifecycleManager:
             made, faults = state.form.make(initial_state)
             faults = (*brain_faults(agent), *faults)
             if faults:
-                return self._not_added(name, "; ".join(one.message for one in faults), state, faults)
+                return self._not_added(name, "; ".join(fault.message for fault in faults), state, faults)
             resolved = state.free_name(name)
             state.admit(resolved, agent, made)
             self._done("add_agent", name, state, resolved_name=resolved)
@@ -216,9 +216,9 @@ class LifecycleManager:
             broken = list(_broken_rules(state, self.validator.max_agents))
         return Verdict("; ".join(broken) or None)
 
-    def refuse(self, operation: str, name: Any, reason: str | None, state: SimulationState) -> None:
+    def log_refusal(self, operation: str, name: Any, reason: str | None, state: SimulationState) -> None:
         """Log a refusal."""
-        tell(
+        log_event(
             logging.WARNING,
             "lifecycle_validation_failed",
             operation=operation,
@@ -228,17 +228,17 @@ class LifecycleManager:
         )
 
     def _done(self, operation: str, name: str, state: SimulationState, **more: Any) -> None:
-        tell(logging.INFO, "lifecycle_operation", operation=operation, agent_name=name, **more, turn=state.turn)
+        log_event(logging.INFO, "lifecycle_operation", operation=operation, agent_name=name, **more, turn=state.turn)
 
     def _allowed(self, operation: str, name: str, verdict: Verdict, state: SimulationState) -> bool:
         if not verdict:
-            self.refuse(operation, name, verdict.reason, state)
+            self.log_refusal(operation, name, verdict.reason, state)
         return bool(verdict)
 
     def _not_added(
         self, name: str, reason: str | None, state: SimulationState, faults: tuple[Fault, ...] = ()
     ) -> AddResult:
-        self.refuse("add_agent", name, reason, state)
+        self.log_refusal("add_agent", name, reason, state)
         return AddResult(added=False, name=name, reason=reason, faults=faults)
 
 
