@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ostler.client.blocking import BlockingClient, HangError, UnreachableError, process_state
-from ostler.home import DAEMON_LOG
+from ostler.home import DAEMON_LOG, KEEPER
+from ostler.keeper.protocol import MARK, TOKEN
 
 START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
@@ -27,6 +29,8 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
 
     Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
     """
+    if _is_in_agent(home):
+        raise DaemonStartError("the daemon of this home is not running, and an agent of it does not start it")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     if listen is not None:
@@ -52,6 +56,15 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
                         raise DaemonStartError(_last_lines(home, begins)) from None
                 time.sleep(_PAUSE_SECONDS)
     raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
+
+
+def _is_in_agent(home: Path) -> bool:
+    """A daemon that an agent has started would end with the agent, and take the processes of the agent for persons."""
+    token = os.environ.get(MARK, "").partition(":")[0]
+    try:
+        return bool(token) and token == (home / KEEPER / TOKEN).read_text().strip()
+    except OSError:
+        return False
 
 
 def _last_lines(home: Path, begins: int) -> str:
