@@ -110,7 +110,7 @@ class Daemon:
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until:
             try:
-                self._client.call("status")
+                self._client.call("health")
             except UnreachableError:
                 time.sleep(_PAUSE_SECONDS)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
 import subprocess
 import sys
 import time
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler.client.blocking import BlockingClient, HangError, UnreachableError, process_state
-from ostler.home import DAEMON_LOG, KEEPER
-from ostler.keeper.protocol import MARK, TOKEN
+from ostler.home import DAEMON_LOG
 
 START_SECONDS = 30.0
 _PAUSE_SECONDS = 0.02
@@ -29,8 +28,6 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
 
     Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
     """
-    if _is_in_agent(home):
-        raise DaemonStartError("the daemon of this home is not running, and an agent of it does not start it")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
     if listen is not None:
@@ -38,6 +35,7 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
     if strict:
         words.append("--strict")
     with (home / DAEMON_LOG).open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_SH)  # the daemon inherits it: see _has_daemon
         begins = log.tell()
         daemon = subprocess.Popen(  # noqa: S603 - our own program
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -49,8 +47,9 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
             try:
                 return client.call("status")
             except UnreachableError:
-                if daemon.poll() not in {None, 0}:
-                    try:  # a daemon of another command may have been faster
+                # A daemon of another command may have been faster, and may not answer yet.
+                if daemon.poll() not in {None, 0} and not _has_daemon(home):
+                    try:
                         return client.call("status")
                     except UnreachableError:
                         raise DaemonStartError(_last_lines(home, begins)) from None
@@ -58,13 +57,27 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
     raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
 
 
-def _is_in_agent(home: Path) -> bool:
-    """A daemon that an agent has started would end with the agent, and take the processes of the agent for persons."""
-    token = os.environ.get(MARK, "").partition(":")[0]
+def wait_while_starting(home: Path) -> None:
+    """Wait for a daemon that lives and does not answer yet; the command that started it may be gone."""
+    until = time.monotonic() + START_SECONDS
+    while _has_daemon(home) and time.monotonic() < until:
+        try:
+            BlockingClient(home).call("status")
+        except UnreachableError:
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _has_daemon(home: Path) -> bool:
     try:
-        return bool(token) and token == (home / KEEPER / TOKEN).read_text().strip()
+        with (home / DAEMON_LOG).open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
-        return False
+        pass
+    return False
 
 
 def _last_lines(home: Path, begins: int) -> str:
