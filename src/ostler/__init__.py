@@ -36,9 +36,8 @@ _NAMES = {
         "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
         "LoopSettings"
     ),
-    "lifecycle.handle": "AgentHandle",
     "lifecycle.logs": "LogLine",
-    "lifecycle.manager": "AgentLifecycleManager",
+    "lifecycle.manager": "AgentHandle AgentLifecycleManager",
     "lifecycle.observe": "Observation",
     "lifecycle.open": "open_manager",
     "lifecycle.settings": "LifecycleSettings",

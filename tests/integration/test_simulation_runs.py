@@ -816,11 +816,11 @@ async def test_a_run_that_is_cancelled_can_be_resumed_with_the_same_future(store
     _, whole = await played(store, economy())
     async with begin_run(store, economy()) as run:
 
-        def cancel_at_five(report: TurnReport) -> None:
+        def cancel(report: TurnReport) -> None:
             if report.turn == 5:
                 running.cancel()
 
-        running = asyncio.create_task(run.finish(on_turn=cancel_at_five))
+        running = asyncio.create_task(run.finish(on_turn=cancel))
         with pytest.raises(asyncio.CancelledError):
             await running
         assert run.record.turn < 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import os
@@ -11,16 +12,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import Actor
+from ostler.model.access import HOME_WORKSPACE_ID, Actor
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.states import AgentState
 from ostler.model.task import Task, TaskSettings
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.attempts import get_attempt
 from ostler.store.queries import list_instances
 from ostler.store.store import Store
@@ -55,7 +57,7 @@ class Taker:
     cure: str
 
 
-class Tasks:
+class TaskContext:
     """The tasks of one home, below the verbs of `TaskOrchestrator`."""
 
     def __init__(self, manager: AgentLifecycleManager, home: Path, settings: TaskSettings) -> None:
@@ -82,11 +84,11 @@ class Tasks:
         return self.manager.store
 
     async def change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
-        return await self.store.run(rows.change_task, task, changes, **how)
+        return await self.store.run(task_store.change_task, task, changes, **how)
 
     async def reload(self, task: Task) -> Task:
-        found = await self.store.read(rows.get_task, task.task_id)
-        return task if found is None else found
+        current = await self.store.read(task_store.get_task, task.task_id)
+        return task if current is None else current
 
     def takers_of(self, task: Task) -> tuple[Taker, ...]:
         return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
@@ -127,7 +129,7 @@ class Tasks:
 class Hooks:
     """Callables that are told of every change of state, after its commit. One that fails or hangs stops nothing."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self._tasks = tasks
         self._hooks: list[Callable[[TaskStateChangedEvent], Any]] = []
         self._is_watching = False
@@ -156,7 +158,7 @@ class Hooks:
 
 
 async def find_instance(
-    tasks: Tasks, task: Task, name: str, *, again_after_loss: bool = False
+    tasks: TaskContext, task: Task, name: str, *, again_after_loss: bool = False
 ) -> tuple[AgentInstance | None, int]:
     """The instance that was spawned under this name for a task, also one that a killed program did not note; and how
     many starts were cut off with their program, which count for nothing. With `again_after_loss` what was lost while
@@ -174,7 +176,14 @@ async def find_instance(
     return None, len(named)
 
 
-def near_of(task: Task) -> Path | None:
+def workdir_key(workspace_id: UUID, key: str) -> str:
+    """The key of the workdir of a task, which is unique in the home; that of the task is so in its workspace only."""
+    if workspace_id == HOME_WORKSPACE_ID:
+        return key
+    return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
+
+
+def source_directory_of(task: Task) -> Path | None:
     return None if task.near is None else Path(task.near)
 
 
