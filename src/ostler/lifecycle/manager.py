@@ -41,6 +41,7 @@ from ostler.store.store import Store
 from ostler.store.transaction import PAGE
 
 _MAX_REQUEST_ID = 200
+_ALL = GetInstancesFilter(include_restarting=True, limit=1000)
 #: Fields of a workspace that an administrator changes.
 _CHANGEABLE = frozenset({"name", "tier", "disabled_features", "max_tokens_per_minute"})
 
@@ -148,14 +149,17 @@ class AgentLifecycleManager:
         require_kind("filter", chosen, GetInstancesFilter)
         chosen = chosen.checked()
         space = chosen.workspace_id or self.principal.workspace_id
-        tier = (await self._reach.enter(Permission.AGENTS_READ, space)).tier
-        own = self.principal.principal_id
-        if chosen.owner_id is None:
-            if not decide_access(self.principal, Permission.AGENTS_READ_ALL, space, tier=tier):
-                chosen = chosen.evolve(owner_id=own)
-        elif chosen.owner_id != own:
+        reads_all = await self._may_read_all(space)
+        if chosen.owner_id is None and not reads_all:
+            chosen = chosen.evolve(owner_id=self.principal.principal_id)
+        elif chosen.owner_id not in {None, self.principal.principal_id}:
             await self._reach.enter(Permission.AGENTS_READ_ALL, space)
         return await self.store.read(queries.list_instances, chosen, space)
+
+    async def _may_read_all(self, workspace_id: UUID) -> bool:
+        """Whether lists show the instances of every owner."""
+        tier = (await self._reach.enter(Permission.AGENTS_READ, workspace_id)).tier
+        return bool(decide_access(self.principal, Permission.AGENTS_READ_ALL, workspace_id, tier=tier))
 
     async def get_statistics(self, workspace_id: UUID | None = None) -> LifecycleStatistics:
         space = workspace_id or self.principal.workspace_id
@@ -222,10 +226,13 @@ class AgentLifecycleManager:
         return await self.store.read(requests.list_requests, record.instance_id, chosen)
 
     async def open_waits(self, instance_id: InstanceId | None = None) -> list[Wait]:
-        """Oldest first; of all instances of the workspace unless one is named."""
+        """Oldest first; of tasks and of the instances that a list shows, unless one instance is named."""
         if instance_id is None:
-            await self.require(Permission.AGENTS_READ)
+            reads_all = await self._may_read_all(self.principal.workspace_id)
             open_waits = await self.store.read(waits.open_waits, self.principal.workspace_id)
+            if not reads_all:
+                own = {record.instance_id for record in await self.get_active_instances(_ALL)}
+                open_waits = [wait for wait in open_waits if wait.instance_id is None or wait.instance_id in own]
         else:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
