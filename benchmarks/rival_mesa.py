@@ -43,24 +43,24 @@ class Town(mesa.Model):  # type: ignore[misc]  # untyped here
 
 
 def rates(kind: type[Holder], count: int, turns: int, batches: int) -> list[float]:
-    town, found = Town(kind, count), []
+    town, measured = Town(kind, count), []
     town.step()
     for _ in range(batches):
         began = time.perf_counter()
         for _ in range(turns):
             town.step()
-        found.append(turns / (time.perf_counter() - began))
-    assert all(one.wealth == 2 + turns * batches for one in town.agents)
-    return found
+        measured.append(turns / (time.perf_counter() - began))
+    assert all(holder.wealth == 2 + turns * batches for holder in town.agents)
+    return measured
 
 
 def main(batches: int, sizes: list[tuple[int, int]]) -> None:
     ways = {"plain": Holder, "reading": Reader}
-    found: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = {}
     for count, turns in sizes:
-        found |= {f"{way} {count}": rates(kind, count, turns, batches) for way, kind in ways.items()}
-    print(json.dumps(found))
+        measured |= {f"{way} {count}": rates(kind, count, turns, batches) for way, kind in ways.items()}
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [(int(count), int(turns)) for count, turns in (one.split(":") for one in sys.argv[2:])])
+    main(int(sys.argv[1]), [(int(count), int(turns)) for count, turns in (size.split(":") for size in sys.argv[2:])])

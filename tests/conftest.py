@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -17,6 +18,10 @@ pytest.register_assert_rewrite("isolation", "store_ground")
 # A busy machine draws slowly, which is no fault of the test; the time limit of each test bounds it.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+# A shell lets what it runs in the background ignore Ctrl+C, and programs that these tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count()
 

@@ -11,6 +11,8 @@ TOKEN_VARIABLE = "OSTLER_TOKEN"  # noqa: S105 - the name of a variable, not a to
 HOME_NAME = ".ostler"
 DATABASE_FILE = "ostler.db"
 LOCK_FILE = "manager.lock"
+#: The id of the home and the path where it was last opened.
+IDENTITY_FILE = "identity.json"
 SOCKET_FILE = "daemon.sock"
 DAEMON_LOG = "daemon.log"
 #: Of the program that parents agent processes.

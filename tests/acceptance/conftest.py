@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +11,17 @@ from shell import Shell, build_program
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed program: built once for each worker."""
-    return build_program(tmp_path_factory.mktemp("installed"))
+    """The installed program: the first worker that needs it builds it for all."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the run, which the workers share
+    with (folder / "installed.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if not (path := lock.read()):
+            path = str(build_program(folder / "installed"))
+            lock.write(path)
+    return Path(path)
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_a_night(sh: Shell) -> None:
     with sh.start("crew", "up") as running:
         seen = lines_until(running, f"{good}  completed", f"{bad}  failed", f"{bad}  completed")
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert running.stderr is not None
         assert "stopping in order" in running.stderr.read()
     assert seen[0] == "crew coder (fixer × 2, on-error requeue)"  # noqa: RUF001 - times
@@ -160,20 +160,19 @@ def test_a_daemon_that_is_stopped_gives_the_tasks_back(sh: Shell) -> None:
     assert "of crew coder, generation" in why
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "hint"),
-    [
-        (("crew", "up", "codr"), 4, "did you mean coder?"),
-        (("crew", "stop", "codr"), 4, "did you mean coder?"),
-        (("crew", "scale", "coder", "2"), 3, "bring it up with `ostler crew up coder`"),
-        (("crew", "scale", "coder", "-1"), 2, ""),
-        (("crew", "frob"), 2, ""),
-    ],
-)
-def test_mistakes_name_the_next_step(sh: Shell, words: tuple[str, ...], code: int, hint: str) -> None:
-    said = sh.run(*words)
-    assert said.code == code, said
-    assert hint in said.err
+MISTAKES = [
+    (("crew", "up", "codr"), 4, "did you mean coder?"),
+    (("crew", "stop", "codr"), 4, "did you mean coder?"),
+    (("crew", "scale", "coder", "2"), 3, "bring it up with `ostler crew up coder`"),
+    (("crew", "scale", "coder", "-1"), 2, ""),
+    (("crew", "frob"), 2, ""),
+]
+
+
+def test_mistakes_name_the_next_step(sh: Shell) -> None:
+    for words, code, hint in MISTAKES:
+        said = sh.run(*words)
+        assert (said.code, hint in said.err) == (code, True), said
 
 
 def test_without_a_crew_it_is_said_how_to_declare_one(shell: Shell) -> None:

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from coding_ground import CACHE, require_program
+from shell import Started
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
@@ -41,7 +44,8 @@ SHOWN = (
 )
 
 
-def started(folder: Path, *command: str | Path, **more: str) -> tuple[subprocess.Popen[str], str]:
+@contextmanager
+def started(folder: Path, *command: str | Path, **more: str) -> Iterator[tuple[Started, str]]:
     """A program in an environment of its own, with a mark that all of its children inherit."""
     mark = f"OSTLER_DEMO_MARK={uuid4()}"
     temporary, home = folder / "tmp", folder / "home"
@@ -49,10 +53,10 @@ def started(folder: Path, *command: str | Path, **more: str) -> tuple[subprocess
         path.mkdir()
     name, _, value = mark.partition("=")
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary), name: value}
-    program = subprocess.Popen(
+    with Started(
         command, env=environment | more, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    return program, mark
+    ) as program:
+        yield program, mark
 
 
 def marked(mark: str) -> list[int]:
@@ -102,9 +106,10 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
     venv = Path(sys.executable).parent.parent
     # -o: this environment is ready, whatever the times of the copied files say.
     make = ("make", "-C", checkout, "-o", venv / ".ready", f"VENV={venv}", "demo")
-    demo, mark = started(tmp_path, *make, PYTHONPATH=str(checkout / "src"), OSTLER_AGENTS_DIR="/nowhere")
-    assert marked(mark), "the search for processes finds none at all"
-    output, errors = demo.communicate(timeout=290)
+    source = str(checkout / "src")
+    with started(tmp_path, *make, PYTHONPATH=source, OSTLER_AGENTS_DIR="/nowhere") as (demo, mark):
+        assert marked(mark), "the search for processes finds none at all"
+        output, errors = demo.communicate(timeout=290)
     assert demo.returncode == 0, errors
     assert not errors
     for sentence in SHOWN:
@@ -120,8 +125,8 @@ def test_demo_tells_its_story_and_leaves_nothing(tmp_path: Path) -> None:
 def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -> None:
     for name in ("claude", "codex"):
         require_program(name)
-    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR=str(CACHE.parent))
-    output, errors = demo.communicate(timeout=290)
+    with started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR=str(CACHE.parent)) as (demo, mark):
+        output, errors = demo.communicate(timeout=290)
     assert demo.returncode == 0, errors
     assert "ada is the real Claude Code, bo is the real Codex." in output
     assert "T002 accepted: merged into main as " in output
@@ -137,13 +142,13 @@ def test_demo_uses_real_coding_agents_where_they_are_installed(tmp_path: Path) -
     ],
 )
 def test_demo_cleans_up_when_it_is_interrupted(tmp_path: Path, number: signal.Signals, act: str) -> None:
-    demo, mark = started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR="/nowhere")
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if line.startswith(act):
-            break
-    demo.send_signal(number)
-    _, errors = demo.communicate(timeout=100)
+    with started(tmp_path, sys.executable, DEMO, OSTLER_AGENTS_DIR="/nowhere") as (demo, mark):
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if line.startswith(act):
+                break
+        demo.send_signal(number)
+        _, errors = demo.communicate(timeout=100)
     assert demo.returncode == 130, errors
     assert "Traceback" not in errors
     assert not marked(mark)

@@ -98,7 +98,7 @@ def test_ctrl_c_ends_the_agent_and_holds_the_task_back(loops: LoopShell) -> None
         key = begun(running.stderr)
         until(loops.at(key, "hangs").exists)
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert f"{key} is held back. Let it go on with: ostler task requeue {key}" in running.stderr.read()
     assert (loops.task(key)["is_held"], loops.nothing_lived_on(key)) == (True, True)
     assert [one["ended_by"] for one in loops.iterations(key)] == ["stopped"]
@@ -112,7 +112,7 @@ def test_ctrl_c_between_two_starts_holds_the_task_back_too(loops: LoopShell) -> 
         assert running.stdout is not None
         assert "failed" in running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert running.stderr is not None
         key = begun(running.stderr)
     assert loops.task(key)["is_held"]
@@ -227,7 +227,7 @@ def test_a_pull_request_is_commented_on_refused_by_ci_approved_and_merged(loops:
         assert "> On pull request #" in loops.shell.ok("loop", "show", key, "--prompt", "2")
         assert "is approved" in loops.shell.ok("pr", "approve", number)
         assert f"{key} is accepted" in loops.shell.ok("pr", "merge", number)
-        assert following.wait(30) == 0
+        assert following.wait(60) == 0
         assert following.stdout is not None
         assert "Complete after 2 iterations" in following.stdout.read()
     assert {"one", "two"} <= set(loops.git("ls-tree", "--name-only", "main").split())
@@ -242,7 +242,7 @@ def test_a_pull_request_that_is_closed_is_rejected(loops: LoopShell) -> None:
     number = next(one["number"] for one in loops.json("pr", "list", "-o", "json") if one["task_key"] == key)
     with loops.shell.start("loop", "follow", key) as following:
         assert "is closed" in loops.shell.ok("pr", "close", str(number), "-m", "too large")
-        assert following.wait(30) == 1
+        assert following.wait(60) == 1
     assert loops.task(key)["state"] == "rejected"
     assert loops.json("pr", "show", str(number))["url"] == "https://forge.example/7"
 

@@ -299,3 +299,28 @@ def test_a_daemon_that_is_stopped_queues_its_tasks_and_the_next_goes_on(shell: S
     until(lambda: "completed" in changes.read_text())
     told = changes.read_text().splitlines()
     assert (told[:2], told[-1]) == ([f"{key} queued", f"{key} running"], f"{key} completed")
+
+
+def test_a_project_that_is_moved_goes_on_where_it_is(shell: Shell) -> None:
+    """Under a running daemon, with work that is finished and work that is not."""
+    (shell.home / "agents").mkdir()
+    (shell.home / "agents" / "worker.md").write_text(AGENT)
+    git(shell.project, "init", "--quiet", "--initial-branch=main")
+    (shell.project / ".gitignore").write_text(".ostler/\n")
+    git(shell.project, "add", "--all")
+    git(shell.project, "commit", "--quiet", "--message=first")
+    finished = done(shell, "echo made > made.txt")
+    running = add(shell, "if test -e begun; then echo went on; else touch begun; exec tail -f /dev/null; fi")
+    until((shell.home / "tasks" / running / "begun").exists)
+    pid, old = shell.daemon_pid(), shell.project
+    shell.project = old.rename(old.with_name("project2"))
+    shell.home = shell.project / ".ostler"
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the daemon of the old place goes on")
+    accepted = shell.run("accept", finished)
+    assert (accepted.code, f"{finished} accepted" in accepted.out) == (0, True), accepted
+    assert f"the home was moved from {old}/.ostler to" in accepted.err
+    assert (shell.project / "made.txt").read_text() == "made\n"
+    task = reach(shell, running, "completed")
+    assert (task["failures"], task["summary"]) == (0, "went on")
+    assert "the home was moved from" in shell.ok("doctor")
+    assert not old.exists(), sorted(old.rglob("*"))

@@ -88,7 +88,8 @@ async def test_priority_is_a_share_of_a_busy_machine(fleet: Fleet) -> None:
         nice[priority] = os.getpriority(os.PRIO_PROCESS, pid)
         shares[priority] = group_number(pid, "cpu", "cpu.shares", "cpu.weight") or 0
     assert shares[AgentPriority.HIGH] == 16 * shares[AgentPriority.LOW] > 0
-    assert nice == {AgentPriority.LOW: 10, AgentPriority.HIGH: 0}
+    ours = os.getpriority(os.PRIO_PROCESS, 0)  # these tests may run under `nice`
+    assert nice == {AgentPriority.LOW: min(ours + 10, 19), AgentPriority.HIGH: ours}
 
 
 async def test_how_well_each_limit_is_held_is_on_the_record(fleet: Fleet) -> None:

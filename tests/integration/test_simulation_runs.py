@@ -54,6 +54,7 @@ from ostler.simulation import (
     Scenario,
     SimulationSettings,
     SimulationState,
+    TurnReport,
     begin_run,
     compare_run,
     fork_run,
@@ -814,7 +815,12 @@ async def test_what_was_done_from_outside_is_in_the_record_and_done_again(store:
 async def test_a_run_that_is_cancelled_can_be_resumed_with_the_same_future(store: Store) -> None:
     _, whole = await played(store, economy())
     async with begin_run(store, economy()) as run:
-        running = asyncio.create_task(run.finish(on_turn=lambda report: running.cancel() if report.turn == 5 else None))
+
+        def cancel(report: TurnReport) -> None:
+            if report.turn == 5:
+                running.cancel()
+
+        running = asyncio.create_task(run.finish(on_turn=cancel))
         with pytest.raises(asyncio.CancelledError):
             await running
         assert run.record.turn < 20

@@ -47,7 +47,7 @@ def test_whatever_is_said_is_a_message_or_a_fault(said: dict[str, Any], kind: st
 
 
 @given(st.dictionaries(st.text(max_size=3) | st.just("\ud800"), VALUES))
-def test_a_quick_look_sees_all_that_a_thorough_one_does(payload: dict[str, Any]) -> None:
+def test_a_message_is_refused_with_the_first_fault_of_its_payload(payload: dict[str, Any]) -> None:
     came = json.loads(json.dumps(payload))
     faults = list(json_faults("payload", came))
     said = {"kind": "signal", "name": "x", "payload": came}

@@ -12,7 +12,7 @@ import click
 from ostler.cli.common import Daemon, fail, the_home
 from ostler.cli.output import as_json, cost_text, counted, note, plain, seconds_since, sentence, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone
+from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone, wait_while_starting
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 from ostler.home import DAEMON_LOG
@@ -50,6 +50,8 @@ def _start(listen: str | None) -> None:
     except DaemonStartError as error:
         raise fail(f"the daemon could not be started: {error}", ExitCode.UNREACHABLE) from error
     click.echo(f"The daemon runs (pid {reply['pid']}), home {short_path(home)}, log {short_path(home / DAEMON_LOG)}.")
+    if reply.get("home_notice"):
+        note(reply["home_notice"])
     for address in reply["listens"][1:]:
         click.echo(f"It listens on {address}; make a token with `ostler token create NAME`.")
 
@@ -59,6 +61,7 @@ def _start(listen: str | None) -> None:
 def down(keep: bool) -> None:
     """Stop the agents in order, then the daemon."""
     daemon = Daemon()
+    wait_while_starting(daemon.home)
     try:
         reply = daemon.raw().call("stop_daemon", keep=keep)
     except UnreachableError:

@@ -67,6 +67,7 @@ def _findings() -> Iterator[Finding]:
     yield _agents()
     home = the_home()
     yield _disk(home)
+    yield from _place(home)
     yield _settings(home)
     yield _daemon(home)
     yield from _orphans(home)
@@ -155,6 +156,17 @@ def _disk(home: Path) -> Finding:
     return Finding("ok", text) if free > _LOW_DISK else Finding("warn", text, "free some space; logs and records grow")
 
 
+def _place(home: Path) -> Iterator[Finding]:
+    """Whether the home is where it was last opened, and what was done when it was not."""
+    from ostler.lifecycle.identity import read_identity  # noqa: PLC0415 - loads the whole library
+
+    identity = read_identity(home)
+    if "path" in identity and identity["path"] != str(home):
+        yield Finding("warn", f"the home was at {identity['path']}", "the next start of the daemon settles that")
+    if "notice" in identity:
+        yield Finding("ok", str(identity["notice"]))
+
+
 def _daemon(home: Path) -> Finding:
     try:
         status = BlockingClient(home).call("status")
@@ -182,7 +194,7 @@ def _orphans(home: Path) -> Iterator[Finding]:
         return
     daemon = Daemon(starts=False)
     try:
-        keys = {str(task["key"]) for task in list_tasks(daemon, include_finished=True)}
+        keys = {str((task["workdir"] or task)["key"]) for task in list_tasks(daemon, include_finished=True)}
     except DaemonError:
         return
     paths = asyncio.run(_list_orphans(home, keys))

@@ -28,7 +28,7 @@ from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import fail_attempt
-from ostler.tasks.shared import BY, Tasks, near_of, workdir_of
+from ostler.tasks.shared import BY, Tasks, near_of, workdir_key, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _AT_ONCE = timedelta(0)
@@ -138,7 +138,9 @@ class CrewRules(MemberRules):
         if task.workdir is not None:
             task = await retire.retire(self.tasks, task)
         place = self.generation.plan.workdir
-        planned = await self.tasks.workdirs.plan(task.key, near=near_of(task), place=place)
+        planned = await self.tasks.workdirs.plan(
+            workdir_key(task.workspace_id, task.key), near=near_of(task), place=place
+        )
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
         task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None})

@@ -44,7 +44,7 @@ _log = logging.getLogger("ostler.daemon")
 #: How long agents go on without their daemon.
 OUTLIVE = timedelta(days=7)
 #: How often it is looked whether the home is still there.
-_DELETED_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -167,7 +167,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             await supervisor.open(await queue.open())
             hooks.start()
             running = [asyncio.create_task(listener.run()) for listener in listeners]
-            watch = asyncio.create_task(_stop_when_deleted(home, stop))
+            watch = asyncio.create_task(_stop_without_home(home, stop))
             _log.info("ostler %s, pid %d, home %s, listening on %s", __version__, os.getpid(), home, context.listens)
             await asyncio.wait(
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
@@ -187,16 +187,28 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
 
 
-async def _stop_when_deleted(home: Path, stop: Callable[[bool], None]) -> None:
-    """A home that is deleted takes its agents along: no command could reach them any more."""
+async def _stop_without_home(home: Path, stop: Callable[[bool], None]) -> None:
+    """A home that is deleted takes its agents along: no command could reach them any more. After a move the next daemon
+    goes on at the new place; this one, and its agents, would write at the old one.
+    """
     lock = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        while os.fstat(lock).st_nlink:  # noqa: ASYNC110 - the file system tells no one
-            await asyncio.sleep(_DELETED_SECONDS)
+        while _is_in_place(lock, home):  # noqa: ASYNC110 - the file system tells no one
+            await asyncio.sleep(_LOOK_SECONDS)
+        what = "moved away" if os.fstat(lock).st_nlink else "deleted"
     finally:
         os.close(lock)
-    _log.error("the home %s was deleted; ending its agents and this daemon", home)
+    _log.error("the home %s was %s; ending its agents and this daemon", home, what)
     stop(False)
+
+
+def _is_in_place(lock: int, home: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), (home / LOCK_FILE).stat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # it cannot be looked at now
 
 
 async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:

@@ -52,8 +52,8 @@ class LoadedDefinition:
     maker: AgentMaker
 
 
-class Page:
-    """A file while it is read, with everything that is wrong with it."""
+class CheckedFile:
+    """A file while it is read, and all of its faults."""
 
     def __init__(self, path: str) -> None:
         self.path = path if path.isprintable() else ascii(path)
@@ -76,17 +76,17 @@ class Page:
         """The record that stands under `prefix`; None where something is wrong with it."""
         if not isinstance(values, Mapping):
             bound = "has no value; write one, or remove the key" if values is None else "must be a mapping"
-            self.blame([Fault(field=prefix, bound=bound, value="" if values is None else as_written(values))])
+            self.add_faults([Fault(field=prefix, bound=bound, value="" if values is None else as_written(values))])
             return None
         try:
             return cls.from_dict(values)
         except ValidationError as error:
             # A value of a wrong type hides what the rules say of others, so each key is judged by itself as well.
             single = [fault for key, value in values.items() for fault in _faults(cls, {key: value})]
-            self.blame(single or _own(error), prefix)
+            self.add_faults(single or _own(error), prefix)
             return None
 
-    def blame(self, faults: Iterable[Fault], prefix: str = "") -> None:
+    def add_faults(self, faults: Iterable[Fault], prefix: str = "") -> None:
         """Each fault with the line of its field, or of the nearest key around it."""
         for fault in faults:
             if self._lines is None:
@@ -102,7 +102,7 @@ class Page:
         self._add(line, sentence)
         raise self._error()
 
-    def settle(self) -> None:
+    def raise_faults(self) -> None:
         """Raise one `DefinitionError` with every fault, in the order of the lines."""
         if self._faults:
             raise self._error()
@@ -144,24 +144,29 @@ def load_agent_file(path: str | Path) -> LoadedDefinition:
 
 def read_definition(shown: Path, real: Path, *, follow: bool = True) -> LoadedDefinition:
     """`shown` gives the name and stands in the sentences, `real` is opened; without `follow` it may be no link."""
-    page = Page(str(shown))
-    text = read_text(page, real, follow=follow)
-    data, body, driver = _read_codex(page, text) if shown.suffix == ".toml" else _read_markdown(page, text)
-    _blame_misspelt(page, data)
+    file = CheckedFile(str(shown))
+    text = read_text(file, real, follow=follow)
+    data, body, driver = _read_codex(file, text) if shown.suffix == ".toml" else _read_markdown(file, text)
+    _find_misspelt_lifecycle(file, data)
     lifecycle = data.pop(_LIFECYCLE, {})
-    top = page.check(AgentFile, {key: data.pop(key) for key in ("name", "description") if key in data}) or AgentFile()
+    top = file.check(AgentFile, {key: data.pop(key) for key in ("name", "description") if key in data}) or AgentFile()
     fields = {"name": top.name or shown.stem, "description": top.description, "prompt": body, "extra": data or None}
-    definition = define(page, fields, page.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
-    page.settle()
+    definition = define(file, fields, file.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
+    file.raise_faults()
     return definition
 
 
 def define(
-    page: Page, texts: Mapping[str, Any], keys: LifecycleKeys | None, *, driver: str = CLAUDE, name_key: str = "name"
+    file: CheckedFile,
+    texts: Mapping[str, Any],
+    keys: LifecycleKeys | None,
+    *,
+    driver: str = CLAUDE,
+    name_key: str = "name",
 ) -> LoadedDefinition:
     """From the keys of `lifecycle` and from `texts`: name, description, prompt and what else the manifest keeps.
 
-    `driver` runs what names none itself. What is wrong is blamed on the page, which the caller settles.
+    `driver` is for a definition that names none. Faults are added to `file`; the caller raises them.
     """
     runs = keys.driver if keys is not None and "driver" in keys.fields_set else DriverKeys(name=driver)
     fields = (keys or LifecycleKeys()).manifest_fields()
@@ -170,7 +175,7 @@ def define(
     manifest = AgentManifest(
         id=definition_id(runs.kind, clean_text(texts["name"])),
         kind=runs.kind,
-        source=page.path,
+        source=file.path,
         command=runs.spec,
         driver=runs.text,
         **{**texts, "description": _clipped(texts["description"]), "prompt": texts["prompt"].strip() or None},
@@ -179,17 +184,17 @@ def define(
     result = manifest.validate()
     for fault in result:
         key = name_key if fault.field == "name" else fault.field.removeprefix("extra.")
-        page.blame([replace(fault, field=key)])
+        file.add_faults([replace(fault, field=key)])
     return LoadedDefinition(manifest=result.value or manifest, maker=maker_of(manifest))
 
 
 def read_lifecycle(source: str, lifecycle: Mapping[str, Any]) -> dict[str, Any]:
     """The same keys on a class in Python, as fields of its manifest; an `AgentRegistry` takes this function."""
-    page = Page(source)
-    keys = page.check(LifecycleKeys, lifecycle, _LIFECYCLE)
+    file = CheckedFile(source)
+    keys = file.check(LifecycleKeys, lifecycle, _LIFECYCLE)
     if keys is not None and "driver" in keys.fields_set:
-        page.blame([Fault(field=f"{_LIFECYCLE}.driver", bound="is not for a class, which runs itself")])
-    page.settle()
+        file.add_faults([Fault(field=f"{_LIFECYCLE}.driver", bound="is not for a class, which runs itself")])
+    file.raise_faults()
     return {} if keys is None else keys.manifest_fields()
 
 
@@ -219,55 +224,55 @@ def locate(path: Path, base: Path, *, is_above: bool) -> Path:
     raise DefinitionError([FileFault(path=str(path), line=0, sentence=sentence)])
 
 
-def read_text(page: Page, path: Path, *, follow: bool = True) -> str:
+def read_text(file: CheckedFile, path: Path, *, follow: bool = True) -> str:
     """The text with plain line ends. Opened without waiting, for a pipe under that name would wait for ever."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags)
-        with open(handle, "rb") as file:  # noqa: PTH123 - it is open already
+        with open(handle, "rb") as opened:  # noqa: PTH123 - it is open already
             regular = stat.S_ISREG(os.fstat(handle).st_mode)
-            raw = file.read(MAX_BYTES + 1) if regular else b""
+            raw = opened.read(MAX_BYTES + 1) if regular else b""
     except (OSError, ValueError) as error:
-        page.stop(0, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the path and who owns it")
+        file.stop(0, f"cannot be read: {getattr(error, 'strerror', None) or error}; check the path and who owns it")
     if not regular:
-        page.stop(0, "is not a regular file")
+        file.stop(0, "is not a regular file")
     if len(raw) > MAX_BYTES:
-        page.stop(0, f"is larger than {MAX_BYTES // 1024} KiB")
+        file.stop(0, f"is larger than {MAX_BYTES // 1024} KiB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        page.stop(raw.count(b"\n", 0, error.start) + 1, "this is not UTF-8 text; save the file as UTF-8")
+        file.stop(raw.count(b"\n", 0, error.start) + 1, "this is not UTF-8 text; save the file as UTF-8")
     if "\0" in text:
-        page.stop(text.count("\n", 0, text.index("\0")) + 1, "there is a NUL character; remove it")
+        file.stop(text.count("\n", 0, text.index("\0")) + 1, "there is a NUL character; remove it")
     return text.replace("\r\n", "\n")
 
 
-def _read_codex(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
-    data = page.read(read_toml, text)
+def _read_codex(file: CheckedFile, text: str) -> tuple[dict[str, Any], str, str]:
+    data = file.read(read_toml, text)
     prompt = data.pop(_CODEX_PROMPT, "")
     if not isinstance(prompt, str):
-        page.blame([Fault(field=_CODEX_PROMPT, bound="must be text", value=as_written(prompt))])
+        file.add_faults([Fault(field=_CODEX_PROMPT, bound="must be text", value=as_written(prompt))])
         prompt = ""
     return data, prompt, CODEX
 
 
-def _read_markdown(page: Page, text: str) -> tuple[dict[str, Any], str, str]:
+def _read_markdown(file: CheckedFile, text: str) -> tuple[dict[str, Any], str, str]:
     if not text.strip():
-        page.stop(1, "the file is empty; write what the agent is to do")
+        file.stop(1, "the file is empty; write what the agent is to do")
     lines = text.split("\n")
     if lines[0].rstrip() != _FENCE:
         return {}, text, CLAUDE
     end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == _FENCE), None)
     if end is None:
-        page.stop(1, f"the front matter begins here and never ends; close it with a line of {_FENCE}")
-    return page.read(read_yaml, "\n".join(lines[1:end]), 2), "\n".join(lines[end + 1 :]), CLAUDE
+        file.stop(1, f"the front matter begins here and never ends; close it with a line of {_FENCE}")
+    return file.read(read_yaml, "\n".join(lines[1:end]), 2), "\n".join(lines[end + 1 :]), CLAUDE
 
 
-def _blame_misspelt(page: Page, data: Mapping[str, Any]) -> None:
+def _find_misspelt_lifecycle(file: CheckedFile, data: Mapping[str, Any]) -> None:
     """Unknown keys are kept, but a misspelt `lifecycle` would silently switch off everything below it."""
     for key in data:
         if key != _LIFECYCLE and difflib.get_close_matches(key.lower(), [_LIFECYCLE], n=1, cutoff=0.75):
-            page.blame([Fault(field=named(key), bound=f"is not known; did you mean {_LIFECYCLE}?")])
+            file.add_faults([Fault(field=named(key), bound=f"is not known; did you mean {_LIFECYCLE}?")])
 
 
 def _clipped(text: str) -> str | None:

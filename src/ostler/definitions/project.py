@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ostler.definitions.keys import AgentFile, FileRecord, InlineAgent
-from ostler.definitions.load import LoadedDefinition, Page, define, locate, read_text
+from ostler.definitions.load import CheckedFile, LoadedDefinition, define, locate, read_text
 from ostler.definitions.parse import read_toml
 from ostler.errors import DefinitionError
 from ostler.home import DATABASE_FILE, HOME_NAME, SETTINGS_FILE, default_home, project_of
@@ -112,29 +112,29 @@ def read_project(
     shown: Path, real: Path, *, follow: bool = True
 ) -> tuple[ProjectSettings, tuple[LoadedDefinition, ...]]:
     """The settings, and the agents that have no file of their own."""
-    page = Page(str(shown))
-    data = page.read(read_toml, read_text(page, real, follow=follow))
+    file = CheckedFile(str(shown))
+    data = file.read(read_toml, read_text(file, real, follow=follow))
     tables: dict[str, Any] = {}
     table_names, hints = {each.name for each in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
     for name, values in data.items():
         kind = hints[name] if name in table_names else None
         if kind is None:
-            page.check(ProjectSettings, {name: values})
+            file.check(ProjectSettings, {name: values})
         elif typing.get_origin(kind) is not Mapping:
-            tables[name] = page.check(kind, values, name)
+            tables[name] = file.check(kind, values, name)
         elif isinstance(values, Mapping):
             entry = typing.get_args(kind)[1]
-            tables[name] = {key: page.check(entry, keys, f"{name}.{named(key)}") for key, keys in values.items()}
+            tables[name] = {key: file.check(entry, keys, f"{name}.{named(key)}") for key, keys in values.items()}
         else:
-            page.blame([Fault(field=name, bound="must be a mapping", value=as_written(values))])
+            file.add_faults([Fault(field=name, bound="must be a mapping", value=as_written(values))])
     for name in tables.get("crew", {}):
-        page.blame(crew_name_faults(f"crew.{named(name)}", name))
+        file.add_faults(crew_name_faults(f"crew.{named(name)}", name))
     definitions = []
     for name, keys in tables.get("agent", {}).items():
         inline = keys or InlineAgent()
         fields_of_manifest = {"name": name, "description": inline.description, "prompt": inline.instructions}
-        definitions.append(define(page, fields_of_manifest, keys, name_key=f"agent.{named(name)}"))
-    page.settle()
+        definitions.append(define(file, fields_of_manifest, keys, name_key=f"agent.{named(name)}"))
+    file.raise_faults()
     return ProjectSettings(**tables), tuple(definitions)
 
 

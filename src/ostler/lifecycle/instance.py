@@ -96,6 +96,8 @@ class Runtime:
     loop: asyncio.AbstractEventLoop
     start_gate: StartGate
     restart_gate: StartGate
+    #: What was done because the home is not where it was; see `ostler.lifecycle.identity`.
+    home_notice: str | None = None
     instances: dict[UUID, Instance] = field(default_factory=dict)
     #: Reservations that have no instance yet.
     reserving: dict[asyncio.Future[Any], None] = field(default_factory=dict)

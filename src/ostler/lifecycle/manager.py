@@ -387,6 +387,11 @@ class AgentLifecycleManager:
             raise InvalidOperationError("this needs a home directory; open one with ostler.open(DIRECTORY)")
         return self._runtime.home
 
+    @property
+    def home_notice(self) -> str | None:
+        """That the home was moved or copied since it was last opened, and what was done about it."""
+        return self._runtime.home_notice
+
     def tier_of(self, workspace_id: UUID) -> Tier:
         workspace = self._runtime.workspaces.get(workspace_id)
         return Tier.CORE if workspace is None else workspace.tier

@@ -34,6 +34,7 @@ from ostler.isolation.walls import harden, is_kept
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
+from ostler.lifecycle.identity import settle_home
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.messages import Close, Detach, OwnerLost, Registered
@@ -106,6 +107,8 @@ async def open_manager(
         lease = LeaseKeeper(store, runtime, chosen)
         runtime.levels.site.epoch = await lease.take(certain=home is not None)
         stack.push_async_callback(lease.release)
+        if home is not None:
+            runtime.home_notice = await settle_home(store, home, outside.clock.wall())
         session = _Session(runtime)
         try:
             await session.open()

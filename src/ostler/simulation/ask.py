@@ -110,24 +110,23 @@ class Asker:
         self.limit = limit
         self.concurrency = concurrency
         #: Views whose call was abandoned, and how to find out whether it still runs.
-        self._abandoned: dict[AgentView, Callable[[], bool]] = {}
+        self.abandoned: dict[AgentView, Callable[[], bool]] = {}
 
     def still_runs(self, view: AgentView) -> bool:
         """Whether an abandoned call goes on."""
-        runs = self._abandoned.get(view)
+        runs = self.abandoned.get(view)
         return runs is not None and runs()
 
     def abandon(self, view: AgentView, runs: Callable[[], bool]) -> None:
         view.closed = True
-        self._abandoned[view] = runs
+        self.abandoned[view] = runs
 
     def require_room(self) -> None:
         """Raise where more abandoned calls still run than a program should carry."""
-        if self._abandoned:
-            self._abandoned = {view: runs for view, runs in self._abandoned.items() if runs()}
-        if len(self._abandoned) > MAX_ABANDONED:
+        self.abandoned = {view: runs for view, runs in self.abandoned.items() if runs()}
+        if len(self.abandoned) > MAX_ABANDONED:
             raise SimulationError(
-                f"{len(self._abandoned)} brains were given up and still run in this program; let brains limit how long "
+                f"{len(self.abandoned)} brains were given up and still run in this program; let brains limit how long "
                 "they wait, or use Managed brains, then resume in a new program"
             )
 

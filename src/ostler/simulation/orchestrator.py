@@ -295,7 +295,8 @@ class SimulationOrchestrator:
         state, world = self.state, self.world
         state.turn += 1
         resumed = self.lifecycle_manager.process_auto_resume(state)
-        self._asker.require_room()
+        if self._asker.abandoned:
+            self._asker.require_room()
         turn = Turn(state, self._active_brains.current(), resumed)
         if self._outside:
             turn.operations, self._outside = self._outside, []
@@ -335,7 +336,7 @@ class SimulationOrchestrator:
         if (
             state.turn != turn.number
             or state.version != active.version
-            or len(state.members) != len(active.members) + len(active.paused)
+            or len(state.members) != turn.member_count
             or state.paused_agents != active.paused
             or state.auto_resume != turn.counters
         ):

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from ostler.agents.base import Agent
 from ostler.agents.failures import error_text
-from ostler.definitions.load import Page, read_text
+from ostler.definitions.load import CheckedFile, read_text
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import (
     AgentInitializationError,
@@ -85,7 +85,7 @@ def load_scenario(path: str | Path, *, overrides: Mapping[str, Any] | None = Non
 
     `overrides` puts other values at dotted keys: `{"parameters.tax": 0.2, "agents.0.count": 5, "seed": 3}`.
     """
-    page = Page(str(path))
+    page = CheckedFile(str(path))
     return _load(page, _read_source(page, path), overrides or {}, has_history=False)
 
 
@@ -101,12 +101,12 @@ def scenario_of_run(
         raise InvalidOperationError(
             f"run {run.run_id} was begun by a program, not from a scenario file; resume it by that program"
         )
-    page = Page(str(source["path"] if file is None else file))
+    page = CheckedFile(str(source["path"] if file is None else file))
     overrides = {**(source.get("overrides") or {}), **(overrides or {})}
     return _load(page, source if file is None else _read_source(page, file), overrides, has_history=True)
 
 
-def _read_source(page: Page, path: str | Path) -> dict[str, Any]:
+def _read_source(page: CheckedFile, path: str | Path) -> dict[str, Any]:
     whole = Path(path).absolute()
     if whole.suffix.lower() not in _SUFFIXES:
         page.stop(0, f"is not taken for a scenario; give a file whose name ends in {', '.join(_SUFFIXES)}")
@@ -114,20 +114,20 @@ def _read_source(page: Page, path: str | Path) -> dict[str, Any]:
     return {"path": str(whole), "kind": kind, "text": read_text(page, whole)}
 
 
-def _load(page: Page, source: Mapping[str, Any], overrides: Mapping[str, Any], *, has_history: bool) -> Scenario:
+def _load(page: CheckedFile, source: Mapping[str, Any], overrides: Mapping[str, Any], *, has_history: bool) -> Scenario:
     for fault in json_faults("overrides", overrides):
         page.stop(0, fault.message)
     overrides = from_json(write_json(dict(overrides)))
     written = page.read(read_toml if source["kind"] == "toml" else _read_yaml, source["text"])
     builder = _Builder(written, overrides, Path(source["path"]).parent)
     scenario = builder.build({**source, "overrides": overrides}, has_history=has_history)
-    override_page, faults = Page("override"), list[FaultLike]()  # an override stands in no line of the file
+    override_page, faults = CheckedFile("override"), list[FaultLike]()  # an override stands in no line of the file
     for fault in builder.faults:
         is_override = any(_overlap(fault.field, key) for key in overrides)
-        (override_page if is_override else page).blame([fault])
+        (override_page if is_override else page).add_faults([fault])
     for blamed in (page, override_page):
         try:
-            blamed.settle()
+            blamed.raise_faults()
         except DefinitionError as error:
             faults += error.faults
     if faults:
@@ -230,7 +230,9 @@ class _Builder:
             if isinstance(settings, Mapping) and name in settings:
                 self._blame(f"settings.{name}", f"must stand at the top of the file: {name} = …")
         # In the order of a file, for code that fails.
-        engine, schema, brains = self._engine(), self._schema(), self._brains()
+        engine = self._find("engine", self._data.get("engine")) or MergeEngine
+        schema = self._find("state", self._data.get("state"))
+        brains = self._brains()
         self._check_groups(schema, brains)
         scenario = Scenario(
             name=file.name,
@@ -262,6 +264,7 @@ class _Builder:
     def _take(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
             key = fault.field.replace("initial_state", "state").replace("settings.parameters", "parameters")
+            key = "state" if key == "schema" else key
             self._blame(key, fault.bound, fault.value)
 
     def _blame(self, key: str, bound: str, value: str = "") -> None:
@@ -285,25 +288,6 @@ class _Builder:
         except _CodeError as error:
             self._blame(key, f"names {target}, but {error}")
             return None
-
-    def _engine(self) -> Callable[[], Any]:
-        target = self._data.get("engine")
-        engine = self._find("engine", target)
-        if engine is None:
-            return MergeEngine
-        if not callable(engine) or (isinstance(engine, type) and not hasattr(engine, "update")):
-            bound = "must name a class with a method `update`, or a function that makes one"
-            self._blame("engine", bound, shown(target))
-        maker: Callable[[], Any] = engine
-        return maker
-
-    def _schema(self) -> type[pydantic.BaseModel] | None:
-        target = self._data.get("state")
-        schema = self._find("state", target)
-        if schema is None or (isinstance(schema, type) and issubclass(schema, pydantic.BaseModel)):
-            return schema
-        self._blame("state", "must name a Pydantic model class", shown(target))
-        return None
 
     def _brains(self) -> dict[str, Callable[..., Any]]:
         written = self._data.get("brains")
@@ -348,7 +332,8 @@ class _Builder:
     def _check_groups(self, schema: Any, brains: Mapping[str, Callable[..., Any]]) -> None:
         """What only shows when the parts are seen together."""
         written = self._data.get("agents")
-        form = StateForm(schema)
+        is_model = isinstance(schema, type) and issubclass(schema, pydantic.BaseModel)
+        form = StateForm(schema if is_model else None)
         for place, group in enumerate(written if isinstance(written, list) else ()):
             if not isinstance(group, Mapping):
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ostler.errors import ValidationError
@@ -111,23 +112,21 @@ class RunReport:
 class Turn:
     """A turn that is being played."""
 
-    __slots__ = (
-        *("active", "counters", "decisions", "engine_answer", "failed"),
-        *("failures", "is_over", "number", "operations", "resumed"),
-    )
+    #: Agents that gave no answer, and what became of each.
+    failed: Sequence[tuple[Member, Failed]] = ()
+    failures: Mapping[str, Failure] = MappingProxyType({})
+    decisions = Decisions()
+    engine_answer: Any = None
+    is_over = False
 
     def __init__(self, state: SimulationState, active: ActiveSet, resumed: list[str]) -> None:
         self.number = state.turn
-        self.counters = dict(state.auto_resume)
+        #: Before the engine, which must not change them.
+        self.counters = state.auto_resume.copy()
+        self.member_count = len(state.members)
         self.active = active
         self.resumed = resumed
         self.operations: list[Performed] = []
-        #: Agents that gave no answer, and what became of each.
-        self.failed: list[tuple[Member, Failed]] = []
-        self.failures: dict[str, Failure] = {}
-        self.decisions = Decisions()
-        self.engine_answer: Any = None
-        self.is_over = False
 
     def report(self) -> TurnReport:
         return TurnReport(self.number, self.resumed, self.decisions, self.failures, self.operations)
@@ -135,7 +134,7 @@ class Turn:
     def set_aside(self, failed: Mapping[int, Failed]) -> None:
         """Take the agents that failed, by place, out of the decisions."""
         members, values = self.decisions.members, self.decisions.values_in_order
-        self.failed += [(members[place], answer) for place, answer in failed.items()]
+        self.failed = [*self.failed, *((members[place], answer) for place, answer in failed.items())]
         self.failed.sort(key=lambda entry: entry[0].number)
         kept = [place for place in range(len(members)) if place not in failed]
         self.decisions = Decisions([members[place] for place in kept], [values[place] for place in kept])

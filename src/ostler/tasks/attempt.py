@@ -40,7 +40,7 @@ from ostler.store.events import last_events
 from ostler.store.queries import list_instances
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
-from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_of
+from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_key, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
@@ -206,7 +206,7 @@ async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task
     if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
         tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
-        workdir = await tasks.workdirs.plan(task.key, near=near_of(task))
+        workdir = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
     if task.instance_id is not None:
         if not exists(workdir):

@@ -15,7 +15,7 @@ from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.model.validation import fault
 from ostler.store import tasks as rows
 from ostler.tasks import attempt, retire
-from ostler.tasks.shared import BY, exists, near_of, workdir_of
+from ostler.tasks.shared import BY, exists, near_of, workdir_key, workdir_of
 from ostler.tasks.verbs import TaskVerbs
 from ostler.workdirs.records import Workdir
 
@@ -163,7 +163,7 @@ class TaskOrchestrator(TaskVerbs):
         """For who works on it without an instance of ours."""
         workdir = workdir_of(task)
         if workdir is None:
-            workdir = await self.tasks.workdirs.plan(task.key, near=near_of(task))
+            workdir = await self.tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
             task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
         await self.tasks.workdirs.prepare(workdir)
         self.tasks.active[task.key] = workdir

@@ -13,7 +13,7 @@ from ostler.model.access import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.store import tasks as rows
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks, exists, workdir_of
+from ostler.tasks.shared import BY, Tasks, exists, workdir_key, workdir_of
 from ostler.workdirs.records import VaultEntry, Workdir
 
 _log = logging.getLogger("ostler.tasks")
@@ -43,7 +43,7 @@ async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> 
     entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
     if entry is None:
         names = (key, key.upper()) if found is None else (found.key,)
-        kept = [await tasks.workdirs.find(name) for name in names]
+        kept = [await tasks.workdirs.find(workdir_key(workspace_id, name)) for name in names]
         entry = next((one for one in kept if one is not None), None)
     if entry is None:
         raise TaskNotFoundError(f"there is nothing of {key} in the vault")
@@ -93,7 +93,7 @@ async def purge(tasks: Tasks, task: Task) -> None:
     if task.workdir is not None:
         task = await retire(tasks, task)
     elif task.vault is None:
-        nowhere = await tasks.workdirs.plan(task.key, near=None)
+        nowhere = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=None)
         entry = await tasks.workdirs.retire(nowhere, record=task.to_dict())
         task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
     await tasks.store.run(rows.delete_task, task, by=BY)
@@ -102,8 +102,10 @@ async def purge(tasks: Tasks, task: Task) -> None:
 
 async def _retire_orphans(tasks: Tasks) -> None:
     """Workdirs that no record knows are kept: in the vault."""
-    known = {task.key for task in await tasks.store.read(rows.tasks_in, frozenset(TaskState))}
-    for path in await tasks.workdirs.orphans(known):
+    owners = await tasks.store.read(rows.tasks_in, frozenset(TaskState))
+    keys = {workdir_key(task.workspace_id, task.key) for task in owners}
+    keys |= {str(task.workdir["key"]) for task in owners if task.workdir is not None}
+    for path in await tasks.workdirs.orphans(keys):
         try:
             workdir = await tasks.workdirs.plan(path.name, near=None)
             await tasks.workdirs.retire(workdir, record={"key": workdir.key})

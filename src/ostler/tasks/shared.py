@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import logging
 import os
@@ -11,9 +12,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import Actor
+from ostler.model.access import HOME_WORKSPACE_ID, Actor
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.instance import AgentInstance
@@ -172,6 +174,13 @@ async def find_instance(
         if instance.state is not AgentState.FAILED or not is_cut_off:
             return instance, len(named) - 1
     return None, len(named)
+
+
+def workdir_key(workspace_id: UUID, key: str) -> str:
+    """The key of the workdir of a task, which is unique in the home; that of the task is so in its workspace only."""
+    if workspace_id == HOME_WORKSPACE_ID:
+        return key
+    return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
 
 
 def near_of(task: Task) -> Path | None:

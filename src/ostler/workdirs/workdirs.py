@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -21,7 +22,7 @@ from ostler.errors import InvalidOperationError, OstlerError, StoreFullError
 from ostler.failpoints import Seams
 from ostler.model.validation import fault
 from ostler.workdirs import capture, prepare, review
-from ostler.workdirs.files import create, opened, parent_of, remove_tree, sync_folder, write_all
+from ostler.workdirs.files import opened, parent_of, remove_tree, replace_file, sync_folder
 from ostler.workdirs.follow import recover
 from ostler.workdirs.git import object_id
 from ostler.workdirs.mirror import PLAIN, Author, Mirror, mirror_name
@@ -137,15 +138,7 @@ class Workdirs:
         def work(mirror: Mirror) -> None:
             tip = mirror.tip(Repository.at(str(workdir.repository), mirror.held), str(workdir.target))
             with opened(place) as root, parent_of(root, ref, make=True) as (folder, name):
-                new = name + b".ostler"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(new, dir_fd=folder)
-                descriptor = create(folder, new)
-                try:
-                    write_all(descriptor, f"{tip}\n".encode())
-                finally:
-                    os.close(descriptor)
-                os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+                replace_file(folder, name, f"{tip}\n".encode())
 
         await self._on(self._mirror_of(workdir), work, workdir.key)
 
@@ -164,7 +157,9 @@ class Workdirs:
         """Delete a checkout by descriptors, never through a link."""
         place = Path(os.path.abspath(path))  # noqa: ASYNC240,PTH100 - no file is touched, and `..` must go
         kept = (self.home, self._work, self._repos, self.home / "vault")
-        if any(one.is_relative_to(place) for one in kept) or any(place.is_relative_to(one) for one in kept[2:]):
+        if any(folder.is_relative_to(place) for folder in kept) or any(
+            place.is_relative_to(folder) for folder in kept[2:]
+        ):
             raise InvalidOperationError(f"{place} is no checkout, so it is not removed; retire a workdir instead")
         try:
             await self._run((), lambda: remove_tree(place))
@@ -226,8 +221,14 @@ class Workdirs:
         return author_of(git_identity(review.repository) or OSTLER, self._seams.clock.wall())
 
     async def recover(self) -> list[str]:
-        """Finish, in the checkouts of users, what a killed process left. What could not be finished, in sentences."""
+        """Finish, in the checkouts of users, what a killed process left. What could not be finished, in sentences.
+
+        In a home that was moved, the workdirs borrow from where their mirrors are now.
+        """
         failed = []
+        for place in await self._run((), self._worktrees):
+            if (name := prepare.borrowed_mirror(place)) is not None and (self._repos / name).is_dir():
+                await self._run((place.name,), partial(self._borrow, place, name))
         for name in sorted({journal.parent.parent.name for journal in self._repos.glob("*/follow/*.json")}):
             try:
                 await self._on(name, lambda mirror: recover(mirror, self._seams.fault))
@@ -246,7 +247,11 @@ class Workdirs:
 
     async def restore(self, entry: VaultEntry, *, logs: Path | None = None) -> Workdir:
         """Bring a retired workdir back; the entry stays. `logs`: a new directory for its log."""
-        return await self._run((entry.key,), lambda: self._vault.restore(entry, logs))
+        workdir = await self._run((entry.key,), lambda: self._vault.restore(entry, logs))
+        if workdir.kind is WorkdirKind.WORKTREE:
+            place, mirror = Path(workdir.path), self._mirror_of(workdir)
+            await self._run((entry.key,), lambda: self._borrow(place, mirror))
+        return workdir
 
     async def list_entries(self) -> list[VaultEntry]:
         return await self._run((), self._vault.entries)
@@ -266,6 +271,8 @@ class Workdirs:
         if fresh and (is_used or self._vault.is_half_retired(workdir)):
             self._vault.retire(workdir, {"reason": "a fresh workdir was asked for"}, None)
         if os.path.lexists(place):
+            if workdir.kind is WorkdirKind.WORKTREE:
+                self._borrow(place, mirror.name)
             return ()
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = place.parent / f"{NEW}{workdir.key}"
@@ -283,6 +290,14 @@ class Workdirs:
         self._seams.fault("prepare.place.after")
         return notes
 
+    def _worktrees(self) -> list[Path]:
+        folders = [folder for folder in (self._work, *self._roots) if folder.is_dir()]
+        return [place for folder in folders for place in folder.iterdir() if (place / ".git").is_dir()]
+
+    def _borrow(self, place: Path, mirror: str) -> None:
+        with contextlib.suppress(OSError):  # an agent may have removed its repository
+            prepare.borrow_from(place, Mirror(self._repos / mirror))
+
     def _review(self, mirror: Mirror, of: Workdir | Accepted) -> Review:
         return Review.of(mirror, of.repository, of.target, self._seams.fault)
 
@@ -296,7 +311,10 @@ class Workdirs:
     def _mirror_of(self, workdir: Workdir) -> str:
         if workdir.repository is None or workdir.base is None:
             return PLAIN
-        return mirror_name(workdir.repository, workdir.base)
+        name = workdir.mirror or mirror_name(workdir.repository, workdir.base)
+        if not (self._repos / name).is_dir() and (borrowed := prepare.borrowed_mirror(Path(workdir.path))):
+            return borrowed  # a record without the name, in a home that was moved
+        return name
 
     async def _on(self, mirror: str, work: Callable[[Mirror], T], key: str | None = None) -> T:
         """Run with a mirror that is ours alone meanwhile."""

@@ -29,6 +29,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "home": str(context.home),
         "started_at": context.started_at.isoformat(),
         "listens": context.listens,
+        "home_notice": manager.home_notice,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
