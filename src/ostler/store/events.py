@@ -33,8 +33,8 @@ def read_events(
 ) -> EventPage:
     """The events after `after`, in their order. Raises `CursorGoneError` where retention has removed some of them.
 
-    The newest number is read before the page and the last removed one after it: so the cursor of a quiet workspace moves
-    on, and a removal in between is noticed.
+    The newest number is read before the page and the last removed one after it: so the cursor of a quiet workspace
+    moves on, and a removal in between is noticed.
     """
     head, limit = _head(reader, "sequence"), page(limit)
     if not 0 <= after <= head:
