@@ -125,7 +125,7 @@ def test_ctrl_c_stops_what_runs_in_the_foreground(sh: Shell) -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
     assert sh.run("wait", "foreground", "--timeout", "20s").code == 0
 
 
@@ -294,7 +294,7 @@ def test_waits_and_answer_let_a_waiting_agent_go_on(sh: Shell, asked: str) -> No
         assert "ostler answer asked yes" in sh.ok("waits", asked)
         assert "waits for you: May I?" in sh.ok("ps", "--name", asked)
         assert sh.ok("answer", asked, "yes") == "asked goes on with 'yes'.\n"
-        assert asking.communicate(timeout=30)[0] == "yes\n"
+        assert asking.communicate(timeout=60)[0] == "yes\n"
     assert sh.run("answer", asked, "yes").code == 4
 
 
@@ -435,7 +435,7 @@ def test_up_in_the_foreground_ends_its_agents_at_ctrl_c(shell: Shell) -> None:
         until(lambda: shell.run("status").code == 0)
         background(shell, "child")
         daemon.send_signal(signal.SIGINT)
-        _, told = daemon.communicate(timeout=30)
+        _, told = daemon.communicate(timeout=60)
         assert daemon.returncode == 0
     assert "child terminated" in told
 
@@ -581,7 +581,7 @@ def test_a_daemon_that_hangs_is_told_by_every_command_within_ten_seconds(sh: She
         began = time.monotonic()
         commands = [sh.start(*words) for words in (("ps",), ("stop", name), ("status",), ("down",), ("up", "-d"))]
         for command in commands:
-            _, err = command.communicate(timeout=30)
+            _, err = command.communicate(timeout=60)
             assert command.returncode == 6
             assert f"the daemon (pid {pid}) does not answer" in err
             assert f"kill -CONT {pid}" in err
@@ -592,7 +592,7 @@ def test_a_daemon_that_hangs_is_told_by_every_command_within_ten_seconds(sh: She
         os.kill(pid, signal.SIGCONT)
     assert sh.ok("ps", "-q", "--name", name) == f"{name}\n", "nothing that was refused takes effect later"
     sh.ok("kill", name)
-    following.communicate(timeout=30)
+    following.communicate(timeout=60)
     assert following.returncode == 0, "it went on when the daemon did"
 
 

@@ -327,7 +327,7 @@ def test_a_signal_says_how_to_go_on(file: Path, home: Path, sim: Program, number
     with subprocess.Popen(slow(file, home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         _stand_at_turn(home, 1)
         program.send_signal(number)
-        out, err = program.communicate(timeout=30)
+        out, err = program.communicate(timeout=60)
     assert (program.returncode, out) == (code, "")
     assert "ostler: stopped; the run stands at turn " in err
     assert "sim resume " in err
