@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -70,10 +70,21 @@ def pruned_until(reader: Reader) -> int:
     return _head(reader, "horizon")
 
 
-def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: UUID | None = None) -> list[Event]:
-    """The newest `count` events, oldest first."""
+def last_events(
+    reader: Reader,
+    count: int,
+    *,
+    workspace_id: UUID,
+    instance_id: UUID | None = None,
+    types: Collection[str] = (),
+) -> list[Event]:
+    """The newest `count` events, or those of these types, oldest first."""
     clause = "workspace_id = :space" if instance_id is None else "instance_id = :instance"
     values: dict[str, Any] = {"space": workspace_id} if instance_id is None else {"instance": instance_id}
+    if types:
+        names = {f"type{number}": name for number, name in enumerate(sorted(types))}
+        clause += f" AND event_type IN ({', '.join(f':{name}' for name in names)})"
+        values |= names
     rows = reader.fetch(
         f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
             FROM agent_instance_events WHERE {clause} ORDER BY sequence DESC LIMIT :limit""",
