@@ -260,6 +260,7 @@ def test_events_stats_audit_and_status(sh: Shell) -> None:
     first = json.loads(sh.ok("events", "--after", str(numbers[0]), "-n", "1", "-o", "jsonl"))
     assert first["sequence"] == numbers[0] + 1
     assert "state_changed" not in sh.ok("events", "told", "--type", "agent_spawned")
+    assert "spawned" in sh.ok("events", "told", "--type", "agent_spawned", "-n", "1"), "newer ones of other types"
     assert [one["sequence"] for one in sh.run("events", "told", "-o", "json").json()] == numbers
     assert "spawned" in sh.ok("stats")
     assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0

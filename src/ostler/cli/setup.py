@@ -101,7 +101,7 @@ def validate() -> None:
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
     root = project_of(the_home())
-    files = validate_files(root)
+    files = validate_files(root) if root.is_dir() else []
     if not files:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -453,16 +453,23 @@ class AgentLifecycleManager:
         return await self.store.read(attempts.list_attempts, instance_id)
 
     async def list_events(
-        self, instance_id: InstanceId | None = None, *, after: int | None = None, limit: int = 100
+        self,
+        instance_id: InstanceId | None = None,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        types: Collection[str] = (),
     ) -> list[Event]:
-        """The newest events, oldest first; with `after` those that follow that number."""
+        """The newest events, or those of these types, oldest first; with `after` those that follow that number."""
         await self.require(Permission.AGENTS_READ)
         only = None if instance_id is None else (await self.require_instance(instance_id)).instance_id
         space, count = self.principal.workspace_id, max(1, min(limit, PAGE))
         if after is None:
-            return await self.store.read(event_log.last_events, count, workspace_id=space, instance_id=only)
+            return await self.store.read(
+                event_log.last_events, count, workspace_id=space, instance_id=only, types=types
+            )
         page = await self.store.read(event_log.read_events, after, workspace_id=space, instance_id=only, limit=count)
-        return list(page.events)
+        return [event for event in page.events if not types or event.event_type in types]
 
     async def details(self, instance: AgentInstance) -> dict[str, Any]:
         """What a list shows beside the record: the name of the definition, what it does now, what it uses now."""

@@ -10,11 +10,11 @@ from ostler.model.crew import CrewRecord
 from ostler.model.events import CrewChangedEvent
 from ostler.model.task import Task
 from ostler.model.text import MAX_REASON, clipped
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.tasks import TASKS, claim_task
 from ostler.store.transaction import Reader, Transaction
 
-CREWS = Rows(CrewRecord, "crews", key_columns=2)
+CREWS = RecordTable(CrewRecord, "crews", key_columns=2)
 
 
 class Claim(NamedTuple):

@@ -15,13 +15,13 @@ from ostler.model.task import Task
 from ostler.model.text import clipped
 from ostler.model.wait import Wait
 from ostler.store.events import read_event
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import WAITS
 
-ITERATIONS = Rows(Iteration, "iterations", key_columns=2)
-PULL_REQUESTS = Rows(PullRequest, "pull_requests", renamed={"commit": "commit_id"}, key_columns=2)
-CI_RESULTS = Rows(CiResult, "ci_results", renamed={"commit": "commit_id"}, key_columns=2)
+ITERATIONS = RecordTable(Iteration, "iterations", key_columns=2)
+PULL_REQUESTS = RecordTable(PullRequest, "pull_requests", renamed={"commit": "commit_id"}, key_columns=2)
+CI_RESULTS = RecordTable(CiResult, "ci_results", renamed={"commit": "commit_id"}, key_columns=2)
 _MAX_COMMENTS = 50
 
 

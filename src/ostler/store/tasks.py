@@ -18,11 +18,11 @@ from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import WAITS
 
-TASKS = Rows(Task, "tasks", renamed={"task_id": "id"})
+TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"

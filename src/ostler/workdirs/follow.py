@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ostler.errors import GitError
 from ostler.failpoints import FaultPoint
+from ostler.store.relocate import Paths
 from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
 from ostler.workdirs.git import Git, path_text
 from ostler.workdirs.mirror import Change, Mirror
@@ -83,6 +84,7 @@ class Follower:
         """Lock the index. False while the user's git holds it."""
         self._journal.parent.mkdir(exist_ok=True)
         facts = {
+            "mirror": str(self.mirror.folder),
             "repository": str(self.repository.directory),
             "branch": branch,
             "path": str(self.checkout.path),
@@ -256,7 +258,7 @@ def _entries(git: Git) -> Entries:
 def recover(mirror: Mirror, fault: FaultPoint) -> None:
     """Finish what a killed process left in the user's checkouts. Called under the lock of the mirror."""
     for journal in sorted((mirror.folder / "follow").glob("*.json")):
-        facts = json.loads(journal.read_bytes())
+        facts = _in_this_home(json.loads(journal.read_bytes()), mirror)
         checkout = Checkout(Path(facts["path"]), Path(facts["directory"]))
         if not (checkout.path.is_dir() and checkout.directory.is_dir()):
             journal.unlink()
@@ -273,6 +275,13 @@ def recover(mirror: Mirror, fault: FaultPoint) -> None:
             follower.finish()
         else:
             follower.cancel()
+
+
+def _in_this_home(facts: dict[str, str], mirror: Mirror) -> dict[str, str]:
+    """The same where a home was moved since, together with the checkout."""
+    old, new = Path(facts.get("mirror", mirror.folder)), mirror.folder
+    paths = Paths(old.parent.parent, new.parent.parent)
+    return {name: paths.translate(value) for name, value in facts.items()}
 
 
 def named(paths: Sequence[str]) -> str:
