@@ -260,6 +260,7 @@ def test_events_stats_audit_and_status(sh: Shell) -> None:
     first = json.loads(sh.ok("events", "--after", str(numbers[0]), "-n", "1", "-o", "jsonl"))
     assert first["sequence"] == numbers[0] + 1
     assert "state_changed" not in sh.ok("events", "told", "--type", "agent_spawned")
+    assert "spawned" in sh.ok("events", "told", "--type", "agent_spawned", "-n", "1"), "newer ones of other types"
     assert [one["sequence"] for one in sh.run("events", "told", "-o", "json").json()] == numbers
     assert "spawned" in sh.ok("stats")
     assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0
@@ -358,6 +359,18 @@ def test_init_writes_an_agent_that_runs(shell: Shell) -> None:
     assert "hello" in shell.ok("agents")
     assert shell.run("agents", "show", "hello").json()["name"] == "hello"
     assert "ok" in shell.ok("agents", "validate")
+
+
+def test_the_workspace_is_shown_and_changed(sh: Shell) -> None:
+    assert "enterprise" in sh.ok("workspace", "show")
+    changed = sh.ok("workspace", "set", "--plan", "teams", "--tokens-per-minute", "5000", "--spawning", "off")
+    assert "20 active agents" in changed
+    refusal = sh.run("run", "--", "true")
+    assert (refusal.code, "spawning is switched off" in refusal.err) == (5, True), refusal
+    sh.ok("workspace", "set", "--plan", "enterprise", "--tokens-per-minute", "0", "--spawning", "on")
+    found = sh.run("workspace", "show", "-o", "json").json()
+    assert (found["tier"], found["disabled_features"], found["max_tokens_per_minute"]) == ("enterprise", [], 0)
+    assert sh.run("workspace", "set").code == 2
 
 
 def test_agents_validate_names_every_fault_with_its_line(shell: Shell) -> None:

@@ -262,3 +262,51 @@ def test_an_agent_cannot_start_the_daemon_and_waits_for_it(loops: LoopShell) -> 
     loops.until_state(key, "completed")
     assert loops.task(key)["summary"] == "after all"
     assert b"OSTLER_MARK=" not in Path(f"/proc/{loops.shell.daemon_pid()}/environ").read_bytes()
+
+
+PYTHON_LOOP = """
+import asyncio
+import ostler
+from ostler.loop import AgentLifecycleLoop
+
+async def main():
+    loop = AgentLifecycleLoop(repo_dir=".", max_retries=3)
+    first = await loop.run_agent_loop("fixer", "Mend the parser", wait=False)
+    print(first.result_type, first.iterations)
+    async with ostler.Client() as client:
+        (pull,) = [pull for pull in await client.pull_requests() if pull.task_key == first.task_id]
+        await client.comment(pull.number, "Name it better.")
+        second = await loop.run_agent_loop("fixer", first.task_id, wait=False)
+        print(second.result_type, second.pr_url == pull.url, second.iterations)
+        await client.report_ci(pull.commit, passed=True)
+        print((await client.merge(pull.number)).state)
+        print((await client.why_task(first.task_id)).verdict)
+    third = await loop.run_agent_loop("fixer", first.task_id)
+    print(third.result_type, third.summary)
+    print((await loop.run_agent_loop("nobody", first.task_id)).result_type)
+
+asyncio.run(main())
+"""
+
+
+def test_a_python_loop_is_driven_by_the_daemon_that_manages_the_home(loops: LoopShell) -> None:
+    """It used to end with an error: the home is held by the daemon."""
+    loops.steps("touch by-python; ostler signal pr -m 'please look'", "touch again; ostler signal pr -m 'renamed'")
+    loops.shell.ok("ps")  # starts the daemon
+    done = subprocess.run(
+        [loops.shell.program.parent / "python", "-c", PYTHON_LOOP],
+        env=loops.shell.environment,
+        cwd=loops.shell.project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [
+        "pr_created 1",
+        "pr_created True 2",
+        "merged",
+        "it is accepted",
+        "task_complete renamed",
+        "error",
+    ], done.stderr

@@ -234,11 +234,9 @@ async def test_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_brain_that_still_works_on_an_earlier_turn_is_not_asked_and_the_others_do_not_suffer() -> None:
     hang, diary = Hang(), Diary()
     brains = {"stuck": diary.brain(hang.decide), "fine": diary.brain(lambda _: 1)}
-    async with playing(brains, decision_timeout=timedelta(seconds=0.6), on_timeout=OnFailure.KEEP) as play:
+    async with playing(brains, decision_timeout=SOON, on_timeout=OnFailure.KEEP) as play:
         assert (await play.play_turn()).failures["stuck"].timed_out
-        began = time.monotonic()
         second = await play.play_turn()
-        assert time.monotonic() - began < 0.5, "it is not waited for again"
         assert "not asked" in second.failures["stuck"].message
         assert dict(second.decisions) == {"fine": 1}
         hang.let_go.set()

@@ -78,7 +78,7 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("status")
+        self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -110,7 +110,7 @@ class Daemon:
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until:
             try:
-                self._client.call("status")
+                self._client.call("health")
             except UnreachableError:
                 time.sleep(_PAUSE_SECONDS)
             else:

@@ -27,14 +27,14 @@ from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
 from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire
+from ostler.tasks.context import TaskContext, exists, workdir_of
 from ostler.tasks.proof import CheckStoppedError, checks_of, discard_proof, prove
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import Tasks, exists, workdir_of
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
 from ostler.workdirs.records import Accepted, Snapshot, Undone, Workdir
 
@@ -52,10 +52,10 @@ class TaskVerbs:
     """Tasks on behalf of the principal of a manager."""
 
     def __init__(
-        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
+        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: TaskContext | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
+        self.tasks = shared or TaskContext(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
@@ -67,23 +67,23 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_READ)
         return await self._load(key)
 
-    async def list_tasks(self, wanted: TaskFilter | None = None) -> list[Task]:
+    async def list_tasks(self, criteria: TaskFilter | None = None) -> list[Task]:
         await self.manager.require(_P.TASKS_READ)
-        chosen = (wanted or TaskFilter()).checked()
-        return await self.manager.store.read(rows.list_tasks, self._space, chosen)
+        chosen = (criteria or TaskFilter()).checked()
+        return await self.manager.store.read(task_store.list_tasks, self._space, chosen)
 
     async def waits(self, key: str) -> list[Wait]:
         task = await self.get(key)
-        return await self.manager.store.read(rows.task_waits, task.task_id)
+        return await self.manager.store.read(task_store.task_waits, task.task_id)
 
     async def look(self, key: str) -> tuple[Task, list[Wait]]:
         """A task and its open waits, both of one moment."""
         await self.manager.require(_P.TASKS_READ)
-        return await self.manager.store.read(rows.task_with_waits, self._space, key)
+        return await self.manager.store.read(task_store.task_with_waits, self._space, key)
 
     async def unmet(self, task: Task) -> list[str]:
         """The keys that it still waits for."""
-        return list(await self.manager.store.read(rows.unmet, task))
+        return list(await self.manager.store.read(task_store.unmet, task))
 
     async def why(self, key: str) -> TaskWhy:
         """Why it is where it is, and what would change that."""
@@ -96,8 +96,8 @@ class TaskVerbs:
         facts = TaskFacts(
             task=task,
             now=self.manager.now(),
-            waits=tuple(await store.read(rows.task_waits, task.task_id)),
-            unmet=await store.read(rows.unmet, task),
+            waits=tuple(await store.read(task_store.task_waits, task.task_id)),
+            unmet=await store.read(task_store.unmet, task),
             takers=self.tasks.takers_of(task),
         )
         return next_step(facts)
@@ -109,7 +109,7 @@ class TaskVerbs:
 
     async def statistics(self) -> TaskStatistics:
         await self.manager.require(_P.TASKS_READ)
-        return await self.manager.store.read(rows.statistics, self._space)
+        return await self.manager.store.read(task_store.statistics, self._space)
 
     async def diff(self, key: str, *, paths: Sequence[str] = (), stat: bool = False) -> str:
         """What its work changes, against where it began."""
@@ -176,12 +176,12 @@ class TaskVerbs:
             }
         )
         record = record.evolve(loop=loop)
-        wanted = record if key else record.evolve(key="")
+        new_task = record if key else record.evolve(key="")
         idempotency = None
         if idempotency_key is not None:
-            asked_for = {name: value for name, value in wanted.to_dict().items() if name not in _MADE_HERE}
-            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(asked_for, sort_keys=True))
-        return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
+            request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
+            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
+        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
 
     def _require_agent(self, name: str) -> None:
         """Refused now, not when its turn comes at night."""
@@ -206,8 +206,8 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
         if task.agent is None:
-            raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
-        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor, over_backoff=True)
+            raise InvalidOperationError(f"{task.key} names no agent; it waits until it is claimed")
+        claimed = await self.manager.store.run(task_store.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
@@ -239,7 +239,7 @@ class TaskVerbs:
         missing = await self.unmet(task)
         if missing:
             return f"{task.key} waits for {', '.join(missing)}"
-        waits = await self.manager.store.read(rows.task_waits, task.task_id)
+        waits = await self.manager.store.read(task_store.task_waits, task.task_id)
         return f"{task.key} waits: {waits[0].reason}" if waits else f"{task.key} was claimed by another attempt"
 
     async def cancel(self, key: str, *, reason: str | None = None) -> Task:
@@ -249,11 +249,11 @@ class TaskVerbs:
 
     async def _reject(self, key: str, reason: str, *, act: str) -> Task:
         def write(tx: Transaction) -> tuple[Task, Task]:
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state is TaskState.REJECTED:
                 return task, task
             by = self.manager.actor
-            return task, rows.change_task(
+            return task, task_store.change_task(
                 tx, task, {"error": reason}, to=TaskState.REJECTED, by=by, reason=reason, act=act
             )
 
@@ -266,28 +266,28 @@ class TaskVerbs:
 
         def write(tx: Transaction) -> tuple[Task, Task]:
             nonlocal ending
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state is TaskState.QUEUED:
-                return task, rows.release_task(tx, task, by=by)
+                return task, task_store.release_task(tx, task, by=by)
             if task.state is TaskState.COMPLETED:
-                said = f"send it back with comments instead (`ostler task send-back {task.key}`)"
-                raise InvalidOperationError(f"{task.key} is {task.state}; {said}")
+                cure = f"send it back with comments instead (`ostler task send-back {task.key}`)"
+                raise InvalidOperationError(f"{task.key} is {task.state}; {cure}")
             if task.is_finished:
                 raise InvalidOperationError(f"{task.key} is {task.state}, which is final; add it as a new task")
             changes = {"failures": 0, "lost": 0}
-            queued = rows.change_task(
+            queued = task_store.change_task(
                 tx, task, changes, to=TaskState.QUEUED, by=by, reason="requeued", act="task.requeue"
             )
             # Not begun again while its agent still works in its workdir.
             due = self.manager.now() + _END_LIMIT
             wait = new_wait(self.tasks, queued, WaitKind.BACKOFF, "its agent is being ended", due_at=due)
-            ending = rows.open_task_wait(tx, queued, wait, by=by)
+            ending = task_store.open_task_wait(tx, queued, wait, by=by)
             return task, queued
 
         task = await self._write_and_end(write, "requeued")
         if ending is not None:
             with contextlib.suppress(InvalidOperationError, StoreError):  # it ends by itself
-                await self.manager.store.run(rows.end_task_wait, ending, "its agent has ended")
+                await self.manager.store.run(task_store.end_task_wait, ending, "its agent has ended")
         return task
 
     async def hold(self, key: str) -> Task:
@@ -297,12 +297,14 @@ class TaskVerbs:
 
     async def _hold(self, key: str, why: str) -> Task:
         def write(tx: Transaction) -> tuple[Task, Task]:
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state not in {TaskState.QUEUED, TaskState.RUNNING}:
                 raise InvalidOperationError(f"{task.key} is {task.state}; only unfinished work can be held back")
             by, reason = self.manager.actor, f"it was {why}"
             changes = {"is_held": True}
-            return task, rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.hold")
+            return task, task_store.change_task(
+                tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.hold"
+            )
 
         return await self._write_and_end(write, why)
 
@@ -320,10 +322,10 @@ class TaskVerbs:
         if wait is None or wait.task_id is None or wait.workspace_id != self._space:
             raise NotFoundError(f"there is no wait {wait_id} of a task; list the open ones")
         if outcome.strip().lower() in _NO and (wait.detail or {}).get("cause") is not None:
-            task = await self.manager.store.read(rows.get_task, wait.task_id)
+            task = await self.manager.store.read(task_store.get_task, wait.task_id)
             if task is not None and task.state is TaskState.QUEUED:
                 await self._change(task, {"is_held": True}, act="task.hold")
-        return await self.manager.store.run(rows.end_task_wait, wait, outcome, answer, by=self.manager.actor)
+        return await self.manager.store.run(task_store.end_task_wait, wait, outcome, answer, by=self.manager.actor)
 
     def on_change(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:
         """Call it, plain or async, after each change of state of a task. The function that comes back ends that."""
@@ -333,7 +335,7 @@ class TaskVerbs:
         """Unknown keys and cycles are refused."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
-        return await self.manager.store.run(rows.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
+        return await self.manager.store.run(task_store.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
 
     # --- review ----------------------------------------------------------------------------------
 
@@ -379,13 +381,26 @@ class TaskVerbs:
             return task
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
+        accepted = await self.merge_work(task, paths=paths, message=message, branch_only=branch_only)
+        if accepted is None:
+            return await self._change(task, {"accepted": None}, to=TaskState.ACCEPTED, act="task.accept")
+        to = TaskState.COMPLETED if accepted.left else TaskState.ACCEPTED
+        return await self._change(task, {"accepted": accepted.to_dict()}, to=to, act="task.accept")
+
+    async def merge_work(
+        self, task: Task, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
+    ) -> Accepted | None:
+        """Merge the work of a completed task into its target, without a word in its record; None without a
+        repository. Twice is safe.
+        """
+        await self.manager.require(_P.TASKS_REVIEW)
         workdir, snapshot = await self._submitted(task)
         if workdir.repository is None:
             if paths:
                 raise InvalidOperationError(
                     f"{task.key} has no repository, so it is accepted whole; leave the paths out"
                 )
-            return await self._change(task, {"accepted": None}, to=TaskState.ACCEPTED, act="task.accept")
+            return None
         chosen = tuple(paths) or None
         accepted = await self.tasks.workdirs.accept(
             workdir,
@@ -398,8 +413,7 @@ class TaskVerbs:
         if task.accepted is not None:
             same = task.accepted["commit"] == accepted.commit
             accepted = accepted.evolve(earlier=task.accepted.get("earlier") if same else task.accepted)
-        to = TaskState.COMPLETED if accepted.left else TaskState.ACCEPTED
-        return await self._change(task, {"accepted": accepted.to_dict()}, to=to, act="task.accept")
+        return accepted
 
     def _commit_message(self, task: Task, message: str | None) -> str:
         text = message or f"{task.title}\n\n{task.summary or ''}"
@@ -478,7 +492,7 @@ class TaskVerbs:
         return self.manager.principal.workspace_id
 
     async def _load(self, key: str) -> Task:
-        return await self.manager.store.read(rows.require_task, self._space, key)
+        return await self.manager.store.read(task_store.require_task, self._space, key)
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
