@@ -109,14 +109,19 @@ agents:
 """
 
 
+def forget_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in {"economy", "tools", "town"}:
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test is a program of its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    forget_modules()
     yield
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    forget_modules()
 
 
 @pytest.fixture
