@@ -129,9 +129,7 @@ class LimitKeys(FileRecord, ResourceLimits):
 
 @record
 class RestartKeys(FileRecord, RestartPolicy):
-    def rules(self) -> Iterator[Fault]:
-        for fault in RestartPolicy.rules(self):
-            yield Fault(field=self.spelled(fault.field), bound=fault.bound.replace("_", "-"), value=fault.value)
+    """The long form of `restart`."""
 
 
 @record

@@ -81,9 +81,7 @@ class CheckedFile:
         try:
             return cls.from_dict(values)
         except ValidationError as error:
-            # A value of a wrong type hides what the rules say of others, so each key is judged by itself as well.
-            single = [fault for key, value in values.items() for fault in _faults(cls, {key: value})]
-            self.add_faults(single or _own(error), prefix)
+            self.add_faults((fault for fault in error.faults if isinstance(fault, Fault)), prefix)
             return None
 
     def add_faults(self, faults: Iterable[Fault], prefix: str = "") -> None:
@@ -117,18 +115,6 @@ class CheckedFile:
             rest = FileFault(path=self.path, line=0, sentence=f"{more} more faults are not shown")
             ordered = [*ordered[:MAX_FAULTS], rest]
         return DefinitionError(ordered)
-
-
-def _faults(cls: type[Record], values: Mapping[str, Any]) -> list[Fault]:
-    try:
-        cls.from_dict(values)
-    except ValidationError as error:
-        return _own(error)
-    return []
-
-
-def _own(error: ValidationError) -> list[Fault]:
-    return [fault for fault in error.faults if isinstance(fault, Fault)]
 
 
 # --- one file ----------------------------------------------------------------------------------------

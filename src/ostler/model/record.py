@@ -59,7 +59,7 @@ class Record:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
 
     def rules(self) -> Iterator[Fault]:
-        """Relations between fields that annotations cannot express. A fault of a field without its type is dropped."""
+        """Relations between fields that annotations cannot express; asked when each field has its type and range."""
         return iter(())
 
     def validate(self) -> ValidationResult[Self]:
@@ -122,13 +122,39 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
     from pydantic import ValidationError as PydanticError  # noqa: PLC0415 - see `adapter`
 
     try:
-        value = adapter(cls).validate_python(source)
+        value = _read(cls, source)
     except PydanticError as error:
         faults = tuple(faults_of(cls, error.errors()))
-        return ValidationResult(faults=(*faults, *_other_faults(source, faults)))
+    else:
+        faults = tuple(_rule_faults(value))
+        return ValidationResult(faults=faults, value=None if faults else value)
+    rest = source
+    for known in faults:
+        rest = _without(rest, known.field.split("."))
+    try:
+        broken = tuple(_rule_faults(_read(cls, rest)))
+    except PydanticError:  # a required field is wrong: what the rules say of the others comes later
+        broken = ()
+    # A rule about all of a record may be broken only because a field of it was left out.
+    others = (each for each in broken if not any(f"{known.field}.".startswith(f"{each.field}.") for known in faults))
+    return ValidationResult(faults=(*faults, *others))
+
+
+def _read(cls: type[T], source: Any) -> T:
+    value: T = adapter(cls).validate_python(source)
     _carry_fields_set(source, value)
-    faults = tuple(_rule_faults(value))
-    return ValidationResult(faults=faults, value=None if faults else value)
+    return value
+
+
+def _without(source: Any, path: list[str]) -> Any:
+    """The values of a mapping or a record without the field at the end of the path; None for anything else."""
+    if isinstance(source, Record):
+        source = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}  # type: ignore[arg-type]
+    if not isinstance(source, Mapping):
+        return None
+    inner = _without(source.get(path[0]), path[1:]) if path[1:] else None
+    rest = {key: value for key, value in source.items() if key != path[0]}
+    return rest if inner is None else {**rest, path[0]: inner}
 
 
 def _parsed(cls: type[Any], text: str | bytes) -> Any:
@@ -146,26 +172,14 @@ def _required(result: ValidationResult[T]) -> T:
     return result.value
 
 
-def _rule_faults(value: Any, prefix: str = "", *, unchecked: bool = False) -> Iterator[Fault]:
-    """What the rules of a record and of those inside it say. An unchecked one may hold values of wrong types."""
-    try:
-        broken = tuple(value.rules())
-    except Exception:
-        if not unchecked:
-            raise
-        broken = ()  # a rule met a value of a wrong type, which is a fault already
-    yield from (each.under(prefix) if prefix else each for each in broken)
+def _rule_faults(value: Any, prefix: str = "") -> Iterator[Fault]:
+    """What the rules of a record and of those inside it say."""
+    for broken in value.rules():
+        yield broken.under(prefix) if prefix else broken
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if isinstance(inner, Record):
-            yield from _rule_faults(inner, f"{prefix}.{field.name}".lstrip("."), unchecked=unchecked)
-
-
-def _other_faults(source: Any, faults: tuple[Fault, ...]) -> Iterator[Fault]:
-    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
-    for broken in _rule_faults(source, unchecked=True) if isinstance(source, Record) else ():
-        if not any(f"{broken.field}.".startswith(f"{fault.field}.") for fault in faults):
-            yield broken
+            yield from _rule_faults(inner, f"{prefix}.{value.spelled(field.name)}".lstrip("."))
 
 
 def _carry_fields_set(source: Any, value: Any) -> None:
