@@ -137,7 +137,6 @@ class AgentRegistry:
         self._lock = threading.Lock()
         self._held: Mapping[str, tuple[AgentManifest, AgentMaker]] = {}
         self._listeners: tuple[Listener, ...] = ()
-        self._problems: tuple[Fault, ...] = ()
 
     # --- putting in ----------------------------------------------------------------------------------
 
@@ -157,8 +156,8 @@ class AgentRegistry:
         `ConflictError`, unless it is to `replace` it.
         """
         require_manifest_arguments(arguments)
-        decoration = decoration_of(agent)
-        fields: dict[str, Any] = {"name": _name(agent), **decoration.arguments, **arguments}
+        decorated, lifecycle = decoration_of(agent)
+        fields: dict[str, Any] = {"name": _name(agent), **decorated, **arguments}
         maker: AgentMaker
         if isinstance(agent, CommandSpec):
             kind, source, maker = AgentKind.COMMAND, None, CommandMaker("".join(agent.argv[:1]))
@@ -166,8 +165,8 @@ class AgentRegistry:
         else:
             kind, source, maker = AgentKind.PYTHON, _source(agent), _maker(agent)
         name = _required(fields["name"])
-        if decoration.lifecycle is not None:
-            fields = {**self._lifecycle(source or name, decoration.lifecycle), **fields}
+        if lifecycle is not None:
+            fields = {**self._lifecycle(source or name, lifecycle), **fields}
         manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **fields)
         return self.add(manifest, maker, replace=replace)
 
@@ -189,7 +188,7 @@ class AgentRegistry:
         return manifest
 
     def load_entry_points(self, group: str = ENTRY_POINTS) -> tuple[AgentManifest, ...]:
-        """Register the agents of installed packages. One that fails is in `problems`; the others load."""
+        """Register the agents of installed packages. One that fails is in the log; the others load."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - reads mail headers, which few programs need
 
         loaded = []
@@ -197,15 +196,9 @@ class AgentRegistry:
             try:
                 loaded.append(self.register(point.load(), name=point.name))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs foreign code
-                bound = clipped(f"({point.value}) cannot be loaded: {error_text(error)}", 500)
-                self._problems = (*self._problems, Fault(field=point.name, bound=bound))
-                _log.warning("the agent %s %s", point.name, bound)
+                reason = clipped(error_text(error), 500)
+                _log.warning("the agent %s (%s) cannot be loaded: %s", point.name, point.value, reason)
         return tuple(loaded)
-
-    @property
-    def problems(self) -> tuple[Fault, ...]:
-        """What could not be loaded, and why."""
-        return self._problems
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
         """Call it with the manifest after each registration. The function that comes back ends that."""

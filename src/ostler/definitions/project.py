@@ -173,13 +173,6 @@ class ConfigFile:
                 raise self._trouble
             return self._good or ProjectSettings()
 
-    def reload(self) -> ProjectSettings:
-        """Read the file again, whether it seems to have changed or not."""
-        with self._lock:
-            self._stamp = _stamp_of(find_project(self.root))
-            self._read()
-        return self()
-
     @property
     def trouble(self) -> DefinitionError | None:
         """What is wrong with the file as it is now."""
