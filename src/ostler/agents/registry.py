@@ -29,7 +29,7 @@ from ostler.model.context import json_faults
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
-from ostler.model.text import clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
+from ostler.model.text import clean_text, clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
 from ostler.model.validation import Fault, fault, named, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
@@ -115,7 +115,7 @@ def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
 
 def definition_id(kind: AgentKind, name: str) -> UUID:
     """The same in every run and on every machine."""
-    return uuid5(NAMESPACE, f"{kind}:{name}")
+    return uuid5(NAMESPACE, f"{kind}:{clean_text(name)}")
 
 
 def maker_of(manifest: AgentManifest) -> AgentMaker:
@@ -164,10 +164,13 @@ class AgentRegistry:
             fields["command"] = agent
         else:
             kind, source, maker = AgentKind.PYTHON, _source(agent), _maker(agent)
-        name = _required(fields["name"])
+        name = fields["name"]
+        if name is None:
+            bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
+            raise fault("agent", bound)
         if lifecycle is not None:
             fields = {**self._lifecycle(source or name, lifecycle), **fields}
-        manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **fields)
+        manifest = AgentManifest(id=definition_id(kind, str(name)), kind=kind, source=source, **fields)
         return self.add(manifest, maker, replace=replace)
 
     def add(self, manifest: AgentManifest, maker: AgentMaker, *, replace: bool = False) -> AgentManifest:
@@ -303,18 +306,6 @@ def _name(agent: Any) -> str | None:
         return None
     own_name = vars(agent).get("agent_name") if isinstance(agent, type) else None
     return own_name or f"{agent.__module__}.{qualname}"
-
-
-def _required(name: Any) -> str:
-    if name is None:
-        bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
-        raise fault("agent", bound)
-    if not isinstance(name, str):
-        raise fault("name", "must be text", name)
-    faults = tuple(unkeepable_faults("name", name))
-    if faults:  # the rest is looked at in the manifest, for which an id is made of it first
-        raise ValidationError(faults)
-    return name
 
 
 def _source(agent: Any) -> str:

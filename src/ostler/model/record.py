@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from ostler.errors import ValidationError
-from ostler.model.validation import Fault, ValidationResult, fault, faults_of
+from ostler.model.validation import Fault, ValidationResult, fault, faults_of, named
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -174,26 +174,30 @@ def _required(result: ValidationResult[T]) -> T:
 
 def _rule_faults(value: Any, prefix: str = "") -> Iterator[Fault]:
     """What the rules of a record and of those inside it say."""
-    for broken in value.rules():
-        yield broken.under(prefix) if prefix else broken
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if isinstance(inner, Record):
-            yield from _rule_faults(inner, f"{prefix}.{value.spelled(field.name)}".lstrip("."))
+    if isinstance(value, Record):
+        yield from (broken.under(prefix) if prefix else broken for broken in value.rules())
+    for key, inner in _inside(value):
+        yield from _rule_faults(inner, f"{prefix}.{named(key)}".lstrip("."))
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """What stands in a record, or in a mapping of records, by its key."""
+    if isinstance(value, Record):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
+            yield value.spelled(field.name), getattr(value, field.name)
+    elif isinstance(value, dict):
+        yield from ((key, inner) for key, inner in value.items() if isinstance(inner, Record))
 
 
 def _carry_fields_set(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
-    if not isinstance(value, Record):
-        return
     is_mapping = isinstance(source, Mapping)
-    names = set()
-    for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
-        key = value.spelled(field.name)
-        if is_mapping and key in source:
-            names.add(field.name)
-        inner = source.get(key) if is_mapping else getattr(source, field.name, None)
-        _carry_fields_set(inner, getattr(value, field.name))
-    fields_set = frozenset(names) if is_mapping else getattr(source, "fields_set", None)
-    if isinstance(value, PartialRecord) and fields_set is not None:
-        object.__setattr__(value, "fields_set", fields_set)
+    for key, inner in _inside(value):
+        _carry_fields_set(source.get(key) if is_mapping else getattr(source, key, None), inner)
+    if isinstance(value, PartialRecord):
+        fields_set = getattr(source, "fields_set", None)
+        if is_mapping:
+            every = dataclasses.fields(value)  # type: ignore[arg-type]  # every subclass is a dataclass
+            fields_set = frozenset(field.name for field in every if value.spelled(field.name) in source)
+        if fields_set is not None:
+            object.__setattr__(value, "fields_set", fields_set)
