@@ -29,8 +29,8 @@ from ostler.model.context import json_faults
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
-from ostler.model.text import clean_text, clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
-from ostler.model.validation import Fault, fault, named, shown
+from ostler.model.text import clean_text, clipped, environment_faults, name_faults, plain_text_faults
+from ostler.model.validation import Fault, fault, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
@@ -98,12 +98,6 @@ class AgentManifest(Record):
         yield from json_faults("extra", self.extra)
         yield from environment_faults("env", self.env or {})
         yield from check_faults("checks", self.checks)
-
-
-def environment_faults(field: str, env: Mapping[str, str | None]) -> Iterator[Fault]:
-    yield from variable_faults(field, env)
-    for name, value in env.items():
-        yield from unkeepable_faults(f"{field}.{named(name)}", value or "")
 
 
 def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from ostler.errors import ValidationError
 from ostler.model.validation import Fault, ValidationResult, fault, faults_of, named
 
 if TYPE_CHECKING:
@@ -67,12 +66,12 @@ class Record:
 
     def checked(self) -> Self:
         """The coerced copy, or `ValidationError` with every fault."""
-        return _required(self.validate())
+        return self.validate().require()
 
     @classmethod
     def coerced(cls, source: Any) -> Self:
         """The checked copy of a record of this class or of a subclass; the defaults for None."""
-        return _required(_validated(cls, cls() if source is None else source))
+        return _validated(cls, cls() if source is None else source).require()
 
     def to_json(self) -> str:
         return adapter(type(self)).dump_json(self).decode()
@@ -84,12 +83,12 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        return _required(_validated(cls, _parsed(cls, text)))
+        return _validated(cls, _parsed(cls, text)).require()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From values as a file or a caller gives them; unknown names are faults."""
-        return _required(_validated(cls, dict(values)))
+        return _validated(cls, dict(values)).require()
 
 
 class PartialRecord(Record):
@@ -164,12 +163,6 @@ def _parsed(cls: type[Any], text: str | bytes) -> Any:
         return from_json(text if isinstance(text, bytes) else text.encode(), allow_inf_nan=False)
     except ValueError as error:
         raise fault(cls.__name__, f"must be valid JSON ({error})") from None
-
-
-def _required(result: ValidationResult[T]) -> T:
-    if result.value is None:
-        raise ValidationError(result.faults)
-    return result.value
 
 
 def _rule_faults(value: Any, prefix: str = "") -> Iterator[Fault]:

@@ -236,7 +236,7 @@ class AgentSpawnOptions(PartialRecord):
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
-        yield from tag_faults("tags", self.tags)
+        yield from tag_faults("tags", self.tags or ())
         if self.workdir is not None:
             yield from unkeepable_faults("workdir", self.workdir)
             if not self.workdir.startswith("/"):
