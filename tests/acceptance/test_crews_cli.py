@@ -70,7 +70,7 @@ def test_a_night(sh: Shell) -> None:
     with sh.start("crew", "up") as running:
         seen = lines_until(running, f"{good}  completed", f"{bad}  failed", f"{bad}  completed")
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert running.stderr is not None
         assert "stopping in order" in running.stderr.read()
     assert seen[0] == "crew coder (fixer × 2, on-error requeue)"  # noqa: RUF001 - times

@@ -98,7 +98,7 @@ def test_ctrl_c_ends_the_agent_and_holds_the_task_back(loops: LoopShell) -> None
         key = begun(running.stderr)
         until(loops.at(key, "hangs").exists)
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert f"{key} is held back. Let it go on with: ostler task requeue {key}" in running.stderr.read()
     assert (loops.task(key)["is_held"], loops.nothing_lived_on(key)) == (True, True)
     assert [one["ended_by"] for one in loops.iterations(key)] == ["stopped"]
@@ -112,7 +112,7 @@ def test_ctrl_c_between_two_starts_holds_the_task_back_too(loops: LoopShell) -> 
         assert running.stdout is not None
         assert "failed" in running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        assert running.wait(60) == 130
         assert running.stderr is not None
         key = begun(running.stderr)
     assert loops.task(key)["is_held"]
@@ -227,7 +227,7 @@ def test_a_pull_request_is_commented_on_refused_by_ci_approved_and_merged(loops:
         assert "> On pull request #" in loops.shell.ok("loop", "show", key, "--prompt", "2")
         assert "is approved" in loops.shell.ok("pr", "approve", number)
         assert f"{key} is accepted" in loops.shell.ok("pr", "merge", number)
-        assert following.wait(30) == 0
+        assert following.wait(60) == 0
         assert following.stdout is not None
         assert "Complete after 2 iterations" in following.stdout.read()
     assert {"one", "two"} <= set(loops.git("ls-tree", "--name-only", "main").split())
@@ -242,7 +242,7 @@ def test_a_pull_request_that_is_closed_is_rejected(loops: LoopShell) -> None:
     number = next(one["number"] for one in loops.json("pr", "list", "-o", "json") if one["task_key"] == key)
     with loops.shell.start("loop", "follow", key) as following:
         assert "is closed" in loops.shell.ok("pr", "close", str(number), "-m", "too large")
-        assert following.wait(30) == 1
+        assert following.wait(60) == 1
     assert loops.task(key)["state"] == "rejected"
     assert loops.json("pr", "show", str(number))["url"] == "https://forge.example/7"
 
@@ -262,3 +262,51 @@ def test_an_agent_cannot_start_the_daemon_and_waits_for_it(loops: LoopShell) -> 
     loops.until_state(key, "completed")
     assert loops.task(key)["summary"] == "after all"
     assert b"OSTLER_MARK=" not in Path(f"/proc/{loops.shell.daemon_pid()}/environ").read_bytes()
+
+
+PYTHON_LOOP = """
+import asyncio
+import ostler
+from ostler.loop import AgentLifecycleLoop
+
+async def main():
+    loop = AgentLifecycleLoop(repo_dir=".", max_retries=3)
+    first = await loop.run_agent_loop("fixer", "Mend the parser", wait=False)
+    print(first.result_type, first.iterations)
+    async with ostler.Client() as client:
+        (pull,) = [pull for pull in await client.pull_requests() if pull.task_key == first.task_id]
+        await client.comment(pull.number, "Name it better.")
+        second = await loop.run_agent_loop("fixer", first.task_id, wait=False)
+        print(second.result_type, second.pr_url == pull.url, second.iterations)
+        await client.report_ci(pull.commit, passed=True)
+        print((await client.merge(pull.number)).state)
+        print((await client.why_task(first.task_id)).verdict)
+    third = await loop.run_agent_loop("fixer", first.task_id)
+    print(third.result_type, third.summary)
+    print((await loop.run_agent_loop("nobody", first.task_id)).result_type)
+
+asyncio.run(main())
+"""
+
+
+def test_a_python_loop_is_driven_by_the_daemon_that_manages_the_home(loops: LoopShell) -> None:
+    """It used to end with an error: the home is held by the daemon."""
+    loops.steps("touch by-python; ostler signal pr -m 'please look'", "touch again; ostler signal pr -m 'renamed'")
+    loops.shell.ok("ps")  # starts the daemon
+    done = subprocess.run(
+        [loops.shell.program.parent / "python", "-c", PYTHON_LOOP],
+        env=loops.shell.environment,
+        cwd=loops.shell.project,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [
+        "pr_created 1",
+        "pr_created True 2",
+        "merged",
+        "it is accepted",
+        "task_complete renamed",
+        "error",
+    ], done.stderr

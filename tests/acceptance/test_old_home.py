@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +12,16 @@ from shell import Shell, until
 from workdirs_ground import git
 
 ARCHIVE = Path(__file__).parent / "homes" / "a1a14d9.tar.xz"
-#: Where it was made. The records name this path, so it is opened there, by one run of the tests at a time.
-FOLDER = Path("/tmp/ostler-fixture")  # noqa: S108 - see above
 
 
 @pytest.fixture
-def old(program: Path) -> Iterator[Shell]:
-    with FOLDER.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        shell = Shell(program, FOLDER)
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(FOLDER, filter="tar")
-        yield shell
-        shell.close()
-        shutil.rmtree(FOLDER)
+def old(program: Path, tmp_path: Path) -> Iterator[Shell]:
+    """At another path than where it was made: it was moved, too."""
+    shell = Shell(program, tmp_path)
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    yield shell
+    shell.close()
 
 
 def test_a_home_of_an_older_version_opens_as_its_user_left_it(old: Shell) -> None:

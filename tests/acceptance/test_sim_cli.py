@@ -85,6 +85,11 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "small.toml"
 
 
+def forget_modules() -> None:
+    for name in ("small", "agents", "economy"):
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture
 def sim(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
     """The command inside this program: its exit code, its results and its talk."""
@@ -94,14 +99,14 @@ def sim(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     def run(*words: Any) -> Said:
         monkeypatch.setattr(sys, "argv", ["ostler", "--home", str(home), "sim", *map(str, words)])
         sys.path[:] = path  # each command is a program of its own
-        for name in ("small", "agents"):
-            sys.modules.pop(name, None)
+        forget_modules()
         code = _run()
         said = capsys.readouterr()
         return Said(int(code), said.out, said.err)
 
     yield run
     sys.path[:] = path
+    forget_modules()
     for one, handler in handlers.items():
         signal.signal(one, handler)
 
@@ -327,7 +332,7 @@ def test_a_signal_says_how_to_go_on(file: Path, home: Path, sim: Program, number
     with subprocess.Popen(slow(file, home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         _stand_at_turn(home, 1)
         program.send_signal(number)
-        out, err = program.communicate(timeout=30)
+        out, err = program.communicate(timeout=60)
     assert (program.returncode, out) == (code, "")
     assert "ostler: stopped; the run stands at turn " in err
     assert "sim resume " in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from shell import Shell, until
 from workdirs_ground import git, make_repository
+
+import ostler
 
 #: Runs the first paragraph of its prompt as a script; what it is told below that, it writes down.
 AGENT = """---
@@ -174,6 +177,15 @@ def test_a_conflict_is_told_with_its_paths_and_changes_nothing(sh: Shell) -> Non
     sh.ok("task", "cancel", key)
 
 
+async def accept_and_undo_by_the_client(sh: Shell, blocked: str, accepted: str) -> None:
+    async with ostler.Client(sh.home) as client:
+        with pytest.raises(ostler.CheckoutBlockedError) as raised:
+            await client.accept(blocked)
+        assert raised.value.paths == ("c.txt",)
+        task, (undone,) = await client.take_back(accepted)
+        assert (task.state, undone.followed) == ("completed", True)
+
+
 def test_a_changed_file_of_the_user_is_named_and_the_others_are_accepted(sh: Shell) -> None:
     blocked, free, last = done(sh, "sed -i s/c1/C1/ c.txt"), done(sh, "echo 1 > one.txt"), done(sh, "echo 2 > two.txt")
     (sh.project / "c.txt").write_text("mine\n")
@@ -186,6 +198,7 @@ def test_a_changed_file_of_the_user_is_named_and_the_others_are_accepted(sh: She
     both = sh.run("accept", blocked, free)
     assert (both.code, f"{blocked}: main is checked out" in both.err) == (7, True)
     assert f"{free} accepted" in both.out
+    asyncio.run(accept_and_undo_by_the_client(sh, blocked, free))
     moved = sh.run("accept", blocked, "--branch-only")
     assert (moved.code, f"{blocked} accepted" in moved.out) == (0, True)
     assert "were left as they are, for c.txt cannot follow" in moved.err

@@ -147,7 +147,7 @@ def all_instances(reader: Reader, workspace_id: UUID) -> list[AgentInstance]:
 
 def whole_log(reader: Reader) -> list[Event]:
     found: list[Event] = []
-    cursor = events.horizon(reader)
+    cursor = events.pruned_until(reader)
     while (page := events.read_events(reader, cursor)).events:
         found += page.events
         cursor = page.cursor
@@ -176,7 +176,7 @@ def statistics_faults(reader: Reader, workspace_id: UUID, now: datetime) -> list
 
 def faults_of(reader: Reader, now: datetime) -> list[str]:
     faults = contradictions(reader)
-    log, horizon = whole_log(reader), events.horizon(reader)
+    log, horizon = whole_log(reader), events.pruned_until(reader)
     folded, contradicting = fold(log, horizon)
     for workspace in workspaces.list_workspaces(reader):
         space = workspace.workspace_id

@@ -256,7 +256,7 @@ async def test_a_command_that_raises_fails_alone(store: Store, gate: Gate) -> No
 
 async def test_a_refused_command_leaves_the_head_as_it_was(store: Store) -> None:
     def greedy(tx: Transaction) -> None:
-        tx.epoch, tx.horizon = 99, 99
+        tx.epoch, tx.pruned_until = 99, 99
         raise ZeroDivisionError
 
     answers = await asyncio.gather(store.run(greedy), reserved(store), return_exceptions=True)

@@ -194,7 +194,7 @@ async def test_a_cursor_behind_retention_is_told_where_to_go_on(store: Store, cl
     clock.advance(31 * DAY)
     await ready(store)
     assert await sweeps(store, 3, RetentionPolicy(batch=4)) == [(4, True), (2, False), (0, False)]
-    assert await store.read(events.horizon) == 6
+    assert await store.read(events.pruned_until) == 6
     for gone in (0, 5):
         with pytest.raises(CursorGoneError) as refused:
             await store.read(events.read_events, gone)

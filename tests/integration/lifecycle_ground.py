@@ -232,7 +232,7 @@ class Crew:
         def quiet() -> bool:
             instances = list(self.runtime.instances.values())
             return (not isinstance(self.clock, ManualClock) or _monitor_sleeps()) and all(
-                instance._messages.empty() and not instance.signs.probing  # noqa: SLF001 - as above
+                instance._messages.empty() and not instance.liveness.probing  # noqa: SLF001 - as above
                 for instance in instances
             )
 

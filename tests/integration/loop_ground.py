@@ -20,7 +20,7 @@ from ostler import AgentLifecycleManager, CommandSpec, LifecycleSettings, Seams,
 from ostler.clock import Clock, SystemClock
 from ostler.errors import OstlerError
 from ostler.loop import AgentLifecycleLoop, LoopResult
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.access import HOME_WORKSPACE_ID
 from ostler.model.audit import AuditEntry
 from ostler.model.loop import Iteration

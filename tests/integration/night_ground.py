@@ -34,9 +34,9 @@ from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
 from ostler.model.task import Task, TaskFilter, TaskSettings, TaskState
 from ostler.model.wait import WaitKind
+from ostler.tasks.context import TaskContext
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import TaskQueue
-from ostler.tasks.shared import Tasks
 from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, run_virtual
 from ostler.workdirs.records import Accepted, BaseChange, FileChange, Snapshot, VaultEntry, Workdir, WorkdirKind
 
@@ -257,7 +257,7 @@ class Night:
             orchestrator = self._orchestrator(manager)
             crews = {"coder": CrewSettings(agent="coder", count=MEMBERS)}
             supervisor = Supervisor(orchestrator, crews)
-            queue = TaskQueue(orchestrator, wanted=lambda task: not supervisor.owns(task))
+            queue = TaskQueue(orchestrator, selects=lambda task: not supervisor.owns(task))
             await supervisor.open(await queue.open())
             await supervisor.up()
             program.orchestrator = orchestrator
@@ -267,7 +267,7 @@ class Night:
     def _orchestrator(self, manager: AgentLifecycleManager) -> TaskOrchestrator:
         manager._runtime.home = self.world.folder  # noqa: SLF001 - a store in memory has no home of its own
         settings = TaskSettings(timeout=timedelta(hours=1), retention=_AGES)
-        shared = Tasks(manager, self.world.folder, settings)
+        shared = TaskContext(manager, self.world.folder, settings)
         shared.workdirs = ScriptedWorkdirs(self.world)  # type: ignore[assignment]  # the verbs that are used
         return TaskOrchestrator(manager, shared=shared)
 

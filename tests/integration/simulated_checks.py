@@ -10,7 +10,7 @@ from uuid import UUID
 from folding import all_events, all_instances
 from simulated_machine import Machine, SimulatedAgent
 
-from ostler.lifecycle.observe import wanted_by
+from ostler.lifecycle.observe import filter_of
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentSignalEvent, EventsMissed
 from ostler.model.query import ObservationOptions
@@ -92,7 +92,7 @@ def signal_faults(
 
 def observer_faults(reader: Reader, instance_id: UUID, seen: list[Any]) -> Iterator[str]:
     """An observer sees the log exactly, or is told how many events it missed and from where."""
-    wanted = wanted_by(ObservationOptions())
+    wanted = filter_of(ObservationOptions())
     log = [one.sequence for one in all_events(reader, instance_id) if wanted(one)]
     place: int | None = None
     for one in seen:

@@ -148,6 +148,19 @@ async def test_an_agent_adds_tasks_below_its_own(probes: Probes) -> None:
     assert [entry["actor"] for entry in entries] == [made["created_by"]]
 
 
+async def test_an_agent_uses_the_command_line(probes: Probes, tmp_path: Path) -> None:
+    ostler = f"{sys.executable} -m ostler"
+    words = (
+        f"{ostler} task add --hold 'a part' > {tmp_path}/added 2>&1;",
+        f"{ostler} accept $OSTLER_TASK > {tmp_path}/accepted 2>&1;",
+        f"{ostler} signal complete > {tmp_path}/signalled 2>&1;",
+    )
+    await probes.made_by_agent(words=words)
+    assert "queued" in (tmp_path / "added").read_text()
+    assert "is an agent and may not call" in (tmp_path / "accepted").read_text()
+    assert "is noted; you may end" in (tmp_path / "signalled").read_text()
+
+
 async def test_a_definition_may_forbid_to_add_tasks(probes: Probes) -> None:
     (answer,) = await probes.made_by_agent(("add_task", {"new_task": {"task": "more", "hold": True}}), agent="quiet")
     assert answer["code"] == "forbidden", answer

@@ -243,7 +243,7 @@ async def test_tasks_of_a_crew_that_is_no_longer_declared_are_free_for_the_queue
     """They used to wait for the next look, up to half a minute later."""
     write(ground, '[crew.coder]\nagent = "fixer"\n')
     supervisor = ground.supervisor()
-    queue = TaskQueue(ground.tasks, wanted=lambda task: not supervisor.owns(task))
+    queue = TaskQueue(ground.tasks, selects=lambda task: not supervisor.owns(task))
     supervisor.on_settings = queue.wake
     await supervisor.open(await queue.open())
     try:
@@ -320,7 +320,7 @@ async def test_the_plain_queue_leaves_tasks_of_a_crew_alone_up_or_not(ground: Gr
     register(ground.manager, ground.stage, "other")
     ours, theirs = await ground.add("write"), await ground.add("write", agent="other")
     supervisor = ground.supervisor({"coder": coder(1)})
-    queue = TaskQueue(ground.tasks, wanted=lambda task: task.agent is not None and not supervisor.owns(task))
+    queue = TaskQueue(ground.tasks, selects=lambda task: task.agent is not None and not supervisor.owns(task))
     await supervisor.open(await queue.open())
     try:
         await ground.becomes(theirs, _T.COMPLETED)

@@ -11,11 +11,12 @@ import pytest
 from tasks_ground import FILES, T, opened, until_async, working_queue
 from workdirs_ground import git, make_repository
 
-from ostler import AgentState, Tier, Workspace
+from ostler import AgentState, Seams, Tier, Workspace
 from ostler.lifecycle.identity import read_identity
 from ostler.model.access import OWNER
 from ostler.store import workspaces
 from ostler.tasks import retire
+from ostler.workdirs import Workdirs
 
 pytestmark = pytest.mark.anyio
 EDIT = "sed -i 's/^one$/ONE/' a.txt; echo new > made.txt"
@@ -126,6 +127,26 @@ async def test_a_copied_home_adopts_nothing_and_says_so(project: Path) -> None:
         ids = {read_identity(place / ".ostler")["id"] for place in (project, copied)}
         assert len(ids) == 2
         await ground.tasks.cancel(running.key)
+
+
+async def test_an_accept_that_was_cut_off_is_finished_where_the_project_is_now(project: Path) -> None:
+    def cut_off(point: str) -> None:
+        if point == "review.ref.after":
+            raise RuntimeError(point)
+
+    async with Workdirs(project / ".ostler", Seams(fault=cut_off)) as workdirs:
+        workdir = await workdirs.plan("T1", near=project)
+        await workdirs.prepare(workdir)
+        (Path(workdir.path) / "a.txt").write_text("agent\n")
+        snapshot = await workdirs.snapshot(workdir, "one")
+        with pytest.raises(RuntimeError):
+            await workdirs.accept(workdir, snapshot, message="m")
+    assert (project / ".git" / "index.lock").exists()
+    moved = move(project)
+    async with Workdirs(moved / ".ostler") as workdirs:
+        assert await workdirs.recover() == []
+    assert (moved / "a.txt").read_text() == "agent\n"
+    assert git(moved, "status", "--porcelain") == ""
 
 
 async def test_the_same_home_by_another_path_is_neither_moved_nor_copied(project: Path, tmp_path: Path) -> None:

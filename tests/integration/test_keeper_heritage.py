@@ -68,7 +68,7 @@ if __name__ == "__main__":
 class DeafHome(Home):
     def launch(self) -> None:
         argv = [sys.executable, "-I", "-S", "-c", DEAF, *keeper_argv(self.directory)]
-        subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)
+        subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=60)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_it_has_one_thread_and_no_package_after_a_storm_of_starts(home: Home) ->
 
 def test_what_it_loads_is_ours_or_of_the_standard_library() -> None:
     argv = [one.replace("main()", _SAY) for one in launch.keeper_argv(Path("/nowhere"))]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     library = sysconfig.get_path("stdlib", vars={"base": sys.base_prefix, "installed_base": sys.base_prefix})
     loaded = {one for one in said if Path(one).is_file()}
     ours = {one.removeprefix(f"{SOURCE}/ostler/") for one in loaded if one.startswith(f"{SOURCE}/ostler/")}

@@ -145,8 +145,14 @@ async def test_instances_of_another_owner_need_read_all(crew: Crew) -> None:
     with pytest.raises(AuthorizationError, match=r"agents\.read_all"):
         await reader.get_active_instances(wanted)
     assert await reader.get_active_instances(GetInstancesFilter(owner_id=reader.principal.principal_id)) == []
+    assert await reader.get_active_instances() == [], "a plain list shows no more than the filter admits"
+    spawner = crew.as_principal(permissions=(P.AGENTS_READ, P.AGENTS_SPAWN))
+    mine = await spawner.spawn(crew.request())
+    assert [found.instance_id for found in await spawner.get_active_instances()] == [mine.instance_id]
     everyone = crew.as_principal(permissions=(P.AGENTS_READ, P.AGENTS_READ_ALL))
     assert [found.instance_id for found in await everyone.get_active_instances(wanted)] == [one.instance_id]
+    listed = [found.instance_id for found in await everyone.get_active_instances()]
+    assert listed == [mine.instance_id, one.instance_id]
 
 
 # --- workspaces --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ostler import (
 )
 from ostler.agents.messages import Signal
 from ostler.lifecycle import reports
-from ostler.lifecycle.signs import Said
+from ostler.lifecycle.liveness import Outbox
 from ostler.store import writer
 
 pytestmark = pytest.mark.anyio
@@ -82,13 +82,13 @@ async def test_every_signal_of_a_flood_is_kept_in_order(
 ) -> None:
     monkeypatch.setattr(reports, "_MAX_PENDING", MOST)
     monkeypatch.setattr(Counted, "most", 0)
-    made = Said.__init__
+    made = Outbox.__init__
 
-    def counted(said: Said, **more: Any) -> None:
+    def counted(said: Outbox, **more: Any) -> None:
         made(said, **more)
         said.signals = Counted()
 
-    monkeypatch.setattr(Said, "__init__", counted)
+    monkeypatch.setattr(Outbox, "__init__", counted)
     agent = await crew.start()
     await agent.ask(do("speak", signals=SAID))
     assert await written(crew, agent, SAID) == list(range(SAID))
@@ -105,13 +105,13 @@ async def test_an_agent_that_has_to_wait_counts_as_alive(crew: Crew, monkeypatch
     agent = await crew.start()
     instance = crew.runtime.instances[agent.instance_id]
     held = asyncio.get_running_loop().create_future()
-    instance.said.writing = held  # a commit that takes long
+    instance.outbox.writing = held  # a commit that takes long
     speaking = crew.begin(agent.ask(do("speak", signals=SAID)))
     await until(lambda: instance.cell._channel.held is not None)  # noqa: SLF001 - nothing outside tells
     async with asyncio.timeout(60):
         await instance.cell.ping()
     assert not speaking.done()
-    instance.said.writing = None
+    instance.outbox.writing = None
     reports.flush(instance)
     await speaking
     assert await written(crew, agent, SAID) == list(range(SAID))

@@ -23,6 +23,7 @@ from ostler import (
     Wait,
     WaitKind,
 )
+from ostler.model.access import Permission
 from ostler.store.waits import get_wait
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,8 @@ async def test_a_wait_is_an_event_in_why_and_in_the_list_and_is_answered_by_anot
     other, _, second = await asking(crew, reason="how many?")
     assert [one.wait_id for one in await crew.manager.open_waits()] == [wait.wait_id, second.wait_id]
     assert [one.wait_id for one in await other.waits()] == [second.wait_id]
+    reader = crew.as_principal(permissions=(Permission.AGENTS_READ,))
+    assert await reader.open_waits() == [], "of agents that others own"
     # Another client of the same manager.
     client = crew.manager.acting_as(crew.manager.principal, correlation_id="from afar")
     answered = await client.answer(wait.wait_id, "done", {"colour": "green"})

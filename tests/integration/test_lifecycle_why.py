@@ -164,13 +164,13 @@ async def test_why_one_that_never_started_stays_down(crew: Crew) -> None:
 
 async def comes_to(crew: Crew, agent: AgentHandle, verdict: str) -> Why:
     """Let time pass until the answer is this."""
-    signs = crew.runtime.instances[agent.instance_id].signs
-    said = signs.output
+    liveness = crew.runtime.instances[agent.instance_id].liveness
+    said = liveness.output
 
     async def there() -> bool:
         await crew.drift(1)
         if "stalled" not in verdict:  # it speaks in real time, which is slower than ours
-            await until(lambda: signs.output > said and crew.clock.mono() - signs.output < 2)
+            await until(lambda: liveness.output > said and crew.clock.mono() - liveness.output < 2)
         return (await asked(crew, agent)).verdict == verdict
 
     await until(there, f"it never is: {verdict}")
@@ -218,7 +218,7 @@ async def test_the_last_output_is_what_it_printed_last(crew: Crew) -> None:
 
     async def is_fresh() -> bool:
         await agent.why()
-        return bool(crew.clock.mono() - live.signs.output < 0.5)
+        return bool(crew.clock.mono() - live.liveness.output < 0.5)
 
     await crew.reaches(agent, S.PROCESSING)
     began = crew.clock.mono()

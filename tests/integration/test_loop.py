@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from loop_ground import LoopGround, lives, until
 
-from ostler import CrewSettings, Supervisor
+from ostler import ConflictError, CrewSettings, Supervisor
 from ostler.loop import AgentLifecycleLoop, LoopResultType
 from ostler.model.loop import OnClose, PullRequestState
 from ostler.model.task import TaskState
@@ -301,6 +301,41 @@ async def test_a_pull_request_elsewhere_keeps_its_address(loop_ground: LoopGroun
     await loop_ground.add()
     loop_ground.steps("""put "$(entry waiting_pr pr_created why ', "pr_url": "https://forge.example/7"')" """)
     assert (await loop_ground.run(wait=False)).pr_url == "https://forge.example/7"
+
+
+async def test_a_merge_can_be_followed_by_a_fresh_start(loop_ground: LoopGround) -> None:
+    await loop_ground.add(loop={"on_merge": "continue"})
+    loop_ground.steps("echo 1 > first; pr 'the first half'", "echo 2 > second; complete 'all of it'")
+    async with loop_ground.running() as running:
+        assert (await loop_ground.wait()).kind is WaitKind.PULL_REQUEST
+        merged = await loop_ground.loops.merge(1)
+        assert merged.state is PullRequestState.MERGED
+        assert loop_ground.git("show", "main:first") == "1\n", "merged before the task is done"
+        result = await running
+    assert (result.result_type, result.summary, result.iterations) == (R.TASK_COMPLETE, "all of it", 2)
+    assert "> Pull request #1 was merged into main. Go on." in loop_ground.prompt(2)
+    await loop_ground.orchestrator.accept("T001")
+    assert loop_ground.git("show", "main:second") == "2\n"
+
+
+async def test_a_merge_at_night_that_is_refused_waits_for_a_person(loop_ground: LoopGround) -> None:
+    """A merge that no person typed, over files that the user has changed: the night goes on without it."""
+    await loop_ground.add()
+    loop_ground.steps("echo theirs > a.txt; pr look")
+    assert (await loop_ground.run(wait=False)).result_type is R.PR_CREATED
+    (loop_ground.repository / "a.txt").write_text("mine\n")
+    with pytest.raises(ConflictError):
+        await loop_ground.loops.merge(1)
+    for _ in range(2):
+        assert (await loop_ground.loops.merge(1, unattended=True)).state is PullRequestState.OPEN
+    (wait,) = [wait for wait in await loop_ground.waits() if wait.kind is WaitKind.HUMAN]
+    assert (wait.reason or "").startswith("pull request #1 could not be merged: ")
+    assert "a.txt" in (wait.reason or "")
+    assert (wait.reason or "").endswith("then: ostler pr merge 1")
+    assert (await loop_ground.task()).state is TaskState.COMPLETED
+    loop_ground.git("checkout", "--", "a.txt")
+    assert (await loop_ground.loops.merge(1, unattended=True)).state is PullRequestState.MERGED
+    assert await loop_ground.waits() == []
 
 
 # --- with a crew -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ostler.loop import (
     TerminalManager,
     WorkspaceManager,
 )
-from ostler.loop.parts import LifecycleTerminals, LocalCi, TaskBranches, TaskPlan, TaskWorkspaces
+from ostler.loop.collaborators import LifecycleTerminals, LocalCi, TaskBranches, TaskPlan, TaskWorkspaces
 from ostler.model.loop import LoopSettings
 from ostler.model.task import TaskState
 

@@ -10,7 +10,7 @@ from loop_ground import LoopGround, lives, until
 
 from ostler import AgentSignalEvent
 from ostler.loop import LoopResultType
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.loop import TaskLoop
 from ostler.model.task import Task, TaskSettings, TaskState
 from ostler.model.wait import WaitKind

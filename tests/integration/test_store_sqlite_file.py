@@ -150,7 +150,7 @@ def test_processes_that_open_a_fresh_home_at_once_all_get_in(home: Path) -> None
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=30) for process in processes]
+    told = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0, 0], told
 
     async def counted() -> int:

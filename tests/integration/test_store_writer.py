@@ -76,7 +76,7 @@ class Gate:
 
     def __call__(self, _: Transaction) -> None:
         self.entered.set()
-        assert self.queued.wait(timeout=30)
+        assert self.queued.wait(timeout=60)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from coding_ground import marked
 from isolation.ground import until
+from machine_ground import kill_keeper_of
 from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
 from workdirs_ground import git, tree_of
 
@@ -87,6 +88,25 @@ async def test_one_that_died_meanwhile_is_queued_again_with_its_workdir(reposito
 def _lose(tx: Transaction, instance_id: UUID) -> None:
     """The record of an agent as a recovery leaves it that found no trace of its process."""
     tx.execute("UPDATE attempts SET outcome = 'lost' WHERE instance_id = :id", id=instance_id)
+
+
+async def test_an_attempt_that_was_under_way_in_a_power_cut_is_begun_again_as_the_next(
+    repository: Path, home: Path
+) -> None:
+    """Daemon and keeper are gone, and with them the agent. Its work used to be done again as the same attempt."""
+    async with left(repository, home, "echo x >> begun; while ! test -e go; do sleep 0.01; done") as ground:
+        task = await ground.get("T001")
+    kill_keeper_of(home)
+    await kill_all(task.instance_id)
+    async with opened(repository, home) as ground:
+        queued = await ground.until_state(task, T.QUEUED)
+        assert (queued.attempt, queued.failures, queued.lost) == (1, 0, 1)
+        assert await ground.tasks.waits(task.key) == []
+        assert (ground.place(task) / "begun").read_text() == "x\n", "it ran once"
+        (ground.place(task) / "go").touch()
+        done = await ground.tasks.run(task.key)
+        assert (done.state, done.attempt, done.lost) == (T.COMPLETED, 2, 0)
+        assert (ground.place(task) / "begun").read_text() == "x\nx\n"
 
 
 async def test_a_lost_attempt_spends_no_failure_and_is_parked_when_it_repeats(repository: Path, home: Path) -> None:

@@ -31,6 +31,11 @@ def test_looking_makes_no_home(tmp_path: Path, words: str) -> None:
     assert not home.exists()
 
 
+def test_validating_where_there_is_no_home_finds_no_files(tmp_path: Path) -> None:
+    result = invoke(tmp_path / "home", "agents validate")
+    assert (result.exit_code, "there are no definition files" in result.stderr) == (0, True)
+
+
 @pytest.fixture
 def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TZ", "Asia/Tokyo")

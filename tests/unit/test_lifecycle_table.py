@@ -193,7 +193,7 @@ def done_with(result: Any) -> asyncio.Future[Any]:
 
 def asked(instance: Instance) -> Message:
     wait = WaitAsked(kind="approval", timeout=timedelta(seconds=9), ask_id=uuid4())
-    return kinds.Asked(attempt=instance.attempt, wait=wait, reply=future())
+    return kinds.WaitRequested(attempt=instance.attempt, wait=wait, reply=future())
 
 
 def present(instance: Instance, what: str) -> Any:
@@ -226,8 +226,8 @@ MESSAGES: dict[str, Make] = {
     "detach": lambda _: kinds.Detach(),
     "close": lambda _: kinds.Close(grace=timedelta(seconds=2)),
     "asked": asked,
-    "asked-earlier": lambda _: kinds.Asked(attempt=0, wait=WaitAsked(kind="x"), reply=future()),
-    "unasked": lambda one: kinds.Unasked(wait_id=present(one, "wait")),
+    "asked-earlier": lambda _: kinds.WaitRequested(attempt=0, wait=WaitAsked(kind="x"), reply=future()),
+    "unasked": lambda one: kinds.WaitCancelled(wait_id=present(one, "wait")),
     "exited": lambda one: kinds.Exited(attempt=one.attempt, how=LOST),
     "exited-earlier": lambda _: kinds.Exited(attempt=0, how=LOST),
     "reported": lambda one: kinds.Reported(attempt=one.attempt),
@@ -246,7 +246,7 @@ MESSAGES: dict[str, Make] = {
     "caller-due-queued": lambda one: kinds.CallerDue(
         caller=next((c for call in one.backlog for c in call.callers), kinds.Process(request=1))
     ),
-    "serves": lambda _: kinds.Serves(),
+    "serves": lambda _: kinds.ReadyToServe(),
     "job-ended": lambda _: kinds.JobEnded(reply=done_with(1)),
     "job-failed": lambda _: kinds.JobEnded(reply=done_with(AgentExecutionError("no"))),
     "job-unread": lambda _: kinds.JobEnded(reply=done_with(StoreBusyError())),
@@ -256,7 +256,7 @@ MESSAGES: dict[str, Make] = {
     "due": lambda one: kinds.Due(phase=one.phase),
     "due-earlier": lambda _: kinds.Due(phase=Serving()),
     "registered": lambda _: kinds.Registered(),
-    "disowned": lambda _: kinds.Disowned(error=StaleWriterError()),
+    "disowned": lambda _: kinds.OwnerLost(error=StaleWriterError()),
     "write-failed": lambda _: kinds.WriteFailed(error=StoreFullError()),
     "write-failed-stale": lambda _: kinds.WriteFailed(error=StaleWriterError()),
     "write-due": lambda _: kinds.WriteDue(),
@@ -278,7 +278,7 @@ _ENDING = "leaving-terminate leaving-restart leaving-park"
 _NEXT = "it is answered when the next attempt is ready"
 _keep("starting", "join", "it shares the start")
 _keep("starting adopting backoff leaving-fail", "process process-named process-hasty", _QUEUED)
-_keep("leaving-restart unwritten", "process process-hasty", _QUEUED)
+_keep("leaving-restart", "process process-hasty", _QUEUED)
 _keep("working", "process", _QUEUED)
 _keep("serving", "process-named", "the agent works on it")
 _keep(f"{_ALIVE} leaving-park", "restart", _NEXT)
@@ -297,7 +297,7 @@ def reply_of(message: Message) -> asyncio.Future[Any] | None:
     match message:
         case kinds.Withdraw():
             return message.done
-        case kinds.Verb() | kinds.Asked():
+        case kinds.Verb() | kinds.WaitRequested():
             return message.reply
     return None
 

@@ -282,7 +282,7 @@ def test_a_clock_that_was_set_back_is_said_not_computed_with() -> None:
 
 @pytest.mark.parametrize("state", AgentState)
 def test_what_holds_a_restart_back_and_what_went_wrong_are_told_in_every_state(state: AgentState) -> None:
-    told = why(state, held_because="the plan is\nfull", trouble="x" * 1000).evidence
+    told = why(state, held_because="the plan is\nfull", problem="x" * 1000).evidence
     assert told[-2] == "the plan is full"
     assert told[-1].startswith("xxx")
     assert told[-1].endswith("more characters)")

@@ -109,14 +109,19 @@ agents:
 """
 
 
+def forget_modules() -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in {"economy", "tools", "town"}:
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test is a program of its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    forget_modules()
     yield
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    forget_modules()
 
 
 @pytest.fixture
@@ -297,7 +302,7 @@ state = 4
         "1: turns must be 1 to 2147483647, was 0",
         "2: sead is not a known field; did you mean seed?",
         "3: engine names economy:Markt, but there is no Markt in economy; did you mean Market?",
-        "4: state must name a Pydantic model class, was 'economy:Trader'",
+        "4: state must be a Pydantic model class, or None for plain dicts, was <class 'economy.Trader'>",
         "5: parameters must be a mapping, was 3",
         "8: settings.max_agent is not a known field; did you mean max_agents?",
         "9: settings.decision_timeout must be a duration such as 30s, was 'soon'",
@@ -329,7 +334,7 @@ def test_what_only_shows_together_is_told_too(folder: Path) -> None:
     (sentence,) = faults(written(folder, SCENARIO.replace("count = 20", "count = 50")))
     assert "agents are 51, but there may be 50 at a time; raise settings.max_agents" in sentence
     (sentence,) = faults(written(folder, SCENARIO.replace("economy:Market", "economy:Trader")))
-    assert "engine must name a class with a method `update`" in sentence
+    assert "engine must be a class with a method `update`" in sentence
 
 
 @pytest.mark.parametrize(

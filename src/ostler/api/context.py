@@ -16,7 +16,7 @@ from ostler.api.speaker import Speaker
 from ostler.crews.supervisor import Supervisor
 from ostler.definitions import Discovery
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.access import Principal
 from ostler.tasks.orchestrator import TaskOrchestrator
 

@@ -98,6 +98,8 @@ ROUTES = (
     Route("crew_stop", "POST", "/v1/crews/stop", "tasks.write"),
     Route("crew_reload", "POST", "/v1/crews/reload", "tasks.write"),
     Route("crew_scale", "POST", "/v1/crews/{crew}/scale", "tasks.write"),
+    Route("workspace", "GET", "/v1/workspace", "agents.read"),
+    Route("change_workspace", "POST", "/v1/workspace", "workspace.admin"),
     Route("create_token", "POST", "/v1/tokens", "workspace.admin", status=201),
     Route("tokens", "GET", "/v1/tokens", "workspace.admin"),
     Route("revoke_token", "DELETE", "/v1/tokens/{token_id}", "workspace.admin"),

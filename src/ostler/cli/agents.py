@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from ostler.cli.common import (
     Daemon,
     count_option,
     fail,
+    for_each,
     list_instances,
     on_agent,
     output_option,
@@ -36,7 +38,7 @@ from ostler.cli.output import (
 )
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
-from ostler.errors import ExitCode, exit_code_of
+from ostler.errors import ExitCode
 
 _HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM")
 _LOOK_SECONDS = 0.1
@@ -209,23 +211,12 @@ def why(name: str, form: str) -> None:
 
 
 def _for_each(names: tuple[str, ...], everything: bool, act: Callable[[Daemon, str], None]) -> None:
-    """Act on each agent in its turn; what fails for one does not keep the others from it."""
-    daemon, failed = Daemon(), None
+    daemon = Daemon()
     if everything:
         names = tuple(agent["instance_id"] for agent in list_instances(daemon, include_restarting=True))
     elif not names:
         raise click.UsageError("name at least one agent, or use --all")
-    for name in names:
-        try:
-            act(daemon, name)
-        except UnreachableError:
-            raise
-        except DaemonError as error:
-            for fault in error.faults or (str(error),):
-                note(fault)
-            failed = failed or error
-    if failed is not None:
-        raise click.exceptions.Exit(exit_code_of(failed.code))
+    for_each(names, partial(act, daemon))
 
 
 @click.command()

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import click
 
 from ostler.cli.output import note, short_path
-from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, UnreachableError
+from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
 from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
-from ostler.errors import ExitCode
+from ostler.errors import ExitCode, exit_code_of
 from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
 from ostler.keeper.protocol import MARK, TOKEN
 
@@ -78,7 +78,7 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("status")
+        self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -110,7 +110,7 @@ class Daemon:
         until = time.monotonic() + RECONNECT_SECONDS
         while time.monotonic() < until:
             try:
-                self._client.call("status")
+                self._client.call("health")
             except UnreachableError:
                 time.sleep(_PAUSE_SECONDS)
             else:
@@ -226,6 +226,22 @@ def _nearest(name: str, names: list[str]) -> str:
 
     close = difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def for_each(names: Sequence[str], act: Callable[[str], None]) -> None:
+    """Act on each in its turn; what fails for one does not keep the others from it, and is the exit code."""
+    failed: DaemonError | None = None
+    for name in names:
+        try:
+            act(name)
+        except (UnreachableError, HangError):
+            raise
+        except DaemonError as error:
+            for sentence in error.faults or (str(error),):
+                note(sentence if len(names) == 1 or name in sentence else f"{name}: {sentence}")
+            failed = failed or error
+    if failed is not None:
+        raise click.exceptions.Exit(exit_code_of(failed.code))
 
 
 # --- options -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import click
 from ostler.cli.common import Daemon, fail, the_home
 from ostler.cli.output import as_json, cost_text, counted, note, plain, seconds_since, sentence, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone
+from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone, wait_while_starting
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 from ostler.home import DAEMON_LOG
@@ -61,6 +61,7 @@ def _start(listen: str | None) -> None:
 def down(keep: bool) -> None:
     """Stop the agents in order, then the daemon."""
     daemon = Daemon()
+    wait_while_starting(daemon.home)
     try:
         reply = daemon.raw().call("stop_daemon", keep=keep)
     except UnreachableError:

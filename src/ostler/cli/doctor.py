@@ -181,7 +181,8 @@ def _daemon(home: Path) -> Finding:
 def _settings(home: Path) -> Finding:
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
-    files = validate_files(project_of(home))
+    root = project_of(home)
+    files = validate_files(root) if root.is_dir() else []
     broken = sum(bool(faults) for _, faults in files)
     if broken:
         return Finding("warn", f"{counted(broken, 'file')} of {len(files)} broken", "see `ostler agents validate`")

@@ -28,9 +28,9 @@ def events(agent: str | None, follow: bool, count: int, after: int | None, types
     """Show the numbered log, of one AGENT or of all."""
     if follow and form == "json":
         raise click.UsageError("-f goes on without an end, so it has no array; use -o jsonl")
-    daemon, wanted_types = Daemon(), ",".join(types) or None
+    daemon, type_names = Daemon(), ",".join(types) or None
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
-    newest = daemon.call("events", instance=instance, after=after, limit=count, types=wanted_types)
+    newest = daemon.call("events", instance=instance, after=after, limit=count, types=type_names)
     if form == "json":
         as_json(newest)
         return
@@ -40,7 +40,7 @@ def events(agent: str | None, follow: bool, count: int, after: int | None, types
         last = newest[-1]["sequence"] if newest else after
         if last is None:
             last = newest_event(daemon)
-        for item in daemon.stream("events", instance=instance, types=wanted_types, after=str(last)):
+        for item in daemon.stream("events", instance=instance, types=type_names, after=str(last)):
             if item.event != "missed":
                 _print_event(item.data, form)
 

@@ -68,6 +68,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "agents": ("setup", "List, show or validate definitions."),
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
+            "workspace": ("setup", "Show or change the plan, the flags and the token share."),
             "up": ("daemon", "Start the daemon."),
             "down": ("daemon", "Stop the agents and the daemon."),
             "status": ("daemon", "Say how the daemon is."),

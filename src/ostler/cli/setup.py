@@ -1,4 +1,4 @@
-"""Commands that set up: init, agents, token, completion, version."""
+"""Commands that set up: init, agents, token, workspace, completion, version."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def validate() -> None:
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
     root = project_of(the_home())
-    files = validate_files(root)
+    files = validate_files(root) if root.is_dir() else []
     if not files:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
         return
@@ -152,6 +152,62 @@ def revoke(name: str) -> None:
     """Revoke a token by its name or id; it is refused from now on."""
     for revoked in Daemon().call("revoke_token", token_id=name)["revoked"]:
         click.echo(f"{plain(revoked)} is revoked.")
+
+
+# --- the workspace -----------------------------------------------------------------------------------
+
+_SPAWNING = "agents.lifecycle.spawn"
+
+
+@click.group()
+def workspace() -> None:
+    """The plan of this home, its feature flag, and its share of tokens."""
+
+
+@workspace.command("show")
+@output_option(name=False)
+def show_workspace(form: str) -> None:
+    """Show the plan and what it admits."""
+    _show_workspace(Daemon().call("workspace"), form)
+
+
+@workspace.command("set")
+@click.option("--plan", type=click.Choice(["core", "writer_pro", "teams", "enterprise"]), help="What it may have.")
+@click.option("--spawning", type=click.Choice(["on", "off"]), help="Whether agents may be spawned.")
+@click.option("--tokens-per-minute", type=click.IntRange(0), help="For agents without a limit of their own; 0: any.")
+@click.option("--name", help="Its name in messages.")
+@output_option(name=False)
+def set_workspace(
+    plan: str | None, spawning: str | None, tokens_per_minute: int | None, name: str | None, form: str
+) -> None:
+    """Change the plan, the flag or the token share. Agents that are active already go on."""
+    disabled = None if spawning is None else [_SPAWNING] if spawning == "off" else []
+    changes = {"tier": plan, "disabled_features": disabled, "max_tokens_per_minute": tokens_per_minute, "name": name}
+    if all(value is None for value in changes.values()):
+        raise click.UsageError("name what to change: --plan, --spawning, --tokens-per-minute or --name")
+    _show_workspace(Daemon().call("change_workspace", **changes), form)
+
+
+def _show_workspace(reply: dict[str, Any], form: str) -> None:
+    if form != "table":
+        as_json(reply, indent=2 if form == "json" else None)
+        return
+    plan, share = reply["plan"], reply["max_tokens_per_minute"]
+    most = "any number of" if plan["max_concurrent"] is None else str(plan["max_concurrent"])
+    rows = [
+        ("name", plain(reply["name"])),
+        ("plan", reply["tier"]),
+        (
+            "admits",
+            f"{most} active agents; isolation {', '.join(plan['isolation'])}; restart {', '.join(plan['restart'])}",
+        ),
+        ("active", str(reply["active_instances"])),
+        ("spawning", "off" if _SPAWNING in reply["disabled_features"] else "on"),
+        ("tokens per minute", str(share) if share else "unlimited"),
+    ]
+    table(("WORKSPACE", ""), rows)
+    if reply["is_over_limit"]:
+        note("more agents are active than the plan admits; none is ended, and none is started until there is room")
 
 
 # --- this program ------------------------------------------------------------------------------------

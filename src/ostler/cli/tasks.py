@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, count_option, on_task, output_option
+from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
-from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
-from ostler.errors import exit_code_of
 
 _HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
@@ -169,19 +168,7 @@ def accept(keys: tuple[str, ...], everything: bool, message: str | None, branch_
     tasks, paths = _keys_and_paths(daemon, keys, everything=everything)
     if message is not None and len(tasks) > 1:
         raise click.UsageError("-m is the message of one commit; name one task")
-    failed: DaemonError | None = None
-    for key in tasks:
-        try:
-            _accept(daemon, key, paths, message, branch_only=branch_only)
-        except UnreachableError:
-            raise
-        except DaemonError as error:
-            if len(tasks) == 1:
-                raise
-            note(f"{key}: {error}")
-            failed = failed or error
-    if failed is not None:
-        raise click.exceptions.Exit(exit_code_of(failed.code))
+    for_each(tasks, lambda key: _accept(daemon, key, paths, message, branch_only=branch_only))
 
 
 def _keys_and_paths(daemon: Daemon, words: tuple[str, ...], *, everything: bool) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ from ostler.home import SOCKET_FILE
 
 #: How long a stream tries to find its daemon again.
 RECONNECT_SECONDS = 60.0
-#: A daemon that is silent for so long is asked for its status; where that is not answered either, it hangs.
+#: A daemon that is silent for so long is asked for its health; where that is not answered either, it hangs.
 SILENCE_SECONDS = 4.0
 #: How often a silent daemon is looked at: one that a signal has stopped is not asked.
 _LOOK_SECONDS = 0.5
@@ -245,7 +245,7 @@ class BlockingClient:
     def _answers(self) -> bool:
         """Whether the daemon answers another request; one that is gone closes the connection by itself."""
         try:
-            self.call("status", within=SILENCE_SECONDS)
+            self.call("health", within=SILENCE_SECONDS)
         except DaemonError as error:
             return error.code != "timeout" and not isinstance(error, HangError)
         return True

@@ -22,15 +22,16 @@ from ostler.lifecycle.logs import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
+from ostler.model.loop import CiResult, Iteration, PullRequest
 from ostler.model.query import LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
-from ostler.model.task import Task
+from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
 from ostler.workdirs.records import Undone
 
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
-_TASK_EXTRA = ("title", "next", "waits", "undone")
+_TASK_EXTRA = ("title", "next", "waits", "warning", "undone")
 _EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
 
@@ -159,6 +160,59 @@ class Client:
 
     async def send_back(self, key: str, comment: str) -> Task:
         return _task(await self.call("send_back", task=key, comment=comment))
+
+    async def why_task(self, key: str) -> TaskWhy:
+        return TaskWhy.from_dict(await self.call("why_task", task=key))
+
+    async def cancel_task(self, key: str, *, reason: str | None = None) -> Task:
+        return _task(await self.call("cancel_task", task=key, reason=reason))
+
+    async def requeue_task(self, key: str) -> Task:
+        return _task(await self.call("requeue_task", task=key))
+
+    async def hold_task(self, key: str) -> Task:
+        return _task(await self.call("hold_task", task=key))
+
+    async def task_waits(self, key: str) -> list[Wait]:
+        """What it waits for."""
+        return [Wait.from_dict(values) for values in (await self.call("task", task=key))["waits"]]
+
+    # --- loops -----------------------------------------------------------------------------------
+
+    async def put_in_loop(self, key: str, agent: str | None = None, **settings: Any) -> Task:
+        """Drive a task through fresh starts; `settings` as in `LoopSettings`."""
+        return _task(await self.call("put_in_loop", task=key, agent=agent, settings=settings))
+
+    async def iterations(self, key: str) -> list[Iteration]:
+        return [Iteration.from_dict(values) for values in await self.call("iterations", task=key)]
+
+    async def wait_graph(self) -> dict[str, Any]:
+        graph: dict[str, Any] = await self.call("wait_graph")
+        return graph
+
+    async def report_ci(self, commit: str, *, passed: bool, output: str = "") -> CiResult:
+        """How CI judged a commit; kept, also when nothing waits for it yet."""
+        return CiResult.from_dict(await self.call("report_ci", commit=commit, passed=passed, output=output))
+
+    async def pull_requests(self, *, include_ended: bool = False) -> list[PullRequest]:
+        replies = await self.call("pull_requests", include_ended=include_ended)
+        return [PullRequest.from_dict(values) for values in replies]
+
+    async def pull_request(self, number: int) -> PullRequest:
+        return PullRequest.from_dict(await self.call("pull_request", number=number))
+
+    async def comment(self, number: int, comment: str) -> PullRequest:
+        return PullRequest.from_dict(await self.call("comment", number=number, comment=comment))
+
+    async def approve(self, number: int) -> PullRequest:
+        return PullRequest.from_dict(await self.call("approve", number=number))
+
+    async def merge(self, number: int) -> PullRequest:
+        return PullRequest.from_dict(await self.call("merge", number=number))
+
+    async def close(self, number: int, *, reason: str | None = None) -> PullRequest:
+        """Close a pull request without a merge."""
+        return PullRequest.from_dict(await self.call("close", number=number, reason=reason))
 
     # --- crews -----------------------------------------------------------------------------------
 

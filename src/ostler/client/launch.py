@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
     if strict:
         words.append("--strict")
     with (home / DAEMON_LOG).open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_SH)  # the daemon inherits it: see _has_daemon
         begins = log.tell()
         daemon = subprocess.Popen(  # noqa: S603 - our own program
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
@@ -45,13 +47,37 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
             try:
                 return client.call("status")
             except UnreachableError:
-                if daemon.poll() not in {None, 0}:
-                    try:  # a daemon of another command may have been faster
+                # A daemon of another command may have been faster, and may not answer yet.
+                if daemon.poll() not in {None, 0} and not _has_daemon(home):
+                    try:
                         return client.call("status")
                     except UnreachableError:
                         raise DaemonStartError(_last_lines(home, begins)) from None
                 time.sleep(_PAUSE_SECONDS)
     raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
+
+
+def wait_while_starting(home: Path) -> None:
+    """Wait for a daemon that lives and does not answer yet; the command that started it may be gone."""
+    until = time.monotonic() + START_SECONDS
+    while _has_daemon(home) and time.monotonic() < until:
+        try:
+            BlockingClient(home).call("status")
+        except UnreachableError:
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _has_daemon(home: Path) -> bool:
+    try:
+        with (home / DAEMON_LOG).open("rb") as log:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _last_lines(home: Path, begins: int) -> str:

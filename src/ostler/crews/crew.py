@@ -92,16 +92,16 @@ class Crew:
         return f"{self.name}-{number}"
 
     def number_of(self, agent_id: str) -> int:
-        found = _NUMBER.fullmatch(agent_id)
-        return int(found[1]) if found and self.id_of(int(found[1])) == agent_id else 0
+        match = _NUMBER.fullmatch(agent_id)
+        return int(match[1]) if match and self.id_of(int(match[1])) == agent_id else 0
 
     def has_place_for(self, member: Member) -> bool:
         return self.is_up and member.number <= self.count
 
     def waiting(self) -> list[Member]:
         """Members that a task can be given to, the first ones first."""
-        found = (member for member in self.members.values() if member.is_waiting and self.has_place_for(member))
-        return sorted(found, key=lambda member: member.number)
+        members = (member for member in self.members.values() if member.is_waiting and self.has_place_for(member))
+        return sorted(members, key=lambda member: member.number)
 
     def choose(self, task: Task, *, can_wait: bool) -> Member | None:
         """Who takes it. A retried task prefers another member than the one that failed it, and waits a while."""
@@ -111,7 +111,7 @@ class Crew:
         others = [member for member in waiting if member.agent_id != task.member]
         if others:
             return others[0]
-        may_come = any(one.is_live and one.agent_id != task.member for one in self.members.values())
+        may_come = any(member.is_live and member.agent_id != task.member for member in self.members.values())
         return None if not waiting or (may_come and can_wait) else waiting[0]
 
     def note_error(self, now: datetime) -> None:

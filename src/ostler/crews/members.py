@@ -13,7 +13,7 @@ from ostler.crews.rules import CrewRules, CrewShared, Generation, MemberLoopRule
 from ostler.crews.scope import Scope
 from ostler.errors import InvalidOperationError, StoreError
 from ostler.lifecycle.manager import AgentHandle
-from ostler.loop.parts import LoopParts
+from ostler.loop.collaborators import LoopCollaborators
 from ostler.model.crew import MemberState
 from ostler.model.task import Task, TaskState
 from ostler.policy.crew import CrewDecision, Ends, MemberEnd, decide_end, replaced_with
@@ -30,7 +30,7 @@ _CHANGED_SECONDS = 0.05
 class Members:
     """The part of the supervisor that runs members. Each is an asyncio task in one group."""
 
-    def __init__(self, orchestrator: TaskOrchestrator, parts: LoopParts) -> None:
+    def __init__(self, orchestrator: TaskOrchestrator, parts: LoopCollaborators) -> None:
         #: Handles of the live generations, by agent id.
         self.agents: dict[str, AgentHandle] = {}
         #: The crew of each member, by agent id; kept from one generation to the next.
@@ -175,11 +175,11 @@ class Members:
         return await self._apply(crew, member, decision)
 
     def _replace_others(self, crew: Crew, erred: Member) -> None:
-        numbers = tuple(one.number for one in crew.members.values())
+        numbers = tuple(member.number for member in crew.members.values())
         replaced = replaced_with(crew.settings.strategy, erred.number, numbers)
-        for one in crew.members.values():
-            if one.number in replaced and one.work is not None:
-                one.scope.cancel(MEMBER_REPLACED)
+        for member in crew.members.values():
+            if member.number in replaced and member.work is not None:
+                member.scope.cancel(MEMBER_REPLACED)
 
     async def _apply(self, crew: Crew, member: Member, decision: CrewDecision) -> bool:
         now = self._orchestrator.manager.now()

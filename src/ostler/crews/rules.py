@@ -16,7 +16,7 @@ from ostler.crews.factory import MemberPlan
 from ostler.crews.scope import Scope
 from ostler.errors import OstlerError, VersionConflictError
 from ostler.lifecycle.manager import AgentHandle
-from ostler.loop.parts import LoopParts
+from ostler.loop.collaborators import LoopCollaborators
 from ostler.loop.rules import IterationRules
 from ostler.model.crew import CrewAction
 from ostler.model.instance import AgentInstance
@@ -26,9 +26,9 @@ from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
 from ostler.store.crews import tasks_in_directory
 from ostler.tasks import attempt, retire
+from ostler.tasks.context import BY, TaskContext, source_directory_of, workdir_key, workdir_of
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import fail_attempt
-from ostler.tasks.shared import BY, Tasks, near_of, workdir_key, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _AT_ONCE = timedelta(0)
@@ -39,7 +39,7 @@ _FORCE_SECONDS = 2.0
 class CrewShared:
     """What the attempts of all members share."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self.tasks = tasks
         #: Held while a directory changes hands: a task that one member failed may be in the directory of another.
         self.directories = asyncio.Lock()
@@ -104,7 +104,7 @@ class MemberRules(attempt.AttemptRules):
 class MemberLoopRules(MemberRules, IterationRules):
     """A fresh start of a loop, by a member. Its workdir is that of the task, for other members go on in it."""
 
-    def __init__(self, parts: LoopParts, generation: Generation) -> None:
+    def __init__(self, parts: LoopCollaborators, generation: Generation) -> None:
         IterationRules.__init__(self, parts)
         self.generation = generation
 
@@ -139,7 +139,7 @@ class CrewRules(MemberRules):
             task = await retire.retire(self.tasks, task)
         place = self.generation.plan.workdir
         planned = await self.tasks.workdirs.plan(
-            workdir_key(task.workspace_id, task.key), near=near_of(task), place=place
+            workdir_key(task.workspace_id, task.key), near=source_directory_of(task), place=place
         )
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
@@ -153,8 +153,8 @@ class CrewRules(MemberRules):
             if other.task_id != task.task_id:
                 await self._retire(other, str(place))
         if os.path.lexists(place):  # noqa: ASYNC240 - one look at a local directory
-            nobody = Workdir(kind=WorkdirKind.DIRECTORY, key=self.generation.plan.agent_id, path=str(place))
-            await self.tasks.workdirs.retire(nobody, record={"reason": f"found in the way of {task.key}"})
+            leftover = Workdir(kind=WorkdirKind.DIRECTORY, key=self.generation.plan.agent_id, path=str(place))
+            await self.tasks.workdirs.retire(leftover, record={"reason": f"found in the way of {task.key}"})
 
     async def _retire(self, other: Task, place: str) -> None:
         while other.workdir is not None and other.workdir["path"] == place:
@@ -200,9 +200,9 @@ async def cut_off(orchestrator: TaskOrchestrator, task: Task, reason: str) -> No
     """End an attempt wherever it is, its checks too; the task goes back to the queue and has spent nothing."""
     manager, tasks = orchestrator.manager, orchestrator.tasks
     await attempt.stop_agent(tasks, await tasks.reload(task), reason)
-    for one in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
+    for instance in await manager.get_active_instances(GetInstancesFilter(task_id=task.task_id)):
         with contextlib.suppress(OstlerError):
-            await manager.terminate(one.instance_id, TerminationOptions.immediate())
+            await manager.terminate(instance.instance_id, TerminationOptions.immediate())
     task = await tasks.reload(task)
     if task.state is TaskState.RUNNING:
         await tasks.change(task, to=TaskState.QUEUED, by=BY, reason=reason)

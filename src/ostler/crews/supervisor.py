@@ -20,18 +20,18 @@ from ostler.crews.rules import cut_off
 from ostler.definitions.project import ConfigFile
 from ostler.errors import InvalidOperationError, OstlerError
 from ostler.home import project_of
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.access import Actor
 from ostler.model.crew import CrewPolicy, CrewSettings, CrewView
 from ostler.model.events import Event, TaskEvent
 from ostler.model.task import Task, TaskState
 from ostler.model.validation import fault
-from ostler.store import crews as rows
-from ostler.store import tasks as task_rows
+from ostler.store import crews as crew_store
+from ostler.store import tasks as task_store
 from ostler.tasks.attempt import CREW_STOPPED
+from ostler.tasks.context import Taker
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.queue import LOOK_SECONDS, end_due_waits
-from ostler.tasks.shared import Taker
 
 _log = logging.getLogger("ostler.crews")
 #: Who acts where no person does.
@@ -95,26 +95,26 @@ class Supervisor(Members):
         ready = asyncio.Event()
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
-        left = await self._orchestrator.recover_agents() if recovered is None else recovered
-        held = {row.name: row for row in await self._tasks.store.read(rows.list_crews, self._space)}
-        for name in (name for name, row in held.items() if row.is_up):
+        under_way = await self._orchestrator.recover_agents() if recovered is None else recovered
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        for name in (name for name, row in records.items() if row.is_up):
             try:
-                crew = self._crew(name, count=held[name].count)
+                crew = self._crew(name, count=records[name].count)
             except OstlerError as error:
                 _log.warning("crew %s does not come up again: %s", name, error)
                 await self._write(name, {"is_up": False, "reason": str(error)}, act="crew.stop")
-                await self._tasks.store.run(rows.tell_stopped, self._space, name)
+                await self._tasks.store.run(crew_store.tell_stopped, self._space, name)
                 continue
-            generations = await self._tasks.store.read(rows.generations, self._space, name)
+            generations = await self._tasks.store.read(crew_store.generations, self._space, name)
             crew.is_up = True
             self._fill(crew, generations)
-            for task in left:
+            for task in under_way:
                 if task.crew == name and crew.number_of(str(task.member)):
                     self._take_up(crew, task, generations.get(str(task.member), 1))
-        for task in left:
+        for task in under_way:
             if task.crew is not None and not self._is_taken_up(task):
                 await cut_off(self._orchestrator, task, CREW_STOPPED)  # of a stop that was not finished
-                await self._tasks.store.run(rows.tell_stopped, self._space, task.crew)
+                await self._tasks.store.run(crew_store.tell_stopped, self._space, task.crew)
         self._wake.set()
 
     def _is_taken_up(self, task: Task) -> bool:
@@ -132,10 +132,10 @@ class Supervisor(Members):
         self.draining = True
         with contextlib.suppress(ValueError):  # it was never opened
             self._tasks.takers.remove(self._taker)
-        members = [one for crew in self._crews.values() for one in crew.members.values()]
+        members = [member for crew in self._crews.values() for member in crew.members.values()]
         for member in members:
             member.give(None)
-        runners = {one.runner for one in members if one.runner is not None and not one.runner.done()}
+        runners = {member.runner for member in members if member.runner is not None and not member.runner.done()}
         if runners:
             await asyncio.wait(runners, timeout=0.0 if self._orchestrator.manager.keep_agents else _CLOSE_SECONDS)
         if self._runner is not None:
@@ -188,9 +188,9 @@ class Supervisor(Members):
             crew.is_up, crew.reason, crew.errors = True, None, []
             self._forget_stopped(crew)
             await self._write(name, {"is_up": True, "count": None, "reason": None}, act="crew.up", by=by)
-            self._fill(crew, await self._tasks.store.read(rows.generations, self._space, name))
+            self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, name))
         self._wake.set()
-        return [one for one in await self.list_crews() if one.name in chosen]
+        return [view for view in await self.list_crews() if view.name in chosen]
 
     async def stop(self, *names: str, force: bool = False, by: Actor = BY) -> list[CrewView]:
         """Stop these crews, or all, in order: no new work, ask, wait, force. `force` does not wait.
@@ -200,8 +200,8 @@ class Supervisor(Members):
         for name in names:
             if name not in self._crews:
                 self.factory.settings(name)
-        known = [crew for name, crew in self._crews.items() if not names or name in names]
-        chosen = [crew for crew in known if crew.is_up or crew.members]
+        named = [crew for name, crew in self._crews.items() if not names or name in names]
+        chosen = [crew for crew in named if crew.is_up or crew.members]
         await asyncio.gather(*(self._stop(crew, force=force, by=by) for crew in chosen))
         return [crew.view(None) for crew in chosen]
 
@@ -215,7 +215,7 @@ class Supervisor(Members):
             raise InvalidOperationError(f"crew {name} is not up; bring it up with `ostler crew up {name}`")
         await self._write(name, {"count": count}, act="crew.scale", by=by)
         crew.count = count
-        self._fill(crew, await self._tasks.store.read(rows.generations, self._space, name))
+        self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, name))
         self._wake.set()
         return crew.view(None)
 
@@ -227,13 +227,13 @@ class Supervisor(Members):
 
     async def list_crews(self) -> list[CrewView]:
         """All that are declared or up."""
-        held = {row.name: row for row in await self._tasks.store.read(rows.list_crews, self._space)}
-        found = {}
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        crews = {}
         for name, settings in self._declared().items():
-            row = held.get(name)
-            found[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
-        found |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
-        return [crew.view(self.trouble) for crew in found.values()]
+            row = records.get(name)
+            crews[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
+        crews |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
+        return [crew.view(self.trouble) for crew in crews.values()]
 
     @property
     def trouble(self) -> str | None:
@@ -284,7 +284,7 @@ class Supervisor(Members):
         return crew
 
     async def _write(self, name: str, changes: dict[str, Any], *, act: str, by: Actor = BY) -> None:
-        await self._tasks.store.run(rows.put_crew, self._space, name, changes, act=act, by=by)
+        await self._tasks.store.run(crew_store.put_crew, self._space, name, changes, act=act, by=by)
 
     async def _follow_settings(self) -> None:
         """What the file says now, for crews that are up."""
@@ -296,10 +296,10 @@ class Supervisor(Members):
                     self._spawn(self._stop(crew, reason="it is no longer declared in the settings"), crew.name)
                 continue
             if settings != crew.settings:
-                row = await self._tasks.store.read(rows.get_crew, self._space, crew.name)
+                row = await self._tasks.store.read(crew_store.get_crew, self._space, crew.name)
                 crew.settings = settings
                 crew.count = settings.count if row is None or row.count is None else row.count
-                self._fill(crew, await self._tasks.store.read(rows.generations, self._space, crew.name))
+                self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, crew.name))
 
     def _fill(self, crew: Crew, generations: Mapping[str, int]) -> None:
         """Members for every place; those without one leave when they have no task."""
@@ -314,7 +314,7 @@ class Supervisor(Members):
         """An attempt of an earlier program goes on with the member that began it."""
         agent_id = str(task.member)
         number = crew.number_of(agent_id)
-        work = Work(rows.Claim(task, generation), self.factory.plan(agent_id, crew.name, check=False))
+        work = Work(crew_store.Claim(task, generation), self.factory.plan(agent_id, crew.name, check=False))
         member = crew.members.get(agent_id)
         if member is None:
             self._begin(crew, number, generation, work)
@@ -337,10 +337,10 @@ class Supervisor(Members):
             await self._ended(crew)
         self._forget_stopped(crew)
         if was_up:
-            await self._tasks.store.run(rows.tell_stopped, self._space, crew.name)
+            await self._tasks.store.run(crew_store.tell_stopped, self._space, crew.name)
 
     def _forget_stopped(self, crew: Crew) -> None:
-        for member in [one for one in crew.members.values() if not one.is_live]:
+        for member in [member for member in crew.members.values() if not member.is_live]:
             del crew.members[member.agent_id]
             self.agent_types.pop(member.agent_id, None)
 
@@ -349,7 +349,11 @@ class Supervisor(Members):
         if crew.is_up:
             return True
         current = asyncio.current_task()
-        runners = {one.runner for one in crew.members.values() if one.runner is not None and one.runner is not current}
+        runners = {
+            member.runner
+            for member in crew.members.values()
+            if member.runner is not None and member.runner is not current
+        }
         pending = {runner for runner in runners if not runner.done()}
         if pending:
             _, pending = await asyncio.wait(pending, timeout=seconds)
@@ -404,10 +408,10 @@ class Supervisor(Members):
         if not able:
             return
 
-        def wanted(task: Task) -> bool:
+        def selects(task: Task) -> bool:
             return any(crew.settings.selects(task) for crew in able)
 
-        for task in await self._tasks.store.read(task_rows.claimable_tasks, self._space, 1000, wanted=wanted):
+        for task in await self._tasks.store.read(task_store.claimable_tasks, self._space, 1000, selects=selects):
             can_wait = self._orchestrator.manager.now() - task.updated_at < _PATIENCE
             for crew in able:
                 member = crew.choose(task, can_wait=can_wait) if crew.settings.selects(task) else None
@@ -422,7 +426,7 @@ class Supervisor(Members):
             if plan is None:
                 return
             claim = await self._tasks.store.run(
-                rows.claim_for_member,
+                crew_store.claim_for_member,
                 task,
                 crew=crew.name,
                 member=member.agent_id,

@@ -29,7 +29,7 @@ from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings
-from ostler.loop.loops import Loops
+from ostler.loop.service import Loops
 from ostler.model.access import OWNER
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
@@ -139,7 +139,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         )
         queue = TaskQueue(
             orchestrator,
-            wanted=lambda task: task.agent is not None and not supervisor.owns(task),
+            selects=lambda task: task.agent is not None and not supervisor.owns(task),
             rules=loops.rules,
             settle=loops.settle,
         )

@@ -48,11 +48,11 @@ async def admit(runtime: Runtime, workspace: Workspace, request: SpawnRequest) -
     checked = request.checked()
     manifest = await runtime.definitions.find(checked.agent_definition_id)
     defaults = options_of(manifest)
-    asked = checked.options
-    options = defaults if asked is None else asked.over(defaults)
+    given_options = checked.options
+    options = defaults if given_options is None else given_options.over(defaults)
     refusals = gate_refusals(workspace.tier, options)
     if refusals:
-        raise LicenseError("; ".join(one.sentence for one in refusals), tier=workspace.tier)
+        raise LicenseError("; ".join(refusal.sentence for refusal in refusals), tier=workspace.tier)
     level = runtime.levels.get(options.isolation_level)
     faults = list(_faults(options, manifest, level.capabilities))
     if faults:

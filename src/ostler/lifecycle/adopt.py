@@ -12,7 +12,7 @@ from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Call, Due, Phase, Registered, Reported
 from ostler.lifecycle.operations import begin_leave
 from ostler.lifecycle.phases import Adopting, Backoff, Goal, Leaving, OpenWait, Suspended
-from ostler.lifecycle.work import follow
+from ostler.lifecycle.waits import sync_state
 from ostler.model.attempt import AttemptOutcome, Request, RequestState
 from ostler.model.instance import AgentInstance
 from ostler.model.states import AgentState, SuspendDepth
@@ -29,7 +29,7 @@ _CUT_OFF = "its manager ended while it was being {}"
 
 def first_phase(
     record: AgentInstance,
-    found: Cell | Exit | None,
+    present: Cell | Exit | None,
     pause_wait: Wait | None,
     backoff: Wait | None,
     job_end: Exit | None = None,
@@ -38,19 +38,21 @@ def first_phase(
 
     `job_end` is how the job of this attempt ended, by its row.
     """
-    how = found if isinstance(found, Exit) else None
+    how = present if isinstance(present, Exit) else None
     match record.state:
         case AgentState.FAILED:
             return Backoff(wait=backoff)
         case AgentState.TERMINATING:
-            return Leaving(goal=Goal.TERMINATE, exit=how, reason=_CUT_OFF.format("terminated"), forced=found is not how)
+            return Leaving(
+                goal=Goal.TERMINATE, exit=how, reason=_CUT_OFF.format("terminated"), forced=present is not how
+            )
         case AgentState.INITIALIZING:
             ended = how or Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("started"))
             return Leaving(goal=Goal.FAIL, exit=ended, final=record.attempt == 1)
         case AgentState.SUSPENDED:
-            return _first_suspended(found, pause_wait, how)
-    if isinstance(found, Cell):
-        if _LEAVING_VERBS.isdisjoint(found.in_flight.values()):
+            return _first_suspended(present, pause_wait, how)
+    if isinstance(present, Cell):
+        if _LEAVING_VERBS.isdisjoint(present.in_flight.values()):
             return Adopting()
         stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
         return Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail)
@@ -59,9 +61,9 @@ def first_phase(
     return Leaving(goal=Goal.FAIL, exit=job_end or how or _LOST)
 
 
-def _first_suspended(found: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
+def _first_suspended(present: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
     depth = depth_of(wait)
-    if isinstance(found, Cell):
+    if isinstance(present, Cell):
         if depth is SuspendDepth.PARK:
             return Leaving(goal=Goal.PARK, exit=Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("parked")))
         return Suspended(depth=depth, wait=wait, adopted=True)
@@ -86,17 +88,17 @@ def depth_of(wait: Wait | None) -> SuspendDepth:
 def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_waits: list[Wait]) -> None:
     """Enter the first phase of an instance that was found."""
     instance.cell = cell
-    instance.signs.health = instance.record.health
-    instance.tally.take_over(instance.record.metrics)
+    instance.liveness.health = instance.record.health
+    instance.counters.take_over(instance.record.metrics)
     for wait in open_waits:
         waiting = instance.waits[wait.wait_id] = OpenWait(wait=wait)
-        waits.arm_wait(instance, waiting)
+        waits.set_wait_timer(instance, waiting)
     if isinstance(phase, Leaving):
         begin_leave(instance, phase)
         return
     instance.enter(phase)
     if isinstance(phase, Suspended | Backoff) and phase.wait is not None:
-        instance.arm_for(phase.wait)
+        instance.set_timer_until(phase.wait)
     if cell is None:
         return
     frozen = isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE
@@ -138,7 +140,7 @@ async def reported(instance: Instance, message: Reported) -> None:
     if isinstance(instance.phase, Adopting):
         calls.serve(instance)
     else:
-        follow(instance)
+        sync_state(instance)
     pause.pause_if_quiet(instance)
 
 
@@ -148,8 +150,8 @@ async def _seconds_left(instance: Instance, row: Request, call_id: UUID) -> floa
     now = runtime.clock.wall()
     stood_still = timedelta()
     counted_until = row.begun_at
-    found = await runtime.store.read(stored_waits.waits_since, instance.instance_id, row.begun_at)
-    for wait in sorted(found, key=lambda wait: wait.created_at):
+    past_waits = await runtime.store.read(stored_waits.waits_since, instance.instance_id, row.begun_at)
+    for wait in sorted(past_waits, key=lambda wait: wait.created_at):
         detail = wait.detail or {}
         frozen = wait.kind is WaitKind.RESUME and detail.get("depth") == SuspendDepth.FREEZE
         if frozen or detail.get("call_id") == str(call_id):
@@ -162,12 +164,12 @@ async def _seconds_left(instance: Instance, row: Request, call_id: UUID) -> floa
 
 
 def _waits_by_call(instance: Instance) -> dict[UUID, set[UUID]]:
-    found: dict[UUID, set[UUID]] = {}
+    by_call: dict[UUID, set[UUID]] = {}
     for wait_id, waiting in instance.waits.items():
         call_id = (waiting.wait.detail or {}).get("call_id")
         if call_id is not None:
-            found.setdefault(UUID(call_id), set()).add(wait_id)
-    return found
+            by_call.setdefault(UUID(call_id), set()).add(wait_id)
+    return by_call
 
 
 def reported_suspended(instance: Instance, message: Reported) -> None:

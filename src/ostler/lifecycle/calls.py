@@ -23,11 +23,10 @@ from ostler.errors import (
 from ostler.isolation.base import Exit, Verb
 from ostler.lifecycle import reports
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process, Serves
+from ostler.lifecycle.messages import Call, CallDue, CallEnded, CallEnding, CallerDue, NextCalls, Process, ReadyToServe
 from ostler.lifecycle.operations import fail_with
 from ostler.lifecycle.phases import Backoff, Leaving, Pausing, Serving, Suspended
-from ostler.lifecycle.waits import end_waits_of_call
-from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
+from ostler.lifecycle.waits import end_waits_of_call, move_for_calls, start_clock, stop_clock, sync_state
 from ostler.model.attempt import AttemptOutcome, Request, RequestState
 from ostler.model.states import SuspendDepth
 from ostler.model.validation import fault
@@ -83,7 +82,7 @@ async def process(instance: Instance, message: Process) -> None:
     instance.backlog.append(call)
     if call.request_id is not None:
         instance.requests[call.request_id] = call
-    arm_waiting(instance, call)
+    set_queue_timer(instance, call)
     if isinstance(phase, Serving):
         next_calls(instance)
 
@@ -164,9 +163,9 @@ async def _join_or_answer(instance: Instance, message: Process) -> bool:
     if call is not None:
         _join(instance, call, message)
         return True
-    owed = instance.owed.get(request_id)
-    if owed is not None and owed.state is RequestState.DONE:
-        answer_from(owed.row, message)
+    pending_ends = instance.pending_ends.get(request_id)
+    if pending_ends is not None and pending_ends.state is RequestState.DONE:
+        answer_from(pending_ends.row, message)
         return True
     row = await instance.runtime.store.read(get_request, instance.instance_id, request_id)
     if row is None or row.state is not RequestState.DONE:
@@ -259,18 +258,18 @@ def _tokens_wait(instance: Instance) -> float:
     if not limit:
         space = instance.runtime.workspaces.get(instance.record.workspace_id)
         limit = 0 if space is None else space.max_tokens_per_minute
-    return instance.tally.tokens_wait(limit, instance.runtime.clock.mono())
+    return instance.counters.tokens_wait(limit, instance.runtime.clock.mono())
 
 
 def serve(instance: Instance, phase: Serving | None = None) -> None:
     """Answer requests from now on."""
     instance.enter(phase or Serving())
     if instance.record.job is not None:
-        instance.post(Serves())
+        instance.post(ReadyToServe())
     cancel_given_up(instance)
     for call in instance.backlog:
-        arm_waiting(instance, call)
-    follow(instance)
+        set_queue_timer(instance, call)
+    sync_state(instance)
     next_calls(instance)
 
 
@@ -287,7 +286,7 @@ def next_calls(instance: Instance, _message: NextCalls | None = None) -> None:
             begin(instance, call)
 
 
-def arm_waiting(instance: Instance, call: Call) -> None:
+def set_queue_timer(instance: Instance, call: Call) -> None:
     """A queued request waits for a free slot as long as its caller likes, for a restart at most its own time."""
     _cancel_timer(call)
     if not isinstance(instance.phase, Serving):
@@ -322,7 +321,7 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
         instance.requests[call.request_id] = call
         # A call that is rejoined has its row, with the time of its begin.
         request = None if rejoin else _row(instance, call)
-    move = state_move(instance)
+    move = move_for_calls(instance)
     if request is not None or move is not None:
         instance.write_lazily(commands.begin_call, move, request)
         if move is not None:
@@ -488,12 +487,12 @@ def _exit_of_error(error: AgentExecutionError) -> Exit:
 
 def _hold_unclaimed(instance: Instance) -> None:
     """Answered under an earlier manager; the agent keeps the answer until the request id is asked for again."""
-    held = [one for one in instance.calls.values() if one.ended and one.adopted and one.request_id is None]
+    held = [call for call in instance.calls.values() if call.ended and call.adopted and call.request_id is None]
     for old in held[: max(len(held) - _MAX_UNCLAIMED, 0)]:
         instance.calls.pop(old.call_id, None)
         if instance.cell is not None:
             instance.cell.confirm(old.call_id)
-    follow(instance)
+    sync_state(instance)
 
 
 def _write_end(instance: Instance, call: Call) -> None:
@@ -509,8 +508,8 @@ def _write_end(instance: Instance, call: Call) -> None:
             stack_trace=call.error.stack_trace,
             is_recoverable=True,
         )
-    end = CallEnd(request=_request_end(instance, call), error=error, after=instance.said.pending)
-    move = state_move(instance)
+    end = CallEnd(request=_request_end(instance, call), error=error, after=instance.outbox.pending)
+    move = move_for_calls(instance)
     if end.request is None and end.error is None and move is None:
         _answer(instance, call, outcome)
         return
@@ -526,7 +525,7 @@ def _end_written(
     """The work is done, whatever the disk says: the callers are answered also where it could not be written."""
     written = not writing.cancelled() and writing.exception() is None
     if not written and end.request is not None:
-        instance.owed[end.request.request.request_id] = end.request
+        instance.pending_ends[end.request.request.request_id] = end.request
     _answer(instance, call, outcome, confirm=written)
 
 
@@ -561,13 +560,13 @@ def _cancel_timer(call: Call) -> None:
 
 def _outcome(instance: Instance, call: Call) -> BaseException | None:
     """What the callers are told; None: the answer. An answer in time is never called late."""
-    metrics, tally = instance.runtime.metrics, instance.tally
+    metrics, counters = instance.runtime.metrics, instance.counters
     if call.error is None:
-        tally.completed += 1
+        counters.completed += 1
         instance.last_answer = call.result
-        instance.signs.output = instance.runtime.clock.mono()
+        instance.liveness.output = instance.runtime.clock.mono()
         return None
-    tally.failed += 1
+    counters.failed += 1
     if call.ending is CallEnding.TIMEOUT:
         limit = duration_text(call.limit)
         metrics.count("lifecycle.process.timeouts")

@@ -36,22 +36,22 @@ class Definitions:
 
     async def name(self, definition_id: UUID) -> str:
         """For people; the id where neither the registry nor the store knows it."""
-        known = self._names.get(definition_id)
-        if known is None:
+        name = self._names.get(definition_id)
+        if name is None:
             try:
-                known = self._names[definition_id] = (await self.manifest(definition_id)).name
+                name = self._names[definition_id] = (await self.manifest(definition_id)).name
             except AgentNotFoundError:
                 return str(definition_id)
-        return known
+        return name
 
-    async def find(self, wanted: UUID | str) -> AgentManifest:
+    async def find(self, name_or_id: UUID | str) -> AgentManifest:
         """By id, or by the name of a registered definition."""
-        if isinstance(wanted, UUID):
-            return await self.manifest(wanted)
+        if isinstance(name_or_id, UUID):
+            return await self.manifest(name_or_id)
         try:
-            return await self.manifest(UUID(wanted))
+            return await self.manifest(UUID(name_or_id))
         except ValueError:
-            return self.registry.find(wanted)
+            return self.registry.find(name_or_id)
 
     def maker(self, manifest: AgentManifest) -> AgentMaker:
         """Raises `AgentNotFoundError` for a Python agent that is neither registered nor importable."""

@@ -29,12 +29,12 @@ def probed(instance: Instance, message: Probed) -> None:
         return
     if message.result is None or isinstance(instance.phase, Adopting):
         return  # what a blocked, adopted agent works on is not known yet, so a silence is no stall
-    before = instance.signs.health
+    before = instance.liveness.health
     result = _explained(instance, message.result)
-    started = instance.signs.moment(instance.signs.started) or instance.runtime.clock.wall()
+    started = instance.liveness.moment(instance.liveness.started) or instance.runtime.clock.wall()
     after = next_health(before, result, instance.check, instance.runtime.clock.wall(), started)
     after = _with_memory(instance, after)
-    instance.signs.health = after
+    instance.liveness.health = after
     _write(instance, before, after)
     if after.state is HealthState.UNHEALTHY and before.state is not HealthState.UNHEALTHY and _restarts(instance):
         detail = f"unhealthy: {after.details or 'its probes failed'}"
@@ -42,13 +42,13 @@ def probed(instance: Instance, message: Probed) -> None:
 
 
 def _write(instance: Instance, before: AgentHealthStatus, after: AgentHealthStatus) -> None:
-    signs, runtime = instance.signs, instance.runtime
+    liveness, runtime = instance.liveness, instance.runtime
     changed = after.state is not before.state or instance.record.health.state is not before.state
     now = runtime.clock.mono()
-    says_more = after.details != instance.record.health.details and now - signs.reason_written >= _REASON_SECONDS
+    says_more = after.details != instance.record.health.details and now - liveness.reason_written >= _REASON_SECONDS
     if not changed and not says_more:
         return
-    signs.reason_written = float("-inf") if changed else now
+    liveness.reason_written = float("-inf") if changed else now
     instance.write_lazily(commands.report_health, after)
     if after.state is not before.state:
         runtime.metrics.count("lifecycle.health.changes", state=after.state.value)
@@ -68,28 +68,28 @@ def _restarts(instance: Instance) -> bool:
 
 def _explained(instance: Instance, result: ProbeResult) -> ProbeResult:
     """A failed probe says more when nothing else of the agent moves either; one that could not run is logged once."""
-    signs, log = instance.signs, instance.runtime.log
+    liveness, log = instance.liveness, instance.runtime.log
     if result.outcome is ProbeOutcome.UNABLE:
         details = f"the probe could not run: {result.details or 'it is not known why'}"
-        if not signs.unable:
+        if not liveness.unable:
             log.emit("look_failed", instance_id=instance.instance_id, error=details)
-        signs.unable = True
+        liveness.unable = True
         return ProbeResult(outcome=ProbeOutcome.UNABLE, details=details)
-    signs.unable = False
+    liveness.unable = False
     verdict = stall_of(instance) if result.outcome is ProbeOutcome.FAILED else None
     if verdict is None or not verdict.stalled:
-        signs.stalled = False
+        liveness.stalled = False
         return result
     evidence = "; ".join(verdict.evidence)
-    if not signs.stalled:
+    if not liveness.stalled:
         log.emit("stalled", instance_id=instance.instance_id, evidence=evidence)
-    signs.stalled = True
+    liveness.stalled = True
     return ProbeResult(outcome=ProbeOutcome.FAILED, details=f"stalled: {evidence}")
 
 
 def _with_memory(instance: Instance, health: AgentHealthStatus) -> AgentHealthStatus:
     """At levels inside the program the memory limit is advisory: a breach is health degraded, nothing more."""
-    used, limit = instance.signs.shared_memory_mb, instance.limits.max_memory_mb
+    used, limit = instance.liveness.shared_memory_mb, instance.limits.max_memory_mb
     if used is None or used <= limit or health.state is not HealthState.HEALTHY:
         return health
     details = f"the program that it lives in uses {used} MB of memory, its limit is {limit} MB"
@@ -98,7 +98,7 @@ def _with_memory(instance: Instance, health: AgentHealthStatus) -> AgentHealthSt
 
 def stall_of(instance: Instance) -> StallVerdict:
     """Whether it stands still although it owes work."""
-    signs, phase = instance.signs, instance.phase
+    liveness, phase = instance.liveness, instance.phase
     _look_at_log(instance)
     working = [call for call in instance.calls.values() if not call.ended]
     oldest = min((call.began_at for call in working), default=None)
@@ -106,11 +106,11 @@ def stall_of(instance: Instance) -> StallVerdict:
         StallFacts(
             state=instance.state,
             now=instance.runtime.clock.wall(),
-            state_since=signs.moment(instance.moved_at),
-            last_heartbeat=signs.moment(signs.heartbeat),
-            last_output=signs.moment(signs.output),
-            last_cpu_change=signs.moment(signs.cpu_change),
-            in_flight_since=signs.moment(oldest),
+            state_since=liveness.moment(instance.moved_at),
+            last_heartbeat=liveness.moment(liveness.heartbeat),
+            last_output=liveness.moment(liveness.output),
+            last_cpu_change=liveness.moment(liveness.cpu_change),
+            in_flight_since=liveness.moment(oldest),
             frozen=isinstance(phase, Suspended) and phase.depth is SuspendDepth.FREEZE,
             held=isinstance(phase, Pausing),
             waits=bool(instance.waits) and not any(call.works for call in working),
@@ -131,4 +131,4 @@ def _look_at_log(instance: Instance) -> None:
         with contextlib.suppress(OSError):
             times.append(file.stat().st_mtime)
     if times:
-        instance.signs.note_log(max(times))
+        instance.liveness.note_log(max(times))

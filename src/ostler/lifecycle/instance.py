@@ -28,8 +28,8 @@ from ostler.ids import IdSource
 from ostler.isolation.base import Cell, Isolation
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.definitions import Definitions
+from ostler.lifecycle.liveness import Counters, ObservedLiveness, Outbox
 from ostler.lifecycle.messages import (
-    Asked,
     Call,
     Due,
     Message,
@@ -38,13 +38,13 @@ from ostler.lifecycle.messages import (
     Phase,
     Process,
     Verb,
+    WaitRequested,
     Withdraw,
     WriteFailed,
 )
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Backoff, Detached, Ended, OpenWait
 from ostler.lifecycle.settings import LifecycleSettings
-from ostler.lifecycle.signs import Said, Signs, Tally
 from ostler.lifecycle.start_gate import StartGate
 from ostler.model.access import Workspace
 from ostler.model.attempt import AttemptOutcome
@@ -151,13 +151,13 @@ class Instance:
         #: Calls with a request id, until their answer is durable.
         self.requests: dict[str, Call] = {}
         self.waits: dict[UUID, OpenWait] = {}
-        self.signs = Signs(runtime.clock, runtime.chance, self.check)
-        self.tally = Tally()
+        self.liveness = ObservedLiveness(runtime.clock, runtime.chance, self.check)
+        self.counters = Counters()
         #: What could not be written is tried again soon.
-        self.rewriting = False
+        self.retry_pending = False
         #: Ends of requests that could not be written, by their request id.
-        self.owed: dict[str, RequestEnd] = {}
-        self.said = Said()
+        self.pending_ends: dict[str, RequestEnd] = {}
+        self.outbox = Outbox()
         #: The request that it was spawned for, since it was last asked.
         self.job: Process | None = None
         #: The last answer; what is kept as the final state of a command.
@@ -245,7 +245,7 @@ class Instance:
                 await waiting
         except StaleWriterError as error:
             refuse_with(message, error)
-            self.lose(error)
+            self.lose_ownership(error)
         except OstlerError as error:
             # An intent that was not written was not acted on: its caller is told, and the phase stays.
             if refuse_with(message, error):
@@ -287,7 +287,7 @@ class Instance:
         except OstlerError as refused:
             self.runtime.unrecovered[self.instance_id] = f"{text}; its record could not be written: {refused}"
 
-    def lose(self, error: StaleWriterError) -> None:
+    def lose_ownership(self, error: StaleWriterError) -> None:
         """Another manager owns the store: leave the agent alone, or end it where it cannot go on without us."""
         cell, self.cell = self.cell, None
         for verb in self.phase.waiting:
@@ -315,27 +315,27 @@ class Instance:
             self.post(message)
         before.deferred.clear()
 
-    def arm(self, seconds: float) -> None:
+    def set_timer(self, seconds: float) -> None:
         """Post `Due` for the present phase after so long by the boot clock."""
         phase, clock = self.phase, self.runtime.clock
         target = clock.boot() + seconds
 
-        def ring() -> None:
+        def fire() -> None:
             left = target - clock.boot()
             if left <= 0:
                 self.post(Due(phase=phase))
             else:
-                phase.timer = clock.call_later(min(left, _LOOK_SECONDS), ring)
+                phase.timer = clock.call_later(min(left, _LOOK_SECONDS), fire)
 
         if phase.timer is not None:
             phase.timer.cancel()
-        phase.timer = clock.call_later(min(max(seconds, 0.0), _LOOK_SECONDS), ring)
+        phase.timer = clock.call_later(min(max(seconds, 0.0), _LOOK_SECONDS), fire)
 
-    def arm_for(self, wait: Wait) -> None:
+    def set_timer_until(self, wait: Wait) -> None:
         """Until the wait is due by the wall clock, but never longer than it was meant to be in all."""
         if wait.due_at is not None:
             left = min(wait.due_at - self.runtime.clock.wall(), wait.due_at - wait.created_at)
-            self.arm(left.total_seconds())
+            self.set_timer(left.total_seconds())
 
     def operate(self, name: str, work: Coroutine[Any, Any, Any]) -> Operation:
         """Run it beside the messages; it reports by `OperationDone` and never raises."""
@@ -444,7 +444,7 @@ class Instance:
 
     def metrics_now(self) -> AgentMetrics | None:
         """The last sample with the present counts, to be written with the next change of state."""
-        return self.signs.metrics_with(self.tally, len(self.calls), self.runtime.clock.wall())
+        return self.liveness.metrics_with(self.counters, len(self.calls), self.runtime.clock.wall())
 
     # --- callers ---------------------------------------------------------------------------------
 
@@ -470,7 +470,7 @@ def refuse_with(message: Message, error: BaseException) -> bool:
     if isinstance(message, Verb):
         message.refuse(error)
         return True
-    if isinstance(message, Asked):
+    if isinstance(message, WaitRequested):
         if not message.reply.done():
             message.reply.set_exception(error)
             message.reply.exception()

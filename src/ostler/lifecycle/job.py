@@ -16,7 +16,7 @@ from ostler.errors import AgentExecutionError, ExecutionTimeoutError, InvalidOpe
 from ostler.isolation.base import Exit
 from ostler.lifecycle.calls import failed_here, request_digest
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
-from ostler.lifecycle.messages import JobEnded, Process, Serves, Terminate
+from ostler.lifecycle.messages import JobEnded, Process, ReadyToServe, Terminate
 from ostler.lifecycle.operations import fail_with
 from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.spawn import TerminationOptions
@@ -27,10 +27,10 @@ JOB_ID = "job"
 DONE = "its job is done"
 
 
-def ask_job(instance: Instance, message: Serves | None = None) -> None:
+def ask_job(instance: Instance, message: ReadyToServe | None = None) -> None:
     del message
-    job, asked = instance.record.job, instance.job
-    if job is None or (asked is not None and not asked.reply.done()):
+    job, before = instance.record.job, instance.job
+    if job is None or (before is not None and not before.reply.done()):
         return
     request = job.get("request")
     instance.job = Process(request=request, request_id=JOB_ID, digest=request_digest(request))
@@ -51,7 +51,7 @@ async def job_ended(instance: Instance, message: JobEnded) -> None:
         case AgentExecutionError() | ExecutionTimeoutError():
             fail_with(instance, _exit_of(error))
         case StoreError():
-            instance.runtime.clock.call_later(RETRY_SECONDS, lambda: instance.post(Serves()))
+            instance.runtime.clock.call_later(RETRY_SECONDS, lambda: instance.post(ReadyToServe()))
         case InvalidOperationError():  # it is suspended, and asked again when it serves; or its answer is not kept
             row = await instance.runtime.store.read(get_request, instance.instance_id, JOB_ID)
             if row is not None and row.state is RequestState.DONE:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from ostler.agents.registry import AgentKind
 from ostler.errors import (
@@ -23,19 +25,19 @@ from ostler.lifecycle.messages import (
     MANAGER_CLOSED,
     Close,
     Detach,
-    Disowned,
     Due,
     Exited,
     OperationDone,
+    OwnerLost,
     Probed,
     Registered,
     Restart,
     Resume,
     Terminate,
 )
-from ostler.lifecycle.operations import Departure, begin_leave, begin_start, fail_with
+from ostler.lifecycle.operations import StopResult, begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
-from ostler.lifecycle.unwritten import write_intent, write_rest
+from ostler.lifecycle.retry_writes import write_intent, write_rest
 from ostler.model.access import SYSTEM
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import TerminationResult
@@ -52,10 +54,10 @@ from ostler.store.waits import open_waits
 AGAIN_SECONDS = 5.0
 #: How long until a restart that found no room is tried again.
 _LATER_SECONDS = 5.0
-#: A closing manager tries so often to write an end; with the pauses in between that takes about 2 s.
+#: How often a closing manager tries to write an end; with the pauses in between that takes about 2 s.
 _CLOSING_WRITES = 3
 _RESTART_GRACE = TerminationOptions.default().graceful_timeout
-#: So many of the latest starts are looked at; no burst window holds more.
+#: The number of latest starts that a restart decision looks at; no burst window holds more.
 _STARTS = 100
 _SIGNIFICANCE = {AttemptOutcome.LOST: 0, AttemptOutcome.STOPPED: 1, AttemptOutcome.UNKNOWN: 1}
 
@@ -81,7 +83,7 @@ def note_exit(instance: Instance, message: Exited) -> None:
         return
     phase.exit = better_exit(phase.exit, message.how)
     if phase.operation is None and not phase.empty:  # between two tries, or refused without force
-        begin_leave(instance, _again(phase))
+        begin_leave(instance, _retry_stop(phase))
 
 
 def better_exit(first: Exit | None, second: Exit | None) -> Exit | None:
@@ -143,31 +145,16 @@ async def terminate_leaving(instance: Instance, message: Terminate) -> None:
         phase.force = options.force_if_timeout
         phase.grace = options.graceful_timeout
         phase.began = 0.0
-        begin_leave(instance, _again(phase))
+        begin_leave(instance, _retry_stop(phase))
     elif options.graceful_timeout < phase.grace:
         phase.grace = options.graceful_timeout
         phase.operation.cancel()
 
 
-def _again(phase: Leaving) -> Leaving:
-    """The same departure as a new phase, so that results of its earlier operation are dropped."""
-    return Leaving(
-        goal=phase.goal,
-        grace=phase.grace,
-        force=phase.force or not phase.grace,
-        keep_final_state=phase.keep_final_state,
-        intent=phase.intent,
-        reason=phase.reason,
-        by=phase.by,
-        began=phase.began,
-        exit=phase.exit,
-        terminations=phase.terminations,
-        callers=phase.callers,
-        told=phase.told,
-        final=phase.final,
-        forced=phase.forced,
-        final_state=phase.final_state,
-    )
+def _retry_stop(phase: Leaving, **changes: Any) -> Leaving:
+    """The same end as a new phase, so that results of its earlier operation are dropped."""
+    changes = {"force": phase.force or not phase.grace, **changes}
+    return replace(phase, operation=None, timer=None, deferred=[], left_behind=None, unwritten=None, **changes)
 
 
 async def terminate_failed(instance: Instance, message: Terminate) -> None:
@@ -264,8 +251,8 @@ def defer(instance: Instance, message: Detach | Close | Resume) -> None:
     instance.phase.deferred.append(message)
 
 
-def disown(instance: Instance, message: Disowned) -> None:
-    instance.lose(message.error)
+def owner_lost(instance: Instance, message: OwnerLost) -> None:
+    instance.lose_ownership(message.error)
 
 
 def resume_leaving(instance: Instance, message: Resume) -> None:
@@ -285,34 +272,34 @@ async def left(instance: Instance, message: OperationDone) -> None:
         return
     phase.operation = None
     if isinstance(message.error, asyncio.CancelledError):  # a less patient caller
-        begin_leave(instance, _again(phase))
+        begin_leave(instance, _retry_stop(phase))
         return
-    departure = message.result if isinstance(message.result, Departure) else None
-    if departure is None:
-        departure = Departure(left_behind=f"its end failed: {message.error!r}")
-    phase.final_state = phase.final_state or departure.final_state
-    phase.forced = phase.forced or departure.forced
-    if departure.refused:
-        _stay(
+    result = message.result if isinstance(message.result, StopResult) else None
+    if result is None:
+        result = StopResult(left_behind=f"its end failed: {message.error!r}")
+    phase.final_state = phase.final_state or result.final_state
+    phase.forced = phase.forced or result.forced
+    if result.refused:
+        _report_unended(
             instance, phase, f"it did not end within {phase.grace.total_seconds():g} s; terminate it again to force it"
         )
         return
-    if departure.left_behind is not None and instance.level.capabilities.kills:
-        phase.left_behind = departure.left_behind
-        instance.runtime.log.emit("left_behind", instance_id=instance.instance_id, what=departure.left_behind)
-        _stay(instance, phase, f"it could not be ended: {departure.left_behind}; it is tried again every 5 s")
-        instance.arm(AGAIN_SECONDS)
+    if result.left_behind is not None and instance.level.capabilities.kills:
+        phase.left_behind = result.left_behind
+        instance.runtime.log.emit("left_behind", instance_id=instance.instance_id, what=result.left_behind)
+        _report_unended(instance, phase, f"it could not be ended: {result.left_behind}; it is tried again every 5 s")
+        instance.set_timer(AGAIN_SECONDS)
         return
-    for warning in departure.warnings:
+    for warning in result.warnings:
         instance.runtime.log.emit("cleanup_failed", instance_id=instance.instance_id, error=warning)
-    phase.exit = better_exit(phase.exit, departure.exit)
+    phase.exit = better_exit(phase.exit, result.exit)
     phase.left_behind, phase.empty = None, True
-    if departure.left_behind is not None:  # levels inside the program cannot kill; it is cut off
-        instance.runtime.log.emit("left_behind", instance_id=instance.instance_id, what=departure.left_behind)
+    if result.left_behind is not None:  # levels inside the program cannot kill; it is cut off
+        instance.runtime.log.emit("left_behind", instance_id=instance.instance_id, what=result.left_behind)
     await finish(instance, phase)
 
 
-def _stay(instance: Instance, phase: Leaving, why: str) -> None:
+def _report_unended(instance: Instance, phase: Leaving, why: str) -> None:
     """Something lives on: the state stays, the callers are told."""
     for termination in phase.terminations:
         termination.answer(TerminationResult.failed(why).evolve(final_instance=instance.record))
@@ -322,7 +309,7 @@ def _stay(instance: Instance, phase: Leaving, why: str) -> None:
     phase.terminations, phase.callers, phase.forced = [], [], True
 
 
-async def leave_again(instance: Instance, message: Due) -> None:
+async def retry_leave(instance: Instance, message: Due) -> None:
     """Try again to end it, or to write that it has ended."""
     phase = instance.phase
     if not isinstance(phase, Leaving) or message.phase is not phase or phase.operation is not None:
@@ -330,9 +317,7 @@ async def leave_again(instance: Instance, message: Due) -> None:
     if phase.empty:
         await finish(instance, phase)
     else:
-        again = _again(phase)
-        again.grace, again.force = timedelta(0), True
-        begin_leave(instance, again)
+        begin_leave(instance, _retry_stop(phase, grace=timedelta(0), force=True))
 
 
 async def finish(instance: Instance, phase: Leaving) -> None:
@@ -357,7 +342,7 @@ async def finish(instance: Instance, phase: Leaving) -> None:
         if instance.runtime.closing is not None and _gives_up_writing(phase, error):
             _leave_unrecorded(instance)
             return
-        instance.arm(RETRY_SECONDS)
+        instance.set_timer(RETRY_SECONDS)
 
 
 def _gives_up_writing(phase: Leaving, error: StoreError) -> bool:
@@ -373,7 +358,7 @@ def _leave_unrecorded(instance: Instance) -> None:
         instance.cell = None
         cell.detach()
     else:
-        _let_go(instance, instance.attempt)
+        _release(instance, instance.attempt)
     instance.enter(Detached())
 
 
@@ -385,7 +370,7 @@ def _tell_unwritten(instance: Instance, phase: Leaving, error: StoreError) -> No
         result = TerminationResult.successful(instance.record, not phase.forced, duration)
         termination.answer(result.evolve(error_message=sentence))
     for caller in phase.callers:
-        caller.refuse(phase.told or error)
+        caller.refuse(phase.caller_error or error)
     phase.terminations, phase.callers = [], []
     _answer_calls(instance, calls.ended_unrecorded(instance, phase), backlog=True)
 
@@ -401,7 +386,7 @@ def _attempt_end(phase: Leaving) -> AttemptEnd:
     )
 
 
-def _let_go(instance: Instance, attempt: int) -> None:
+def _release(instance: Instance, attempt: int) -> None:
     """The end of this attempt is committed."""
     cell, instance.cell = instance.cell, None
     ending = instance.level.forget(instance.instance_id, attempt) if cell is None else cell.destroy()
@@ -455,11 +440,11 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
         was_graceful=finish_.was_graceful,
         uptime=instance.record.uptime(runtime.clock.wall()),
     )
-    _let_go(instance, instance.attempt)
+    _release(instance, instance.attempt)
     _remove_empty_workdir(instance)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was terminated"), backlog=True)
     for caller in phase.callers:
-        caller.refuse(phase.told or instance.refusal("used", "it was terminated"))
+        caller.refuse(phase.caller_error or instance.refusal("used", "it was terminated"))
     instance.enter(Ended())
     result = TerminationResult.successful(instance.record, finish_.was_graceful, timedelta(seconds=duration))
     for termination in phase.terminations:
@@ -492,26 +477,26 @@ def _remove_empty_workdir(instance: Instance) -> None:
 async def _finish_park(instance: Instance, phase: Leaving) -> None:
     store = instance.runtime.store
     await store.run(instances.park_instance, instance.current(), _attempt_end(phase))
-    _let_go(instance, instance.attempt)
+    _release(instance, instance.attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was parked"), backlog=True)
     pause = await _open_pause(instance)
     instance.enter(Suspended(depth=SuspendDepth.PARK, wait=pause))
     for caller in phase.callers:
         caller.answer(instance.record)
     if pause is not None:
-        instance.arm_for(pause)
+        instance.set_timer_until(pause)
 
 
 async def _open_pause(instance: Instance) -> Wait | None:
-    found = await instance.runtime.store.read(open_waits, instance_id=instance.instance_id)
-    return next((wait for wait in found if wait.kind is WaitKind.RESUME), None)
+    waits = await instance.runtime.store.read(open_waits, instance_id=instance.instance_id)
+    return next((wait for wait in waits if wait.kind is WaitKind.RESUME), None)
 
 
 async def _finish_restart(instance: Instance, phase: Leaving) -> None:
     """Through failed into the next attempt, in one commit."""
     why, attempt = phase.reason or "restarted by hand", instance.attempt
     await instance.commit(instances.restart_instance, _attempt_end(phase), by=phase.by, reason=why, catch_up=True)
-    _let_go(instance, attempt)
+    _release(instance, attempt)
     _answer_calls(instance, AgentGoneError(f"{instance.label} was restarted before it answered; ask it again"))
     _count_restart(instance)
     begin_start(instance, list(phase.callers), by=phase.by, restart=True)
@@ -557,12 +542,12 @@ async def _finish_fail(instance: Instance, phase: Leaving) -> None:
         ),
     )
     await instance.commit(instances.fail_instance, failure, catch_up=True)
-    _let_go(instance, instance.attempt)
+    _release(instance, instance.attempt)
     ended = AgentGoneError(f"{instance.label} has ended: {text}")
     _answer_calls(instance, ended, backlog=backoff is None)
     _wait_for_restart(instance, decision, backoff)
     for caller in phase.callers:
-        caller.refuse(phase.told or ended)
+        caller.refuse(phase.caller_error or ended)
 
 
 async def _decide(instance: Instance, phase: Leaving, cause: str) -> RestartDecision:
@@ -573,7 +558,7 @@ async def _decide(instance: Instance, phase: Leaving, cause: str) -> RestartDeci
     facts = RestartFacts(
         restart_count=record.restart_count,
         lifetime_restarts=record.lifetime_restarts,
-        recent_starts=tuple(one.intended_at for one in starts),
+        recent_starts=tuple(attempt.intended_at for attempt in starts),
         failing_since=record.failing_since,
         cause=cause[:1000],
     )
@@ -610,8 +595,8 @@ def _wait_for_restart(instance: Instance, decision: RestartDecision, backoff: Wa
         reason=decision.sentence,
     )
     for call in instance.backlog:
-        calls.arm_waiting(instance, call)
-    instance.arm(decision.delay.total_seconds())
+        calls.set_queue_timer(instance, call)
+    instance.set_timer(decision.delay.total_seconds())
 
 
 async def restart_due(instance: Instance, message: Due) -> None:
@@ -643,7 +628,7 @@ async def _restart_now(instance: Instance, phase: Backoff, wait: Wait) -> None:
     except (LicenseError, StoreError) as error:
         phase.held_because = str(error)
         runtime.log.emit("restart_failed", instance_id=instance.instance_id, error=str(error))
-        instance.arm(_LATER_SECONDS)
+        instance.set_timer(_LATER_SECONDS)
         return
     except InvalidOperationError as error:
         # Its wait was ended by another hand; the record says what is so.

@@ -74,7 +74,7 @@ class LogWindow:
     #: The cursor of the last line that was read.
     after: str | None = None
     attempt: int | None = None
-    #: Only the last so many of those that are there.
+    #: The number of last lines; None: all.
     tail: int | None = None
     since: datetime | None = None
     #: Go on until the instance has ended.
@@ -83,23 +83,23 @@ class LogWindow:
     render: Render | None = None
 
 
-async def read_log(runtime: Runtime, instance: AgentInstance, wanted: LogWindow) -> AsyncIterator[LogLine]:
+async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow) -> AsyncIterator[LogLine]:
     """Attempt by attempt, oldest first."""
     if runtime.home is None:
         return
     folder = runtime.home / LOGS / str(instance.instance_id)
-    reader = _LogReader(folder, wanted.attempt, wanted.after, _MAX_LINE if wanted.render is None else _MAX_RENDERED)
+    reader = _LogReader(folder, window.attempt, window.after, _MAX_LINE if window.render is None else _MAX_RENDERED)
     first = True
     while True:
         current = await runtime.store.read(moves.get_instance, instance.instance_id)
-        over = not wanted.follow or current is None or current.state in INACTIVE_STATES
+        over = not window.follow or current is None or current.state in INACTIVE_STATES
         fresh = reader.read(last=over)
-        lines: Iterator[LogLine] | deque[LogLine] = fresh if wanted.render is None else _rendered(fresh, wanted.render)
-        if wanted.since is not None:
-            since = wanted.since
+        lines: Iterator[LogLine] | deque[LogLine] = fresh if window.render is None else _rendered(fresh, window.render)
+        if window.since is not None:
+            since = window.since
             lines = (line for line in lines if line.time is None or line.time >= since)
-        if first and wanted.tail is not None:
-            lines = deque(lines, maxlen=wanted.tail)
+        if first and window.tail is not None:
+            lines = deque(lines, maxlen=window.tail)
         first = False
         for line in lines:
             yield line
@@ -142,14 +142,14 @@ class _LogReader:
             yield from self._lines(file, last=last)
 
     def files(self) -> list[_File]:
-        found: list[tuple[int, int, _File]] = []
+        files: list[tuple[int, int, _File]] = []
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 match = _NAME.fullmatch(path.name)
                 if match is not None and self._attempt in {None, int(match[1])}:
                     file = _File(int(match[1]), match[2] or "", path)
-                    found.append((file.attempt, _begun(path), file))
-        return [file for _, _, file in sorted(found, key=lambda one: one[:2])]
+                    files.append((file.attempt, _begun(path), file))
+        return [file for _, _, file in sorted(files, key=lambda entry: entry[:2])]
 
     def _lines(self, file: _File, *, last: bool) -> Iterator[LogLine]:
         place = self._places.get(file.key(), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +13,7 @@ from ostler.agents.registry import AgentRegistry
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
+from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
@@ -23,7 +24,7 @@ from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_durati
 from ostler.lifecycle.spawn import request_of, spawn
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
-from ostler.model.access import OWNER, Actor, Permission, Principal
+from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
@@ -33,12 +34,16 @@ from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
 from ostler.model.wait import Wait
-from ostler.store import attempts, queries, requests, retention, tasks, waits
+from ostler.policy.access import decide_access
+from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
 from ostler.store.store import Store
 from ostler.store.transaction import PAGE
 
 _MAX_REQUEST_ID = 200
+_ALL = GetInstancesFilter(include_restarting=True, limit=1000)
+#: Fields of a workspace that an administrator changes.
+_CHANGEABLE = frozenset({"name", "tier", "disabled_features", "max_tokens_per_minute"})
 
 
 class AgentLifecycleManager:
@@ -136,15 +141,25 @@ class AgentLifecycleManager:
             return None
 
     async def get_active_instances(self, filter: GetInstancesFilter | None = None) -> list[AgentInstance]:  # noqa: A002 - the seed's name
-        """Newest first; of the principal's own workspace unless the filter names another."""
+        """Newest first; of the principal's own workspace unless the filter names another.
+
+        Without the permission `agents.read_all` only the instances that the principal owns.
+        """
         chosen = GetInstancesFilter() if filter is None else filter
         require_kind("filter", chosen, GetInstancesFilter)
         chosen = chosen.checked()
         space = chosen.workspace_id or self.principal.workspace_id
-        await self._reach.enter(Permission.AGENTS_READ, space)
-        if chosen.owner_id not in {None, self.principal.principal_id}:
+        reads_all = await self._may_read_all(space)
+        if chosen.owner_id is None and not reads_all:
+            chosen = chosen.evolve(owner_id=self.principal.principal_id)
+        elif chosen.owner_id not in {None, self.principal.principal_id}:
             await self._reach.enter(Permission.AGENTS_READ_ALL, space)
         return await self.store.read(queries.list_instances, chosen, space)
+
+    async def _may_read_all(self, workspace_id: UUID) -> bool:
+        """Whether lists show the instances of every owner."""
+        tier = (await self._reach.enter(Permission.AGENTS_READ, workspace_id)).tier
+        return bool(decide_access(self.principal, Permission.AGENTS_READ_ALL, workspace_id, tier=tier))
 
     async def get_statistics(self, workspace_id: UUID | None = None) -> LifecycleStatistics:
         space = workspace_id or self.principal.workspace_id
@@ -211,10 +226,13 @@ class AgentLifecycleManager:
         return await self.store.read(requests.list_requests, record.instance_id, chosen)
 
     async def open_waits(self, instance_id: InstanceId | None = None) -> list[Wait]:
-        """Oldest first; of all instances of the workspace unless one is named."""
+        """Oldest first; of tasks and of the instances that a list shows, unless one instance is named."""
         if instance_id is None:
-            await self.require(Permission.AGENTS_READ)
+            reads_all = await self._may_read_all(self.principal.workspace_id)
             open_waits = await self.store.read(waits.open_waits, self.principal.workspace_id)
+            if not reads_all:
+                own = {record.instance_id for record in await self.get_active_instances(_ALL)}
+                open_waits = [wait for wait in open_waits if wait.instance_id is None or wait.instance_id in own]
         else:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
@@ -387,6 +405,24 @@ class AgentLifecycleManager:
             raise InvalidOperationError("this needs a home directory; open one with ostler.open(DIRECTORY)")
         return self._runtime.home
 
+    async def get_workspace(self) -> Workspace:
+        """The principal's own."""
+        return await self._reach.enter(Permission.AGENTS_READ)
+
+    async def change_workspace(self, changes: Mapping[str, Any]) -> Workspace:
+        """Its name, plan (`tier`), feature flags and token share. A smaller plan ends nothing that is active."""
+        own = await self._reach.enter(Permission.WORKSPACE_ADMIN)
+        for name in changes.keys() - _CHANGEABLE:
+            raise fault(name, f"cannot be changed; name one of {', '.join(sorted(_CHANGEABLE))}")
+        workspace = Workspace.from_dict({**own.to_dict(), **changes}).checked()
+        for flag in workspace.disabled_features:
+            if flag != SPAWN_FLAG:
+                raise fault("disabled_features", f"must be of {SPAWN_FLAG}, the one feature that can be off", flag)
+        self._runtime.workspaces[own.workspace_id] = await self._runtime.store.run(
+            workspaces.put_workspace, workspace, by=self.actor
+        )
+        return workspace
+
     @property
     def home_notice(self) -> str | None:
         """That the home was moved or copied since it was last opened, and what was done about it."""
@@ -417,16 +453,23 @@ class AgentLifecycleManager:
         return await self.store.read(attempts.list_attempts, instance_id)
 
     async def list_events(
-        self, instance_id: InstanceId | None = None, *, after: int | None = None, limit: int = 100
+        self,
+        instance_id: InstanceId | None = None,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        types: Collection[str] = (),
     ) -> list[Event]:
-        """The newest events, oldest first; with `after` those that follow that number."""
+        """The newest events, or those of these types, oldest first; with `after` those that follow that number."""
         await self.require(Permission.AGENTS_READ)
         only = None if instance_id is None else (await self.require_instance(instance_id)).instance_id
         space, count = self.principal.workspace_id, max(1, min(limit, PAGE))
         if after is None:
-            return await self.store.read(event_log.last_events, count, workspace_id=space, instance_id=only)
+            return await self.store.read(
+                event_log.last_events, count, workspace_id=space, instance_id=only, types=types
+            )
         page = await self.store.read(event_log.read_events, after, workspace_id=space, instance_id=only, limit=count)
-        return list(page.events)
+        return [event for event in page.events if not types or event.event_type in types]
 
     async def details(self, instance: AgentInstance) -> dict[str, Any]:
         """What a list shows beside the record: the name of the definition, what it does now, what it uses now."""

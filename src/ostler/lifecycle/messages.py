@@ -208,7 +208,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Asked(Message):
+class WaitRequested(Message):
     """The agent waits for an answer from outside."""
 
     attempt: int
@@ -217,7 +217,7 @@ class Asked(Message):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Unasked(Message):
+class WaitCancelled(Message):
     """The agent stopped waiting."""
 
     wait_id: UUID
@@ -245,7 +245,7 @@ class Probed(Message):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Disowned(Message):
+class OwnerLost(Message):
     """Another manager owns the store."""
 
     error: StaleWriterError
@@ -283,7 +283,7 @@ class CallerDue(Message):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Serves(Message):
+class ReadyToServe(Message):
     """The instance has begun to answer requests."""
 
 

@@ -29,7 +29,8 @@ class Monitor:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._task: asyncio.Task[None] | None = None
-        self._looks: set[asyncio.Task[None]] = set()
+        #: In the order in which they began: a set would end them in another one each time.
+        self._looks: dict[asyncio.Task[None], None] = {}
         self._swept = self._refreshed = runtime.clock.mono()
 
     def start(self) -> None:
@@ -58,23 +59,23 @@ class Monitor:
         now, observed = self._runtime.clock.mono(), len(self._runtime.fanout) > 0
         sampling = self._runtime.settings.metrics_interval.total_seconds()
         for instance in list(self._runtime.instances.values()):
-            cell, signs = instance.cell, instance.signs
-            if cell is None or signs.probing or not isinstance(instance.phase, Serving | Adopting | Pausing):
+            cell, liveness = instance.cell, instance.liveness
+            if cell is None or liveness.probing or not isinstance(instance.phase, Serving | Adopting | Pausing):
                 continue
-            probing = now >= signs.next_probe
+            probing = now >= liveness.next_probe
             if probing:
-                signs.next_probe = now + instance.check.interval.total_seconds()
+                liveness.next_probe = now + instance.check.interval.total_seconds()
             # A process is measured soon after its start, so that a list shows what it uses.
-            is_new = signs.measured < 0 and instance.options.isolation_level is IsolationLevel.PROCESS
-            sampled = is_new or now - signs.sampled >= sampling
+            is_new = liveness.measured < 0 and instance.options.isolation_level is IsolationLevel.PROCESS
+            sampled = is_new or now - liveness.sampled >= sampling
             if not (probing or sampled):
                 continue
             if not _is_idle(instance, cell, now, probing=probing, sampled=sampled, observed=observed):
-                signs.probing = True
+                liveness.probing = True
                 look = self._look_at(instance, cell, probing, sampled)
                 task = self._runtime.loop.create_task(look, name="ostler-look")
-                self._looks.add(task)
-                task.add_done_callback(self._looks.discard)
+                self._looks[task] = None
+                task.add_done_callback(self._looks.pop)
 
     async def _look_at(self, instance: Instance, cell: Cell, probing: bool, sampled: bool) -> None:
         attempt = instance.attempt
@@ -93,7 +94,7 @@ class Monitor:
         except OstlerError as error:
             self._runtime.log.emit("look_failed", instance_id=instance.instance_id, error=str(error))
         finally:
-            instance.signs.probing = False
+            instance.liveness.probing = False
 
     async def _probe(self, instance: Instance, cell: Cell) -> ProbeResult:
         """The heartbeat always: it is the cheapest sign of life. A probe of another kind on top of it."""
@@ -101,7 +102,7 @@ class Monitor:
         try:
             async with Deadline(clock, check.timeout):
                 await cell.ping()
-                instance.signs.heartbeat = clock.mono()
+                instance.liveness.heartbeat = clock.mono()
                 if check.probe is ProbeType.CUSTOM:
                     complaint = await cell.call(Verb.HEALTH)
                     return _PASSED if complaint is None else _failed(str(complaint))
@@ -116,7 +117,7 @@ class Monitor:
         usage = await cell.usage()
         if instance.cell is not cell:
             return
-        instance.signs.note_usage(usage)
+        instance.liveness.note_usage(usage)
         metrics = instance.metrics_now()
         if metrics is not None:
             event = AgentMetricsUpdatedEvent(
@@ -144,9 +145,10 @@ class Monitor:
             for workspace in tuple(runtime.workspaces.values()):
                 maximum = plan(workspace.tier).max_concurrent
                 if maximum is not None:
-                    found = await runtime.store.read(queries.statistics, workspace.workspace_id, runtime.clock.wall())
-                    if found.active_instances > maximum:
-                        runtime.log.emit("over_limit", current=found.active_instances, max=maximum)
+                    now = runtime.clock.wall()
+                    statistics = await runtime.store.read(queries.statistics, workspace.workspace_id, now)
+                    if statistics.active_instances > maximum:
+                        runtime.log.emit("over_limit", current=statistics.active_instances, max=maximum)
             more = True
             while more:
                 more = (await runtime.store.run(retention.sweep, runtime.settings.retention)).more
@@ -154,17 +156,17 @@ class Monitor:
 
 def _is_idle(instance: Instance, cell: Cell, now: float, *, probing: bool, sampled: bool, observed: bool) -> bool:
     """An idle agent inside the program has nothing to tell; finding that out takes no task."""
-    signs = instance.signs
-    if instance.check.probe is not ProbeType.HEARTBEAT or signs.health.state is not HealthState.HEALTHY:
+    liveness = instance.liveness
+    if instance.check.probe is not ProbeType.HEARTBEAT or liveness.health.state is not HealthState.HEALTHY:
         return False
     if instance.calls or not cell.alive_now():
         return False
     if sampled:
-        if observed or now - signs.measured >= _IDLE_SAMPLE_SECONDS:
+        if observed or now - liveness.measured >= _IDLE_SAMPLE_SECONDS:
             return False
-        signs.sampled = now
+        liveness.sampled = now
     if probing:
-        signs.heartbeat = now
+        liveness.heartbeat = now
     return True
 
 

@@ -38,7 +38,7 @@ from ostler.store.events import EventPage
 from ostler.store.store import Store
 from ostler.store.transaction import Reader
 
-Wanted = Callable[[Event], bool]
+EventFilter = Callable[[Event], bool]
 Seen = AgentEvent | TaskEvent | CrewEvent | EventsMissed
 #: Events handed out before those who read them get a turn; less than a usual buffer holds.
 _AT_ONCE = 50
@@ -103,7 +103,7 @@ class Fanout:
         #: Everything up to this number has been delivered.
         self.cursor = 0
         #: By instance, and under None those of whole workspaces. An observer that is dropped leaves by itself.
-        self._observers: dict[UUID | None, dict[int, tuple[weakref.ref[Buffer], UUID, Wanted]]] = {}
+        self._observers: dict[UUID | None, dict[int, tuple[weakref.ref[Buffer], UUID, EventFilter]]] = {}
         self._unsubscribe: Callable[[], None] | None = None
         self._pending: deque[Event] = deque()
         self._delivering = False
@@ -132,14 +132,14 @@ class Fanout:
                     buffer.close()
         self._observers.clear()
 
-    def attach(self, buffer: Buffer, workspace_id: UUID, wanted: Wanted) -> None:
+    def attach(self, buffer: Buffer, workspace_id: UUID, matches: EventFilter) -> None:
         """From the present cursor on."""
         if self._over:
             buffer.close()
             return
         key, number = buffer.key, id(buffer)
         ref = weakref.ref(buffer, lambda _: self._leave(key, number))
-        self._observers.setdefault(key, {})[number] = (ref, workspace_id, wanted)
+        self._observers.setdefault(key, {})[number] = (ref, workspace_id, matches)
 
     def detach(self, buffer: Buffer) -> None:
         self._leave(buffer.key, id(buffer))
@@ -174,11 +174,11 @@ class Fanout:
         dropped = 0
         for key in (event.instance_id, None) if isinstance(event, AgentEvent) else (None,):
             over = key is not None and is_last(event)
-            for ref, workspace_id, wanted in list(self._observers.get(key, {}).values()):
+            for ref, workspace_id, matches in list(self._observers.get(key, {}).values()):
                 buffer = ref()
                 if buffer is None or (key is None and event.workspace_id != workspace_id):
                     continue
-                if (event.sequence > buffer.after or not event.sequence) and wanted(event):
+                if (event.sequence > buffer.after or not event.sequence) and matches(event):
                     dropped += not buffer.put(event)
                 if over:
                     buffer.close()
@@ -214,7 +214,7 @@ class Observation(AsyncIterator[Seen]):
         self._store = store
         self._fanout = fanout
         self._admit = admit
-        self._wanted = wanted_by(options)
+        self._matches = filter_of(options)
         self._capacity = options.buffer_capacity
         # What is committed is past, also what the fan-out has not delivered yet.
         self._seen = max(fanout.cursor, store.newest) if after is None else after
@@ -232,14 +232,14 @@ class Observation(AsyncIterator[Seen]):
         if self._closed:
             raise StopAsyncIteration
         try:
-            found = await self._next()
+            event = await self._next()
         except Exception:
             self._leave()
             raise
-        if found is None:
+        if event is None:
             self._leave()
             raise StopAsyncIteration
-        return found
+        return event
 
     async def _next(self) -> Seen | None:
         if self._space is None:
@@ -247,16 +247,16 @@ class Observation(AsyncIterator[Seen]):
         while self._buffer is None:
             while self._page:
                 event = self._page.popleft()
-                if isinstance(event, AgentEvent | TaskEvent | CrewEvent) and self._wanted(event):
+                if isinstance(event, AgentEvent | TaskEvent | CrewEvent) and self._matches(event):
                     return event
             await self._read_on(self._space)
         if self._may_be_over and self._instance_id is not None:
             await self._close_if_over(self._instance_id, self._buffer)
             self._may_be_over = False
         while True:
-            found = await self._buffer.get()
-            if found is None or isinstance(found, AgentEvent | TaskEvent | CrewEvent | EventsMissed):
-                return found
+            item = await self._buffer.get()
+            if item is None or isinstance(item, AgentEvent | TaskEvent | CrewEvent | EventsMissed):
+                return item
 
     async def _read_on(self, space: UUID) -> None:
         """History page by page until it has caught up with what was delivered; then listen at once."""
@@ -268,7 +268,7 @@ class Observation(AsyncIterator[Seen]):
         if not page.events and self._seen >= self._fanout.cursor:
             self._buffer = Buffer(self._instance_id, self._capacity)
             self._buffer.after = self._seen
-            self._fanout.attach(self._buffer, space, self._wanted)
+            self._fanout.attach(self._buffer, space, self._matches)
 
     async def _close_if_over(self, instance_id: UUID, buffer: Buffer) -> None:
         """Where the instance had ended before, nothing will come. Where it ends now, its last event is on the way."""
@@ -304,10 +304,10 @@ def _is_over(reader: Reader, instance_id: UUID) -> bool:
     return all(wait.kind is not WaitKind.BACKOFF for wait in waits.open_waits(reader, instance_id=instance_id))
 
 
-def wanted_by(options: ObservationOptions) -> Wanted:
+def filter_of(options: ObservationOptions) -> EventFilter:
     """Which events the options ask for."""
 
-    def wanted(event: Event) -> bool:
+    def matches(event: Event) -> bool:
         match event:
             case AgentMetricsUpdatedEvent():
                 return options.include_metrics
@@ -324,4 +324,4 @@ def wanted_by(options: ObservationOptions) -> Wanted:
             case _:
                 return False
 
-    return wanted
+    return matches

@@ -37,7 +37,7 @@ from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.identity import settle_home
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.lifecycle.messages import Close, Detach, Disowned, Registered
+from ostler.lifecycle.messages import Close, Detach, OwnerLost, Registered
 from ostler.lifecycle.monitor import Monitor
 from ostler.lifecycle.observe import Fanout
 from ostler.lifecycle.phases import Starting
@@ -78,14 +78,14 @@ async def open_manager(
     ended in order and those that are suspended are parked; `keep_agents` on the manager leaves them alive instead.
     """
     _require_no_template()
-    for name, given, kind in (
+    for name, value, kind in (
         ("settings", settings, LifecycleSettings),
         ("registry", registry, AgentRegistry),
         ("levels", levels, IsolationLevels),
         ("seams", seams, Seams),
     ):
-        if given is not None:
-            require_kind(name, given, kind)
+        if value is not None:
+            require_kind(name, value, kind)
     place = default_home() if where is None else where
     if not isinstance(place, str | os.PathLike | Store):
         raise fault("where", "must be a directory, an address or a Store", place)
@@ -112,7 +112,7 @@ async def open_manager(
         session = _Session(runtime)
         try:
             await session.open()
-            lease.keep(session.lose)
+            lease.keep(session.lose_ownership)
             yield session.manager
         finally:
             await finish(session.close())
@@ -132,11 +132,11 @@ def _build(
     places = IsolationLevels(clock) if levels is None else levels
     places.site.directory = places.site.directory or home
     places.site.outlive, places.site.environment = settings.outlive, settings.environment
-    known = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
-    register_built_in(known)
+    definitions = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
+    register_built_in(definitions)
     return Runtime(
         store=store,
-        definitions=Definitions(known, store, clock),
+        definitions=Definitions(definitions, store, clock),
         levels=places,
         clock=clock,
         chance=chance,
@@ -184,13 +184,13 @@ class _Session:
                 instance.manifest = manifest
                 instance.post(Registered())
 
-    def lose(self, error: StaleWriterError) -> None:
+    def lose_ownership(self, error: StaleWriterError) -> None:
         """Another manager owns the store."""
         runtime = self._runtime
         runtime.closing = error
         runtime.log.emit("ownership_lost", error=str(error))
         for instance in list(runtime.instances.values()):
-            instance.post(Disowned(error=error))
+            instance.post(OwnerLost(error=error))
 
     async def close(self) -> None:
         """Agents end in order; with `keep` those that can go on are left as they are, in mid-work too."""
@@ -227,11 +227,11 @@ class _Session:
 
     async def _end_all(self, grace: timedelta) -> None:
         runtime, keep = self._runtime, self.manager.keep_agents
-        while runtime.reserving or any(not one.is_over for one in runtime.instances.values()):
+        while runtime.reserving or any(not instance.is_over for instance in runtime.instances.values()):
             if runtime.reserving:
                 await asyncio.wait(list(runtime.reserving))
                 await asyncio.sleep(0)  # their callers make the instances
-            running = [one for one in runtime.instances.values() if not one.is_over]
+            running = [instance for instance in runtime.instances.values() if not instance.is_over]
             await asyncio.gather(*(self._end(instance, grace, keep=keep) for instance in running))
 
     async def _end(self, instance: Instance, grace: timedelta, *, keep: bool) -> None:

@@ -25,10 +25,10 @@ from ostler.errors import (
 from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
 from ostler.isolation.process.logs import start_log
 from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.liveness import Counters, ObservedLiveness
 from ostler.lifecycle.messages import Verb as Caller
 from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
 from ostler.lifecycle.reports import Listener
-from ostler.lifecycle.signs import Signs, Tally
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import Enforcement, IsolationLevel
@@ -50,8 +50,8 @@ def begin_start(
     instance: Instance, callers: list[Caller] | None = None, *, by: Actor = SYSTEM, restart: bool = False
 ) -> None:
     """Enter `Starting`. The intent, the attempt of the record, is committed."""
-    instance.signs = Signs(instance.runtime.clock, instance.runtime.chance, instance.check)
-    instance.tally = Tally()
+    instance.liveness = ObservedLiveness(instance.runtime.clock, instance.runtime.chance, instance.check)
+    instance.counters = Counters()
     instance.enter(Starting(callers=callers or [], by=by))
     phase = instance.phase
     if isinstance(phase, Starting):
@@ -79,8 +79,8 @@ def plan_for(instance: Instance, maker: Any) -> StartPlan:
 
 def _passed_on(env: Mapping[str, str | None]) -> dict[str, str]:
     """The environment of a definition; a name without a value has the manager's, if that has one."""
-    found = {name: os.environ.get(name) if value is None else value for name, value in env.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: os.environ.get(name) if value is None else value for name, value in env.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 async def _start(instance: Instance, *, restart: bool) -> Cell:
@@ -111,10 +111,10 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
         undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([undo], timeout=_UNDO_SECONDS)
-        told = _start_error(error, limit)
-        if told is error:
+        start_error = _start_error(error, limit)
+        if start_error is error:
             raise
-        raise told from error
+        raise start_error from error
     return cell
 
 
@@ -170,7 +170,7 @@ def enforcement_of(instance: Instance, cell: Cell) -> Mapping[str, Enforcement]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Departure:
+class StopResult:
     """How the end of an attempt went."""
 
     #: The agent went through hooks and shutdown within its grace.
@@ -197,31 +197,29 @@ def begin_leave(instance: Instance, phase: Leaving) -> None:
     phase.operation = instance.operate("leave", _leave(instance, phase, calls))
 
 
-async def _leave(instance: Instance, phase: Leaving, calls: list[asyncio.Task[None]]) -> Departure:
+async def _leave(instance: Instance, phase: Leaving, calls: list[asyncio.Task[None]]) -> StopResult:
     runtime, cell = instance.runtime, instance.cell
-    departure = Departure(exit=phase.exit)
+    result = StopResult(exit=phase.exit)
     for call in calls:
         call.cancel()
     if cell is not None:
-        await _say_goodbye(instance, phase, cell, calls, departure)
-        if not departure.complete and not phase.force:
-            departure.refused = True
-            return departure
+        await _stop_in_order(instance, phase, cell, calls, result)
+        if not result.complete and not phase.force:
+            result.refused = True
+            return result
         runtime.fault("stop.kill.before")
         used = runtime.clock.mono() - phase.began
-        left = (
-            max(phase.grace - timedelta(seconds=used), NO_GRACE) if departure.complete else _last_call(instance, phase)
-        )
-        if phase.grace and not departure.complete:
+        left = max(phase.grace - timedelta(seconds=used), NO_GRACE) if result.complete else _last_call(instance, phase)
+        if phase.grace and not result.complete:
             runtime.log.emit("shutdown_timeout", instance_id=instance.instance_id)
         report = await cell.stop(left)
         runtime.fault("stop.kill.after")
-        departure.forced = not (departure.complete and report.graceful)
-        departure.left_behind = report.left_behind
-        departure.exit = departure.exit or cell.ended
-    if instance.level.capabilities.kills and departure.left_behind is None:
-        departure.left_behind = await instance.level.kill_survivors(instance.instance_id)
-    return departure
+        result.forced = not (result.complete and report.graceful)
+        result.left_behind = report.left_behind
+        result.exit = result.exit or cell.ended
+    if instance.level.capabilities.kills and result.left_behind is None:
+        result.left_behind = await instance.level.kill_survivors(instance.instance_id)
+    return result
 
 
 def _last_call(instance: Instance, phase: Leaving) -> timedelta:
@@ -229,12 +227,12 @@ def _last_call(instance: Instance, phase: Leaving) -> timedelta:
     return LAST_CALL if phase.grace and instance.level.capabilities.kills else NO_GRACE
 
 
-async def _say_goodbye(
-    instance: Instance, phase: Leaving, cell: Cell, calls: list[asyncio.Task[None]], departure: Departure
+async def _stop_in_order(
+    instance: Instance, phase: Leaving, cell: Cell, calls: list[asyncio.Task[None]], result: StopResult
 ) -> None:
     """Calls stop, hooks run in reverse order, the final state is kept, the agent shuts down; within one grace."""
-    departure.complete = cell.ended is not None
-    if departure.complete or cell.is_stuck or not phase.grace:
+    result.complete = cell.ended is not None
+    if result.complete or cell.is_stuck or not phase.grace:
         return
     try:
         async with Deadline(instance.runtime.clock, phase.grace):
@@ -245,23 +243,23 @@ async def _say_goodbye(
                     async with Deadline(instance.runtime.clock, phase.grace / 2):
                         await asyncio.wait(calls)
             for complaint in await cell.call(Verb.CLEANUP) or ():
-                departure.warnings.append(str(complaint))
+                result.warnings.append(str(complaint))
             if phase.keep_final_state:
-                departure.final_state = await _asked(cell, Verb.FINAL_STATE, departure)
-            await _asked(cell, Verb.SHUTDOWN, departure)
-            departure.complete = True
+                result.final_state = await _call_or_warn(cell, Verb.FINAL_STATE, result)
+            await _call_or_warn(cell, Verb.SHUTDOWN, result)
+            result.complete = True
     except TimeoutError:
-        departure.warnings.append(f"it did not shut down within {duration_text(phase.grace)}")
+        result.warnings.append(f"it did not shut down within {duration_text(phase.grace)}")
     except (AgentGoneError, InvalidOperationError) as error:  # it went in the middle of it, or cannot be thawed
-        departure.warnings.append(str(error))
-        departure.complete = cell.ended is not None
+        result.warnings.append(str(error))
+        result.complete = cell.ended is not None
 
 
-async def _asked(cell: Cell, verb: Verb, departure: Departure) -> Any:
+async def _call_or_warn(cell: Cell, verb: Verb, result: StopResult) -> Any:
     try:
         return await cell.call(verb)
     except AgentExecutionError as error:
-        departure.warnings.append(f"{verb} failed: {error}")
+        result.warnings.append(f"{verb} failed: {error}")
         return None
 
 

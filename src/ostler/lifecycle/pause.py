@@ -16,10 +16,19 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls, waits
 from ostler.lifecycle.instance import Instance
-from ostler.lifecycle.messages import Asked, CallEnded, Due, Operation, OperationDone, Resume, Suspend, Unasked
+from ostler.lifecycle.messages import (
+    CallEnded,
+    Due,
+    Operation,
+    OperationDone,
+    Resume,
+    Suspend,
+    WaitCancelled,
+    WaitRequested,
+)
 from ostler.lifecycle.operations import begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Adopting, Goal, Leaving, Pausing, Suspended
-from ostler.lifecycle.work import start_clock, stop_clock
+from ostler.lifecycle.waits import start_clock, stop_clock
 from ostler.model.access import SYSTEM
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import AgentState, SuspendDepth
@@ -45,7 +54,7 @@ def suspend(instance: Instance, message: Suspend) -> None:
         phase.operation = instance.operate("freeze", instance.cell.freeze())
         return
     limit = message.timeout or instance.runtime.settings.hold_timeout
-    instance.arm(limit.total_seconds())
+    instance.set_timer(limit.total_seconds())
     pause_if_quiet(instance)
 
 
@@ -80,13 +89,13 @@ def call_ended_pausing(instance: Instance, message: CallEnded) -> None:
     pause_if_quiet(instance)
 
 
-async def asked_pausing(instance: Instance, message: Asked) -> None:
-    await waits.asked(instance, message)
+async def wait_requested_pausing(instance: Instance, message: WaitRequested) -> None:
+    await waits.wait_requested(instance, message)
     pause_if_quiet(instance)
 
 
-def unasked_pausing(instance: Instance, message: Unasked) -> None:
-    waits.unasked(instance, message)
+def wait_cancelled_pausing(instance: Instance, message: WaitCancelled) -> None:
+    waits.wait_cancelled(instance, message)
     pause_if_quiet(instance)
 
 
@@ -107,8 +116,8 @@ async def paused(instance: Instance, message: OperationDone) -> None:
         calls.serve(instance)
         if request.depth is SuspendDepth.FREEZE and instance.cell is not None:
             instance.operate("thaw", instance.cell.thaw())
-        known = isinstance(error, OstlerError)
-        request.refuse(error if known else instance.refusal("suspended", f"try again ({error!r})"))
+        is_ours = isinstance(error, OstlerError)
+        request.refuse(error if is_ours else instance.refusal("suspended", f"try again ({error!r})"))
         return
     instance.runtime.log.emit(
         "suspended", instance_id=instance.instance_id, depth=request.depth, resumes_at=wait.due_at
@@ -120,7 +129,7 @@ async def paused(instance: Instance, message: OperationDone) -> None:
         stop_clock(instance, call)
     instance.enter(Suspended(depth=request.depth, wait=wait))
     if request.resume_after is not None:
-        instance.arm(request.resume_after.total_seconds())
+        instance.set_timer(request.resume_after.total_seconds())
     request.answer(instance.record)
 
 
@@ -199,8 +208,8 @@ def _go_on(instance: Instance, phase: Suspended) -> None:
     for call in instance.calls.values():
         if call.ending is None:
             start_clock(instance, call)
-    for wait_id, said in phase.undelivered:
-        waits.deliver(instance, wait_id, said)
+    for wait_id, answer in phase.undelivered:
+        waits.deliver(instance, wait_id, answer)
 
 
 async def resume_due(instance: Instance, message: Due) -> None:
@@ -212,7 +221,7 @@ async def resume_due(instance: Instance, message: Due) -> None:
             instance.phase.held_because = str(error)
     except StoreError as error:
         instance.runtime.log.emit("resume_failed", instance_id=instance.instance_id, error=str(error))
-        instance.arm(1.0)
+        instance.set_timer(1.0)
 
 
 async def unpark(instance: Instance, callers: list[Resume]) -> None:

@@ -108,7 +108,7 @@ class Leaving(Phase):
     #: The restart, the suspension or the spawn that this belongs to.
     callers: list[Verb] = field(default_factory=list)
     #: What the callers of a start that failed are told.
-    told: BaseException | None = None
+    caller_error: BaseException | None = None
     #: A first start that failed is final: its caller was told.
     final: bool = False
     forced: bool = False

@@ -30,7 +30,7 @@ from ostler.store.attempts import AttemptEnd
 from ostler.store.requests import list_requests
 from ostler.store.transaction import Transaction
 
-#: So many instances are looked at together.
+#: The number of instances that are recovered at the same time.
 _AT_ONCE = 64
 #: How long until what could not be recovered is tried again.
 _AGAIN_SECONDS = 5.0
@@ -43,7 +43,7 @@ _WITHOUT_TASK = frozenset({AgentState.FAILED, AgentState.SUSPENDED, AgentState.T
 
 
 @dataclass(slots=True)
-class _Found:
+class _OpenWaits:
     """What the store knows before anything is looked for."""
 
     pauses: dict[UUID, Wait] = field(default_factory=dict)
@@ -54,43 +54,43 @@ class _Found:
 
 async def recover(runtime: Runtime) -> None:
     """Each instance on its own: a bad record or a silent keeper does not stop the others."""
-    found = _sorted(await runtime.store.read(waits.all_open_waits))
+    open_waits = _by_kind(await runtime.store.read(waits.all_open_waits))
     gate = asyncio.Semaphore(_AT_ONCE)
     opened = await runtime.store.read(attempts.open_attempts)
-    unclear = await _recover_all(runtime, opened, found, gate)
-    await _sweep(runtime, found, unclear)
+    unclear = await _recover_all(runtime, opened, open_waits, gate)
+    await _sweep(runtime, open_waits, unclear)
     await _finish_terminations(runtime)
-    await _resume_waits(runtime, found)
+    await _resume_waits(runtime, open_waits)
     if unclear:
         runtime.recovering = runtime.run(_try_again(runtime, unclear, gate), "ostler-recover-again")
 
 
-def _sorted(open_waits: list[Wait]) -> _Found:
-    found = _Found()
+def _by_kind(open_waits: list[Wait]) -> _OpenWaits:
+    sorted_waits = _OpenWaits()
     for wait in open_waits:
         if wait.instance_id is None:
             continue
         match wait.kind:
             case WaitKind.RESUME:
-                found.pauses[wait.instance_id] = wait
+                sorted_waits.pauses[wait.instance_id] = wait
             case WaitKind.BACKOFF:
-                found.backoffs[wait.instance_id] = wait
+                sorted_waits.backoffs[wait.instance_id] = wait
             case _:
-                found.asks.setdefault(wait.instance_id, []).append(wait)
-    return found
+                sorted_waits.asks.setdefault(wait.instance_id, []).append(wait)
+    return sorted_waits
 
 
 async def _recover_all(
-    runtime: Runtime, opened: list[Attempt], found: _Found, gate: asyncio.Semaphore
+    runtime: Runtime, opened: list[Attempt], open_waits: _OpenWaits, gate: asyncio.Semaphore
 ) -> list[Attempt]:
     """Those that could not be recovered."""
-    done = await asyncio.gather(*(_recover_one(runtime, attempt, found, gate) for attempt in opened))
+    done = await asyncio.gather(*(_recover_one(runtime, attempt, open_waits, gate) for attempt in opened))
     return [attempt for attempt, is_done in zip(opened, done, strict=True) if not is_done]
 
 
-async def _recover_one(runtime: Runtime, attempt: Attempt, found: _Found, gate: asyncio.Semaphore) -> bool:
+async def _recover_one(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits, gate: asyncio.Semaphore) -> bool:
     async with gate:
-        return await _on_its_own(runtime, attempt.instance_id, _recover(runtime, attempt, found))
+        return await _on_its_own(runtime, attempt.instance_id, _recover(runtime, attempt, open_waits))
 
 
 async def _on_its_own(runtime: Runtime, instance_id: UUID, work: Awaitable[Any]) -> bool:
@@ -105,30 +105,30 @@ async def _on_its_own(runtime: Runtime, instance_id: UUID, work: Awaitable[Any])
     return True
 
 
-async def _recover(runtime: Runtime, attempt: Attempt, found: _Found) -> None:
+async def _recover(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits) -> None:
     record = await runtime.store.read(moves.get_instance, attempt.instance_id)
     if record is None or record.attempt != attempt.number or record.state in INACTIVE_STATES:
         await runtime.store.run(_close_attempt, attempt)
         return
     instance = await instance_of(runtime, record)
-    found.levels[instance.level] = None
+    open_waits.levels[instance.level] = None
     plan = plan_for(instance, partial(_make, runtime, instance))
     listener = Listener(instance, record.attempt, committed=attempt.heard)
     seen = await instance.level.recover(attempt.handle, plan, listener)
-    pause = found.pauses.get(record.instance_id)
+    pause = open_waits.pauses.get(record.instance_id)
     if isinstance(seen, Cell) and await _has_lost_work(instance, seen, pause):
         seen.detach()
         seen = _LOST_AT_WORK
     if isinstance(seen, Exit) and seen.ended_at is None and seen.outcome is AttemptOutcome.LOST:
         seen = replace(seen, ended_at=runtime.last_owned)  # the time without a manager is no uptime
     cell = seen if isinstance(seen, Cell) else None
-    asks = found.asks.get(record.instance_id, [])
+    asks = open_waits.asks.get(record.instance_id, [])
     job_end = await ended_job(instance)
-    phase = first_phase(record, seen, pause, found.backoffs.get(record.instance_id), job_end)
+    phase = first_phase(record, seen, pause, open_waits.backoffs.get(record.instance_id), job_end)
     if runtime.closing is not None and cell is not None:
         cell.detach()  # the next manager finds it
     runtime.require_open()
-    instance.start(lambda one: begin_adopted(one, phase, cell, asks))
+    instance.start(lambda new_instance: begin_adopted(new_instance, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
 
@@ -161,7 +161,7 @@ def _close_attempt(tx: Transaction, attempt: Attempt) -> None:
     attempts.end_attempt(tx, attempt.instance_id, attempt.number, end)
 
 
-async def _sweep(runtime: Runtime, found: _Found, unclear: list[Attempt]) -> None:
+async def _sweep(runtime: Runtime, open_waits: _OpenWaits, unclear: list[Attempt]) -> None:
     """What still lives and no record names ends, before anything new is started."""
     for name in runtime.levels.known():
         try:
@@ -169,10 +169,10 @@ async def _sweep(runtime: Runtime, found: _Found, unclear: list[Attempt]) -> Non
         except OstlerError:
             continue  # it is not installed
         if level.capabilities.outlives_manager:
-            found.levels[level] = None
+            open_waits.levels[level] = None
     keep = {(attempt.instance_id, attempt.number) for attempt in unclear}
     keep |= {(instance.instance_id, instance.attempt) for instance in runtime.instances.values()}
-    for level in found.levels:
+    for level in open_waits.levels:
         try:
             await level.sweep(keep)
         except Exception as error:  # noqa: BLE001 - what one level cannot end now, the others can
@@ -192,13 +192,13 @@ async def _revive(runtime: Runtime, instance_id: UUID) -> None:
         await revive(runtime, record)
 
 
-async def _resume_waits(runtime: Runtime, found: _Found) -> None:
+async def _resume_waits(runtime: Runtime, open_waits: _OpenWaits) -> None:
     """Suspensions and backoffs go on; what an agent waited for that is gone ends."""
-    for wait in (*found.backoffs.values(), *found.pauses.values()):
+    for wait in (*open_waits.backoffs.values(), *open_waits.pauses.values()):
         if wait.instance_id is None or wait.instance_id in runtime.instances | runtime.unrecovered:
             continue
         await _on_its_own(runtime, wait.instance_id, _revive(runtime, wait.instance_id))
-    for instance_id, asks in found.asks.items():
+    for instance_id, asks in open_waits.asks.items():
         if instance_id in runtime.instances or instance_id in runtime.unrecovered:
             continue
         for wait in asks:
@@ -207,8 +207,8 @@ async def _resume_waits(runtime: Runtime, found: _Found) -> None:
 
 
 def _end_ask(tx: Transaction, wait_id: UUID) -> None:
-    known = waits.get_wait(tx, wait_id)
-    if known is not None and known.ended_at is None:
+    wait = waits.get_wait(tx, wait_id)
+    if wait is not None and wait.ended_at is None:
         waits.end_wait(tx, wait_id, "the agent is gone")
 
 
@@ -216,8 +216,8 @@ async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Sem
     while unclear:
         await runtime.clock.sleep(_AGAIN_SECONDS)
         with contextlib.suppress(StoreError):  # a store that cannot be read now is asked again
-            found = _sorted(await runtime.store.read(waits.all_open_waits))
-            unclear = await _recover_all(runtime, unclear, found, gate)
+            open_waits = _by_kind(await runtime.store.read(waits.all_open_waits))
+            unclear = await _recover_all(runtime, unclear, open_waits, gate)
 
 
 # --- an instance without a task ----------------------------------------------------------------------
@@ -228,25 +228,26 @@ async def revive(runtime: Runtime, record: AgentInstance) -> Instance:
 
     Raises `ActorEndedError` for a record that says more: its task ended since it was read, or lives.
     """
-    known = runtime.instances.get(record.instance_id)
-    if known is not None:
-        return known
+    live = runtime.instances.get(record.instance_id)
+    if live is not None:
+        return live
     if record.state not in _WITHOUT_TASK:
         raise ActorEndedError
     instance = await instance_of(runtime, record)
     open_waits = await runtime.store.read(waits.open_waits, instance_id=record.instance_id)
-    found = _sorted(open_waits)
+    sorted_waits = _by_kind(open_waits)
     present = await runtime.store.read(moves.get_instance, record.instance_id)
-    known = runtime.instances.get(record.instance_id)
-    if known is not None:  # another caller was faster
-        return known
+    live = runtime.instances.get(record.instance_id)
+    if live is not None:  # another caller was faster
+        return live
     if present is None or present.version != record.version:
         raise ActorEndedError
     runtime.require_open()
     phase: Phase = first_phase(
-        record, None, found.pauses.get(record.instance_id), found.backoffs.get(record.instance_id)
+        record, None, sorted_waits.pauses.get(record.instance_id), sorted_waits.backoffs.get(record.instance_id)
     )
-    instance.start(lambda one: begin_adopted(one, phase, None, found.asks.get(record.instance_id, [])))
+    asks = sorted_waits.asks.get(record.instance_id, [])
+    instance.start(lambda new_instance: begin_adopted(new_instance, phase, None, asks))
     return instance
 
 

@@ -13,14 +13,14 @@ from ostler.agents.messages import Message, MetricReported, Progress, Signal, To
 from ostler.errors import AgentGoneError, StoreError
 from ostler.isolation.base import Exit
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
-from ostler.lifecycle.messages import Asked, Exited, Unasked
+from ostler.lifecycle.liveness import Outbox
+from ostler.lifecycle.messages import Exited, WaitCancelled, WaitRequested
 from ostler.lifecycle.phases import wait_id_for
-from ostler.lifecycle.signs import Said
 from ostler.store import reports
 
-#: So many signals may wait to be committed; then the agent is pushed back.
+#: The number of signals that may wait to be committed; then the agent has to wait.
 _MAX_PENDING = 10_000
-#: So many are written by one command, or so many characters of them.
+#: The most signals, and about the most characters of them, that one command writes.
 _AT_ONCE = 1000
 _CHARACTERS_AT_ONCE = 1 << 20
 #: Token counts alone are committed after this long.
@@ -34,49 +34,49 @@ class Listener:
         """`committed` is the last numbered message that an earlier manager committed."""
         self._instance = instance
         self._attempt = attempt
-        self._said = instance.said = Said(last=committed, submitted=committed, durable=committed)
+        self._outbox = instance.outbox = Outbox(last=committed, submitted=committed, durable=committed)
 
     @property
     def _is_stale(self) -> bool:
-        return self._instance.said is not self._said or self._instance.is_over
+        return self._instance.outbox is not self._outbox or self._instance.is_over
 
     def heard(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
-        instance, said = self._instance, self._said
+        instance, outbox = self._instance, self._outbox
         number = getattr(message, "number", 0)
-        if attempt != instance.attempt or self._is_stale or (number and number <= said.last):
+        if attempt != instance.attempt or self._is_stale or (number and number <= outbox.last):
             return None  # an earlier attempt; or a repeat, by an agent that was adopted
         if isinstance(message, Signal | TokensUsed):
-            said.last = number or said.last + 1  # levels inside the program do not number them
-        instance.signs.output = instance.runtime.clock.mono()
+            outbox.last = number or outbox.last + 1  # levels inside the program do not number them
+        instance.liveness.output = instance.runtime.clock.mono()
         match message:
             case Signal():
-                said.signals.append(message if number else replace(message, number=said.last))
+                outbox.signals.append(message if number else replace(message, number=outbox.last))
                 flush(instance)
             case TokensUsed():
-                instance.tally.add_tokens(message.count, instance.runtime.clock.mono())
+                instance.counters.add_tokens(message.count, instance.runtime.clock.mono())
                 self._write_tokens_later()
             case MetricReported():
-                instance.tally.keep_metric(message)
+                instance.counters.keep_metric(message)
             case Progress():
                 share = "" if message.fraction is None else f"{message.fraction:.0%}"
-                instance.signs.doing = message.message or share or instance.signs.doing
-                said.progress = message
+                instance.liveness.doing = message.message or share or instance.liveness.doing
+                outbox.progress = message
                 self._write_progress()
-        if len(said.signals) >= _MAX_PENDING and said.room is None:
-            said.room = asyncio.get_running_loop().create_future()
-        return said.room
+        if len(outbox.signals) >= _MAX_PENDING and outbox.room_freed is None:
+            outbox.room_freed = asyncio.get_running_loop().create_future()
+        return outbox.room_freed
 
     async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         instance = self._instance
         if attempt != instance.attempt or self._is_stale:
             raise AgentGoneError("a later attempt of this agent has begun")
-        instance.signs.output = instance.runtime.clock.mono()
+        instance.liveness.output = instance.runtime.clock.mono()
         reply: asyncio.Future[WaitAnswer] = asyncio.get_running_loop().create_future()
-        instance.post(Asked(attempt=attempt, wait=wait, reply=reply))
+        instance.post(WaitRequested(attempt=attempt, wait=wait, reply=reply))
         try:
             return await reply
         except asyncio.CancelledError:
-            instance.post(Unasked(wait_id=wait_id_for(instance.record, wait)))
+            instance.post(WaitCancelled(wait_id=wait_id_for(instance.record, wait)))
             raise
 
     def exited(self, attempt: int, how: Exit) -> None:
@@ -84,29 +84,29 @@ class Listener:
 
     def _write_progress(self) -> None:
         """The latest only, and not more often than the settings say."""
-        said, instance, clock = self._said, self._instance, self._instance.runtime.clock
-        if said.progress_due or said.progress is None:
+        outbox, instance, clock = self._outbox, self._instance, self._instance.runtime.clock
+        if outbox.progress_due or outbox.progress is None:
             return
-        early = instance.runtime.settings.progress_interval.total_seconds() - (clock.mono() - said.progress_at)
+        early = instance.runtime.settings.progress_interval.total_seconds() - (clock.mono() - outbox.progress_at)
         if early > 0:
-            said.progress_due = True
+            outbox.progress_due = True
             clock.call_later(early, self._progress_due)
             return
-        latest, said.progress, said.progress_at = said.progress, None, clock.mono()
+        latest, outbox.progress, outbox.progress_at = outbox.progress, None, clock.mono()
         if not self._is_stale:
             instance.write_lazily(reports.report_progress, latest.fraction, latest.message, latest.details)
 
     def _progress_due(self) -> None:
-        self._said.progress_due = False
+        self._outbox.progress_due = False
         self._write_progress()
 
     def _write_tokens_later(self) -> None:
-        if not self._said.tokens_due:
-            self._said.tokens_due = True
+        if not self._outbox.tokens_due:
+            self._outbox.tokens_due = True
             self._instance.runtime.clock.call_later(_TOKENS_SECONDS, self._tokens_due)
 
     def _tokens_due(self) -> None:
-        self._said.tokens_due = False
+        self._outbox.tokens_due = False
         if not self._is_stale:
             flush(self._instance)
 
@@ -116,76 +116,76 @@ def flush(instance: Instance, *, now: bool = False) -> None:
 
     One command at a time, so that many signals share it; `now` submits all of them at once.
     """
-    said = instance.said
-    while said.last > said.submitted and (now or (said.writing is None and said.trouble is None)):
-        few = _next_of(said.signals)
-        last = few[-1].number if few and said.signals else said.last
-        after, said.submitted = said.submitted, last
-        said.submitted_signals.extend(few)
-        pairs = tuple((one.name, one.payload) for one in few)
+    outbox = instance.outbox
+    while outbox.last > outbox.submitted and (now or (outbox.writing is None and outbox.write_error is None)):
+        batch = _next_of(outbox.signals)
+        last = batch[-1].number if batch and outbox.signals else outbox.last
+        after, outbox.submitted = outbox.submitted, last
+        outbox.submitted_signals.extend(batch)
+        pairs = tuple((signal.name, signal.payload) for signal in batch)
         try:
             writing = instance.runtime.store.submit(
                 reports.report_signals, instance.current(), pairs, after, last, instance.metrics_now()
             )
         except StoreError as error:
-            _put_back(instance, said, error)
+            _put_back(instance, outbox, error)
             return
-        said.writing = writing
-        writing.add_done_callback(partial(_written, instance, said, said.round, last))
+        outbox.writing = writing
+        writing.add_done_callback(partial(_written, instance, outbox, outbox.write_round, last))
 
 
 async def drain(instance: Instance) -> None:
     """All that the agent said is durable when this returns. Raises `StoreError` where it cannot be written now."""
-    said = instance.said
-    said.trouble = None
+    outbox = instance.outbox
+    outbox.write_error = None
     flush(instance, now=True)
-    while said.writing is not None:
-        await asyncio.wait([said.writing])
-    if said.trouble is not None:
-        raise type(said.trouble)(str(said.trouble))
+    while outbox.writing is not None:
+        await asyncio.wait([outbox.writing])
+    if outbox.write_error is not None:
+        raise type(outbox.write_error)(str(outbox.write_error))
 
 
-def _written(instance: Instance, said: Said, number: int, last: int, writing: asyncio.Future[list[str]]) -> None:
-    if said.writing is writing:
-        said.writing = None
-    if number != said.round:
+def _written(instance: Instance, outbox: Outbox, number: int, last: int, writing: asyncio.Future[list[str]]) -> None:
+    if outbox.writing is writing:
+        outbox.writing = None
+    if number != outbox.write_round:
         return  # it failed with the one before it, and was put back with that
     error = writing.exception()
     if isinstance(error, StoreError):
-        _put_back(instance, said, error)
+        _put_back(instance, outbox, error)
         return
     for lost in writing.result() if error is None else [str(error)]:
         instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=lost)
-    said.durable = last
-    while said.submitted_signals and said.submitted_signals[0].number <= last:
-        said.submitted_signals.popleft()
-    if error is None and instance.cell is not None and instance.said is said:
+    outbox.durable = last
+    while outbox.submitted_signals and outbox.submitted_signals[0].number <= last:
+        outbox.submitted_signals.popleft()
+    if error is None and instance.cell is not None and instance.outbox is outbox:
         instance.cell.confirm_heard(last)
-    if said.room is not None and len(said.signals) <= _MAX_PENDING // 2:
-        room, said.room = said.room, None
+    if outbox.room_freed is not None and len(outbox.signals) <= _MAX_PENDING // 2:
+        room, outbox.room_freed = outbox.room_freed, None
         if not room.done():
             room.set_result(None)
-    if instance.said is said:
+    if instance.outbox is outbox:
         flush(instance)
 
 
-def _put_back(instance: Instance, said: Said, error: StoreError) -> None:
+def _put_back(instance: Instance, outbox: Outbox, error: StoreError) -> None:
     """The store cannot write now: nothing is dropped, and all that is not durable is tried again in its order."""
-    said.round += 1
-    said.signals.extendleft(reversed(said.submitted_signals))
-    said.submitted_signals.clear()
-    said.submitted = said.durable
-    if instance.is_over or instance.said is not said:
-        what = f"{error} ({len(said.signals)} signals)"
+    outbox.write_round += 1
+    outbox.signals.extendleft(reversed(outbox.submitted_signals))
+    outbox.submitted_signals.clear()
+    outbox.submitted = outbox.durable
+    if instance.is_over or instance.outbox is not outbox:
+        what = f"{error} ({len(outbox.signals)} signals)"
         instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=what)
         return
-    said.trouble = error  # holds further writes back until the next try
-    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_try_again, instance, said))
+    outbox.write_error = error  # holds further writes back until the next try
+    instance.runtime.clock.call_later(RETRY_SECONDS, partial(_try_again, instance, outbox))
 
 
-def _try_again(instance: Instance, said: Said) -> None:
-    said.trouble = None
-    if instance.said is said and not instance.is_over:
+def _try_again(instance: Instance, outbox: Outbox) -> None:
+    outbox.write_error = None
+    if instance.outbox is outbox and not instance.is_over:
         flush(instance)
 
 
@@ -193,9 +193,9 @@ def _next_of(waiting: deque[Signal]) -> list[Signal]:
     taken: list[Signal] = []
     room = _CHARACTERS_AT_ONCE
     while waiting and len(taken) < _AT_ONCE and room > 0:
-        one = waiting.popleft()
-        taken.append(one)
-        room -= _size(one.payload, room)
+        signal = waiting.popleft()
+        taken.append(signal)
+        room -= _size(signal.payload, room)
     return taken
 
 
@@ -203,11 +203,11 @@ def _size(data: Any, most: int) -> int:
     """About how many characters it takes; it stops counting at `most`."""
     size, inside = 0, [data]
     while inside and size < most:
-        one = inside.pop()
-        if isinstance(one, Mapping):
-            inside += one
-            inside += one.values()
-        elif isinstance(one, list | tuple):
-            inside += one
-        size += 8 + (len(one) if isinstance(one, str) else 0)
+        value = inside.pop()
+        if isinstance(value, Mapping):
+            inside += value
+            inside += value.values()
+        elif isinstance(value, list | tuple):
+            inside += value
+        size += 8 + (len(value) if isinstance(value, str) else 0)
     return size

@@ -15,10 +15,10 @@ from ostler.errors import (
 from ostler.isolation.base import Exit
 from ostler.lifecycle import calls
 from ostler.lifecycle.instance import Instance, Runtime
-from ostler.lifecycle.messages import MANAGER_CLOSED, Close, Disowned, Join, OperationDone, Terminate, Verb
+from ostler.lifecycle.messages import MANAGER_CLOSED, Close, Join, OperationDone, OwnerLost, Terminate, Verb
 from ostler.lifecycle.operations import begin_leave, enforcement_of
 from ostler.lifecycle.phases import Goal, Leaving, Serving, Starting
-from ostler.lifecycle.unwritten import write_intent
+from ostler.lifecycle.retry_writes import write_intent
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import TerminationOptions
@@ -59,7 +59,7 @@ async def why_not_ready(runtime: Runtime, record: AgentInstance) -> OstlerError 
 async def join_leaving(instance: Instance, message: Join) -> None:
     """A start that has just failed: its caller is told the same."""
     phase = instance.phase
-    if isinstance(phase, Leaving) and phase.told is not None:
+    if isinstance(phase, Leaving) and phase.caller_error is not None:
         phase.callers.append(message)
     else:
         await joined(instance, message)
@@ -89,7 +89,7 @@ async def _ready(instance: Instance, phase: Starting, message: OperationDone) ->
     except StoreError as error:
         how = Exit(outcome=AttemptOutcome.STOPPED, detail=str(error))
         final = instance.attempt == 1
-        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how, callers=phase.callers, told=error, final=final))
+        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=how, callers=phase.callers, caller_error=error, final=final))
         return
     runtime.fault("spawn.ready.after")
     spawned = [caller for caller in phase.callers if isinstance(caller, Join)]
@@ -101,15 +101,15 @@ async def _ready(instance: Instance, phase: Starting, message: OperationDone) ->
 def _failed(instance: Instance, phase: Starting, error: BaseException | None) -> None:
     """Its callers are told when the record says failed. A first start that failed is final: its caller was told."""
     if instance.state is AgentState.TERMINATING:
-        told: BaseException = AgentInitializationError(TERMINATED_STARTING)
+        caller_error: BaseException = AgentInitializationError(TERMINATED_STARTING)
         goal = Goal.TERMINATE
     else:
         why = phase.cancelled_because
-        told = error if isinstance(error, OstlerError) else AgentInitializationError(why or str(error))
+        caller_error = error if isinstance(error, OstlerError) else AgentInitializationError(why or str(error))
         goal = Goal.FAIL
     how = start_exit(error, phase.cancelled_because)
     if goal is Goal.FAIL and not isinstance(error, asyncio.CancelledError):
-        instance.runtime.log.emit("initialization_failed", instance_id=instance.instance_id, error=str(told))
+        instance.runtime.log.emit("initialization_failed", instance_id=instance.instance_id, error=str(caller_error))
     options = _least_patient(phase.terminations)
     begin_leave(
         instance,
@@ -121,7 +121,7 @@ def _failed(instance: Instance, phase: Starting, error: BaseException | None) ->
             reason=options.reason,
             terminations=phase.terminations,
             callers=phase.callers,
-            told=told,
+            caller_error=caller_error,
             final=instance.attempt == 1 or phase.cancelled_because is not None,
             by=phase.terminations[0].by if phase.terminations else phase.by,
         ),
@@ -131,7 +131,7 @@ def _failed(instance: Instance, phase: Starting, error: BaseException | None) ->
 def _least_patient(terminations: list[Terminate]) -> TerminationOptions:
     if not terminations:
         return TerminationOptions.immediate().evolve(reason=None)
-    return min((one.options for one in terminations), key=lambda options: options.graceful_timeout)
+    return min((termination.options for termination in terminations), key=lambda options: options.graceful_timeout)
 
 
 def start_exit(error: BaseException | None, cancelled_because: str | None) -> Exit:
@@ -144,8 +144,8 @@ def start_exit(error: BaseException | None, cancelled_because: str | None) -> Ex
     elif isinstance(error, StoreError):
         outcome = AttemptOutcome.STOPPED
     elif isinstance(error, AgentInitializationError | AgentGoneError):
-        known = getattr(error, "outcome", None)
-        outcome = next((one for one in AttemptOutcome if one == known), AttemptOutcome.ERROR)
+        word = getattr(error, "outcome", None)
+        outcome = next((outcome_ for outcome_ in AttemptOutcome if outcome_ == word), AttemptOutcome.ERROR)
     return Exit(
         outcome=outcome,
         detail=str(error),
@@ -170,7 +170,7 @@ async def close_starting(instance: Instance, message: Close) -> None:
     await terminate_starting(instance, Terminate(by=message.by, options=options, reply=message.reply))
 
 
-def disown_starting(instance: Instance, message: Disowned) -> None:
+def owner_lost_starting(instance: Instance, message: OwnerLost) -> None:
     """What is half started is undone; then the write of its failure finds that it is not ours."""
     if isinstance(instance.phase, Starting):
         call_off(instance.phase, str(message.error))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ostler.clock import Clock, Timer
 from ostler.model.states import AgentPriority
 
-#: After so many turns that went past the start that waits longest, it is that one's turn.
+#: After this number of turns that passed over the start that waits longest, that start has its turn.
 PATIENCE = 64
 _SECOND = 1.0
 
@@ -27,7 +27,7 @@ class StartGate:
         self._clock = clock
         self._at_once = at_once
         self._inside = 0
-        self._queues: dict[AgentPriority, deque[_Waiter]] = {one: deque() for one in reversed(AgentPriority)}
+        self._queues: dict[AgentPriority, deque[_Waiter]] = {priority: deque() for priority in reversed(AgentPriority)}
         self._numbers = 0
         self._passed = 0
         #: When the latest turns began; the oldest of them says when there is room again.
@@ -118,7 +118,7 @@ class StartGate:
         self._admit()
 
     def _next(self) -> _Waiter:
-        """The first of the highest priority; every so often the one that waits longest."""
+        """The first of the highest priority; every now and then the start that waits longest."""
         heads = [queue for queue in self._queues.values() if queue]
         oldest = min(heads, key=lambda queue: queue[0].number)
         chosen = oldest if self._passed >= PATIENCE else heads[0]

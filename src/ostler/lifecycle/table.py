@@ -5,17 +5,15 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from ostler.lifecycle import adopt, calls, health, job, leave, pause, start, unwritten, waits
+from ostler.lifecycle import adopt, calls, health, job, leave, pause, retry_writes, start, waits
 from ostler.lifecycle.instance import Handler, Instance, Table, refuse_with
 from ostler.lifecycle.messages import (
     Answer,
-    Asked,
     CallDue,
     CallEnded,
     CallerDue,
     Close,
     Detach,
-    Disowned,
     Due,
     Exited,
     JobEnded,
@@ -23,18 +21,20 @@ from ostler.lifecycle.messages import (
     Message,
     NextCalls,
     OperationDone,
+    OwnerLost,
     Phase,
     Probed,
     Process,
+    ReadyToServe,
     Registered,
     Reported,
     Restart,
     Resume,
-    Serves,
     Suspend,
     Terminate,
-    Unasked,
+    WaitCancelled,
     WaitDue,
+    WaitRequested,
     Withdraw,
     WriteDue,
     WriteFailed,
@@ -153,15 +153,21 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         Suspended: waits.wait_due,
         None: ignore,
     },
-    Asked: {
-        Starting: waits.asked,
-        Adopting: waits.asked,
-        Serving: waits.asked,
-        Pausing: pause.asked_pausing,
-        Suspended: waits.asked,
+    WaitRequested: {
+        Starting: waits.wait_requested,
+        Adopting: waits.wait_requested,
+        Serving: waits.wait_requested,
+        Pausing: pause.wait_requested_pausing,
+        Suspended: waits.wait_requested,
         None: refuse,
     },
-    Unasked: {Pausing: pause.unasked_pausing, Leaving: ignore, Ended: ignore, Detached: ignore, None: waits.unasked},
+    WaitCancelled: {
+        Pausing: pause.wait_cancelled_pausing,
+        Leaving: ignore,
+        Ended: ignore,
+        Detached: ignore,
+        None: waits.wait_cancelled,
+    },
     Exited: {
         Adopting: leave.exited,
         Serving: leave.exited,
@@ -195,7 +201,7 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
         None: calls.call_due,
     },
     CallerDue: {None: calls.caller_due},
-    Serves: {Serving: job.ask_job, None: ignore},
+    ReadyToServe: {Serving: job.ask_job, None: ignore},
     JobEnded: {
         Starting: ignore,
         Leaving: ignore,
@@ -208,14 +214,14 @@ _ROWS: dict[type[Message], dict[type[Phase] | None, Any]] = {
     Due: {
         Pausing: pause.pause_timed_out,
         Suspended: pause.resume_due,
-        Leaving: leave.leave_again,
+        Leaving: leave.retry_leave,
         Backoff: leave.restart_due,
         None: ignore,
     },
-    Disowned: {Starting: start.disown_starting, Ended: ignore, Detached: ignore, None: leave.disown},
+    OwnerLost: {Starting: start.owner_lost_starting, Ended: ignore, Detached: ignore, None: leave.owner_lost},
     Registered: {Backoff: leave.definition_registered, Suspended: adopt.registered_suspended, None: ignore},
-    WriteFailed: {Ended: ignore, Detached: ignore, None: unwritten.write_failed},
-    WriteDue: {Ended: ignore, Detached: ignore, None: unwritten.write_due},
+    WriteFailed: {Ended: ignore, Detached: ignore, None: retry_writes.write_failed},
+    WriteDue: {Ended: ignore, Detached: ignore, None: retry_writes.write_due},
 }
 TABLE: Table = MappingProxyType(_ROWS)
 

@@ -1,4 +1,4 @@
-"""Waits of the agent: durable, answered once, in `why` and in the log; the clock of the call stands still meanwhile."""
+"""The clock of calls, and the waits of the agent during which it stands still: durable, answered once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from uuid import UUID
 from ostler.agents.messages import WaitAnswer
 from ostler.errors import AgentGoneError, InvalidOperationError, NotFoundError
 from ostler.lifecycle.instance import Instance, deliver_answer, refuse_with
-from ostler.lifecycle.messages import Answer, Asked, Call, Unasked, WaitDue
-from ostler.lifecycle.phases import OpenWait, Suspended, wait_id_for
-from ostler.lifecycle.work import follow, start_clock, state_move, stop_clock
+from ostler.lifecycle.messages import Answer, Call, CallDue, WaitCancelled, WaitDue, WaitRequested
+from ostler.lifecycle.phases import Adopting, OpenWait, Pausing, Serving, Suspended, wait_id_for
 from ostler.model.access import SYSTEM, Actor
+from ostler.model.states import AgentState
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import reports as commands
 from ostler.store import waits
+from ostler.store.moves import Move
 
 #: The outcome by which an agent knows that its time is over; no caller may give it.
 TIMED_OUT = "timeout"
@@ -26,7 +27,54 @@ _KINDS = {kind.value: kind for kind in WaitKind} | {"approval": WaitKind.HUMAN}
 OWN_KINDS = frozenset({WaitKind.BACKOFF, WaitKind.RESUME})
 
 
-async def asked(instance: Instance, message: Asked) -> None:
+# --- the clock and the state of calls -------------------------------------------------------------------
+
+
+def start_clock(instance: Instance, call: Call) -> None:
+    """Run down its execution time. The clock stands still while it waits for an answer or is frozen."""
+    stop_clock(instance, call)
+    if call.waits or call.ended:
+        return
+    clock = instance.runtime.clock
+    call.armed_at = clock.mono()
+    call.timer = clock.call_later(max(call.left, 0.0), lambda: instance.post(CallDue(call=call)))
+
+
+def stop_clock(instance: Instance, call: Call) -> None:
+    if call.timer is not None:
+        call.timer.cancel()
+        call.timer = None
+    if call.armed_at is not None:
+        call.left -= instance.runtime.clock.mono() - call.armed_at
+        call.armed_at = None
+
+
+def move_for_calls(instance: Instance) -> Move | None:
+    """The state follows the calls: processing while any of them works, waiting afterwards."""
+    if not isinstance(instance.phase, Serving | Pausing | Adopting):
+        return None
+    works = any(call.works for call in instance.calls.values())
+    if works and instance.state is not AgentState.PROCESSING:
+        to = AgentState.PROCESSING
+    elif not works and instance.state is AgentState.PROCESSING:
+        to = AgentState.WAITING
+    else:
+        return None
+    return Move(to=to, catch_up=True, metrics=instance.metrics_now())
+
+
+def sync_state(instance: Instance) -> None:
+    """Write the state where the calls have changed it."""
+    move = move_for_calls(instance)
+    if move is not None:
+        instance.write_lazily(commands.begin_call, move, None)
+        instance.moved_to(move.to)
+
+
+# --- waits -------------------------------------------------------------------------------------------
+
+
+async def wait_requested(instance: Instance, message: WaitRequested) -> None:
     """Open the wait, or join the one that an earlier manager opened for the same question."""
     if message.attempt != instance.attempt:
         refuse_with(message, AgentGoneError("a later attempt of this agent has begun"))
@@ -39,10 +87,10 @@ async def asked(instance: Instance, message: Asked) -> None:
     if call is not None:
         call.waits.add(wait.wait_id)
         stop_clock(instance, call)
-    move = state_move(instance)
+    move = move_for_calls(instance)
     store = instance.runtime.store
     try:
-        known, changes = await store.run(commands.open_agent_wait, instance.current(), move, wait)
+        stored, changes = await store.run(commands.open_agent_wait, instance.current(), move, wait)
     except Exception:
         if call is not None:
             call.waits.discard(wait.wait_id)
@@ -51,38 +99,38 @@ async def asked(instance: Instance, message: Asked) -> None:
     if move is not None:
         instance.moved_to(move.to)
     instance.apply(changes)
-    earlier = instance.waits.get(known.wait_id)
-    waiting = instance.waits[known.wait_id] = OpenWait(wait=known, reply=message.reply, call=call)
+    earlier = instance.waits.get(stored.wait_id)
+    waiting = instance.waits[stored.wait_id] = OpenWait(wait=stored, reply=message.reply, call=call)
     if earlier is not None and earlier.timer is not None:
         earlier.timer.cancel()
-    if known.ended_at is not None:
-        deliver(instance, known.wait_id, WaitAnswer(outcome=known.outcome or "", answer=known.answer))
+    if stored.ended_at is not None:
+        deliver(instance, stored.wait_id, WaitAnswer(outcome=stored.outcome or "", answer=stored.answer))
     else:
-        arm_wait(instance, waiting)
+        set_wait_timer(instance, waiting)
 
 
-def _wait_of(instance: Instance, message: Asked) -> Wait:
-    asked, clock = message.wait, instance.runtime.clock
-    kind = _KINDS.get(asked.kind, WaitKind.AGENT)
-    detail: dict[str, Any] = {**(asked.detail or {}), "kind": asked.kind, "attempt": instance.attempt}
-    if asked.call_id is not None:
-        detail["call_id"] = str(asked.call_id)
-    if asked.ask_id is not None:
-        detail["ask_id"] = str(asked.ask_id)
+def _wait_of(instance: Instance, message: WaitRequested) -> Wait:
+    question, clock = message.wait, instance.runtime.clock
+    kind = _KINDS.get(question.kind, WaitKind.AGENT)
+    detail: dict[str, Any] = {**(question.detail or {}), "kind": question.kind, "attempt": instance.attempt}
+    if question.call_id is not None:
+        detail["call_id"] = str(question.call_id)
+    if question.ask_id is not None:
+        detail["ask_id"] = str(question.ask_id)
     return Wait(
-        wait_id=wait_id_for(instance.record, asked),
+        wait_id=wait_id_for(instance.record, question),
         workspace_id=instance.record.workspace_id,
         kind=WaitKind.AGENT if kind in OWN_KINDS else kind,
         instance_id=instance.instance_id,
         task_id=instance.record.task_id,
-        reason=asked.reason or asked.kind,
+        reason=question.reason or question.kind,
         detail=detail,
         created_at=clock.wall(),
-        due_at=None if asked.timeout is None else clock.wall() + asked.timeout,
+        due_at=None if question.timeout is None else clock.wall() + question.timeout,
     )
 
 
-def arm_wait(instance: Instance, waiting: OpenWait) -> None:
+def set_wait_timer(instance: Instance, waiting: OpenWait) -> None:
     """Its time goes on across managers: by the wall clock, but never longer than it was meant to be in all."""
     wait, clock = waiting.wait, instance.runtime.clock
     if wait.due_at is None:
@@ -108,17 +156,17 @@ async def wait_due(instance: Instance, message: WaitDue) -> None:
         return  # answered in the last moment
 
 
-async def _end(instance: Instance, wait_id: UUID, said: WaitAnswer, by: Actor) -> Wait:
+async def _end(instance: Instance, wait_id: UUID, answer_: WaitAnswer, by: Actor) -> Wait:
     act = None if by is SYSTEM else "answer"
-    ended = await instance.runtime.store.run(waits.end_wait, wait_id, said.outcome, said.answer, by=by, act=act)
+    ended = await instance.runtime.store.run(waits.end_wait, wait_id, answer_.outcome, answer_.answer, by=by, act=act)
     if isinstance(instance.phase, Suspended):
-        instance.phase.undelivered.append((wait_id, said))
+        instance.phase.undelivered.append((wait_id, answer_))
     else:
-        deliver(instance, wait_id, said)
+        deliver(instance, wait_id, answer_)
     return ended
 
 
-def deliver(instance: Instance, wait_id: UUID, said: WaitAnswer) -> None:
+def deliver(instance: Instance, wait_id: UUID, answer_: WaitAnswer) -> None:
     """The agent goes on. One that was adopted and has not asked again gets the answer when it does."""
     waiting = instance.waits.pop(wait_id, None)
     if waiting is None:
@@ -128,13 +176,13 @@ def deliver(instance: Instance, wait_id: UUID, said: WaitAnswer) -> None:
     if waiting.call is not None:
         waiting.call.waits.discard(wait_id)
         start_clock(instance, waiting.call)
-    deliver_answer(waiting, said)
-    follow(instance)
+    deliver_answer(waiting, answer_)
+    sync_state(instance)
 
 
-def unasked(instance: Instance, message: Unasked) -> None:
+def wait_cancelled(instance: Instance, message: WaitCancelled) -> None:
     _drop(instance, message.wait_id, "cancelled")
-    follow(instance)
+    sync_state(instance)
 
 
 def end_waits_of_call(instance: Instance, call: Call) -> None:

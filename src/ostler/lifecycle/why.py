@@ -27,21 +27,21 @@ async def why(runtime: Runtime, record: AgentInstance) -> Why:
 
 async def _ended(runtime: Runtime, record: AgentInstance) -> WhyFacts:
     """The last event of a terminated instance says how and why, as long as it is kept."""
-    found = await runtime.store.read(last_events, 1, workspace_id=record.workspace_id, instance_id=record.instance_id)
-    said = found[-1] if found and isinstance(found[-1], AgentTerminatedEvent) else None
+    last = await runtime.store.read(last_events, 1, workspace_id=record.workspace_id, instance_id=record.instance_id)
+    event = last[-1] if last and isinstance(last[-1], AgentTerminatedEvent) else None
     return WhyFacts(
         instance=record,
         now=runtime.clock.wall(),
         state_since=record.updated_at,
-        was_graceful=None if said is None else said.was_graceful,
-        reason=None if said is None else said.reason,
+        was_graceful=None if event is None else event.was_graceful,
+        reason=None if event is None else event.reason,
     )
 
 
 def _facts(
     runtime: Runtime, record: AgentInstance, instance: Instance | None, open_waits: tuple[Wait, ...]
 ) -> WhyFacts:
-    trouble = runtime.unrecovered.get(record.instance_id)
+    problem = runtime.unrecovered.get(record.instance_id)
     if instance is None:
         return WhyFacts(
             instance=record,
@@ -51,21 +51,21 @@ def _facts(
             depth=_depth(record),
             restart_sentence=_restart_sentence(record, open_waits),
             reason=_pause_reason(open_waits),
-            trouble=trouble,
+            problem=problem,
         )
-    signs, phase = instance.signs, instance.phase
-    if record.is_active and signs.health.checked_at is not None:
-        record = record.evolve(health=signs.health)  # the latest probe; the record has only what changed
+    liveness, phase = instance.liveness, instance.phase
+    if record.is_active and liveness.health.checked_at is not None:
+        record = record.evolve(health=liveness.health)  # the latest probe; the record has only what changed
     running = [call for call in instance.calls.values() if not call.ended]
     if isinstance(phase, Leaving):
-        trouble = phase.left_behind or phase.unwritten or trouble
+        problem = phase.left_behind or phase.unwritten or problem
     unrecorded = isinstance(phase, Leaving) and phase.unwritten is not None and phase.empty
     return WhyFacts(
         instance=record,
         now=runtime.clock.wall(),
-        state_since=signs.moment(instance.moved_at),
+        state_since=liveness.moment(instance.moved_at),
         in_flight=len(running),
-        in_flight_since=signs.moment(min((call.began_at for call in running), default=None)),
+        in_flight_since=liveness.moment(min((call.began_at for call in running), default=None)),
         queued=len(instance.backlog),
         waits=open_waits,
         depth=phase.depth if isinstance(phase, Suspended) else None,
@@ -74,7 +74,7 @@ def _facts(
         held_because=phase.held_because if isinstance(phase, Backoff | Suspended) else None,
         reason=phase.reason if isinstance(phase, Leaving) else _pause_reason(open_waits),
         stall=stall_of(instance),
-        trouble=trouble,
+        problem=problem,
         unrecorded_end=_exit_text(phase) if unrecorded else None,
     )
 
@@ -94,10 +94,10 @@ def _depth(record: AgentInstance) -> SuspendDepth | None:
     return SuspendDepth.PARK if record.state is AgentState.SUSPENDED else None
 
 
-def doing(instance: Instance, said: str | None = None) -> str | None:
+def doing(instance: Instance, last_output: str | None = None) -> str | None:
     """What a list says of it in a few words; `said` is its last line of output."""
     phase, runtime = instance.phase, instance.runtime
-    since = span(runtime.clock.wall() - (instance.signs.moment(instance.moved_at) or runtime.clock.wall()))
+    since = span(runtime.clock.wall() - (instance.liveness.moment(instance.moved_at) or runtime.clock.wall()))
     if isinstance(phase, Suspended):
         words = {SuspendDepth.FREEZE: "frozen", SuspendDepth.HOLD: "held", SuspendDepth.PARK: "parked"}[phase.depth]
         return f"{words} {since} ago"
@@ -105,14 +105,14 @@ def doing(instance: Instance, said: str | None = None) -> str | None:
         return phase.left_behind or ("ended, not recorded yet" if phase.unwritten else "ending")
     if isinstance(phase, Backoff):
         return phase.held_because or "restarts soon"
-    waiting = next((one.wait for one in instance.waits.values()), None)
+    waiting = next((open_wait.wait for open_wait in instance.waits.values()), None)
     if waiting is not None:
         who = "you" if waiting.kind is WaitKind.HUMAN else "an answer"
         return f"waits for {who}: {waiting.reason}"
-    if instance.signs.doing is not None:
-        return instance.signs.doing
+    if instance.liveness.doing is not None:
+        return instance.liveness.doing
     running = sum(not call.ended for call in instance.calls.values())
-    return None if not running else said or f"{running} request{'s' if running > 1 else ''}"
+    return None if not running else last_output or f"{running} request{'s' if running > 1 else ''}"
 
 
 class _NoChance:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from ostler.lazy_imports import opener
 
 if TYPE_CHECKING:
+    from ostler.loop.collaborators import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
     from ostler.loop.context import ContextBuilder
     from ostler.loop.loop import AgentLifecycleLoop
-    from ostler.loop.parts import BranchManager, CiProvider, Plan, TerminalManager, WorkspaceManager
+    from ostler.loop.service import Loops
     from ostler.model.loop import (
         Breakpoint,
         BreakpointType,
@@ -24,8 +25,9 @@ else:  # a type checker would believe in any name
         {
             "context": "ContextBuilder",
             "loop": "AgentLifecycleLoop",
+            "service": "Loops",
             "ostler.model.loop": "Breakpoint BreakpointType ContextSnapshot LoopResult LoopResultType LoopSettings",
-            "parts": "BranchManager CiProvider Plan TerminalManager WorkspaceManager",
+            "collaborators": "BranchManager CiProvider Plan TerminalManager WorkspaceManager",
         },
     )
 
@@ -40,6 +42,7 @@ __all__ = [
     "LoopResult",
     "LoopResultType",
     "LoopSettings",
+    "Loops",
     "Plan",
     "TerminalManager",
     "WorkspaceManager",

@@ -9,11 +9,11 @@ from uuid import UUID
 from ostler.model.loop import Breakpoint
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import tasks as task_rows
-from ostler.store import waits as wait_rows
+from ostler.store import tasks as task_store
+from ostler.store import waits as wait_store
 from ostler.store.transaction import Reader
+from ostler.tasks.context import TaskContext
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import Tasks
 
 _HUMAN = ("human", "you", "person")
 
@@ -23,30 +23,34 @@ class Blockers:
     """The blockers of one breakpoint, sorted by what they are."""
 
     waits: list[Wait] = field(default_factory=list)
-    #: Over already, or never to come; told to the next agent.
-    told: list[str] = field(default_factory=list)
+    #: Over already, or never to come; the next agent gets them as comments.
+    notes: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     wants_ci: bool = False
 
 
-def sort_blockers(tasks: Tasks, task: Task, said: Breakpoint, states: Mapping[str, TaskState | None]) -> Blockers:
+def sort_blockers(
+    tasks: TaskContext, task: Task, signal: Breakpoint, states: Mapping[str, TaskState | None]
+) -> Blockers:
     """`states` are those of the tasks that it may name, by their keys."""
-    found = Blockers()
-    for name in said.blocked_on or ("human",):
+    blockers = Blockers()
+    for name in signal.blocked_on or ("human",):
         word, _, question = name.partition(":")
         state = states.get(name)
         if word.strip().lower() in _HUMAN:
-            reason = question.strip() or said.summary or "the agent is blocked and did not say on what"
-            found.waits.append(new_wait(tasks, task, WaitKind.HUMAN, reason))
+            reason = question.strip() or signal.summary or "the agent is blocked and did not say on what"
+            blockers.waits.append(new_wait(tasks, task, WaitKind.HUMAN, reason))
         elif word.strip().lower() == "ci":
-            found.wants_ci = True
+            blockers.wants_ci = True
         elif state is None:
-            found.unknown.append(name)
+            blockers.unknown.append(name)
         elif state in {TaskState.ACCEPTED, TaskState.REJECTED}:
-            found.told.append(f"{name} is {state}, so it is not waited for")
+            blockers.notes.append(f"{name} is {state}, so it is not waited for")
         else:
-            found.waits.append(new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name}"))
-    return found
+            blockers.waits.append(
+                new_wait(tasks, task, WaitKind.DEPENDENCY, f"waits for {name}", wake_key=f"task:{name}")
+            )
+    return blockers
 
 
 # --- who waits for whom ------------------------------------------------------------------------------
@@ -56,12 +60,12 @@ def wait_graph(reader: Reader, workspace_id: UUID) -> dict[str, list[str]]:
     """Key of a task to the keys that it waits for: what it depends on, and what it said it is blocked on."""
     unfinished = [
         task
-        for task in task_rows.tasks_in(reader, frozenset(TaskState) - {TaskState.ACCEPTED, TaskState.REJECTED})
+        for task in task_store.tasks_in(reader, frozenset(TaskState) - {TaskState.ACCEPTED, TaskState.REJECTED})
         if task.workspace_id == workspace_id
     ]
-    edges = {task.key: list(task_rows.unmet(reader, task)) for task in unfinished}
+    edges = {task.key: list(task_store.unmet(reader, task)) for task in unfinished}
     keys = {task.task_id: task.key for task in unfinished}
-    for wait in wait_rows.all_open_waits(reader):
+    for wait in wait_store.all_open_waits(reader):
         if wait.kind is WaitKind.DEPENDENCY and wait.task_id in keys and wait.wake_key is not None:
             edges[keys[wait.task_id]].append(wait.wake_key.removeprefix("task:"))
     return {key: sorted(set(others)) for key, others in edges.items()}
@@ -69,12 +73,12 @@ def wait_graph(reader: Reader, workspace_id: UUID) -> dict[str, list[str]]:
 
 def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Each as the keys on the way, from the least one round to itself."""
-    found: dict[frozenset[str], list[str]] = {}
+    cycles_by_keys: dict[frozenset[str], list[str]] = {}
     for start in sorted(graph):
         way = path_to(graph, start, start)
         if way is not None:
-            found.setdefault(frozenset(way), way)
-    return list(found.values())
+            cycles_by_keys.setdefault(frozenset(way), way)
+    return list(cycles_by_keys.values())
 
 
 def path_to(graph: Mapping[str, Iterable[str]], start: str, goal: str) -> list[str] | None:

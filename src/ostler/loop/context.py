@@ -9,11 +9,11 @@ from ostler.model.loop import ContextSnapshot, Iteration, TaskLoop
 from ostler.model.task import Task
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Reader
 from ostler.tasks.attempt import own_program
-from ostler.tasks.shared import Tasks
+from ostler.tasks.context import TaskContext
 from ostler.workdirs.records import Snapshot, Workdir
 
 _SHOWN_FILES = 50
@@ -26,13 +26,13 @@ _TIMED = frozenset({WaitKind.BACKOFF, WaitKind.QUOTA})
 class ContextBuilder:
     """Takes snapshots, and makes summaries of them."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self._tasks = tasks
 
     async def capture(self, task: Task, workdir: Workdir, files: Snapshot | None) -> ContextSnapshot:
         """Before every start, the first too."""
         loop = task.loop or TaskLoop()
-        earlier, states, ended = await self._tasks.store.read(_known, task)
+        earlier, states, ended = await self._tasks.store.read(_read_history, task)
         last = earlier[-1] if earlier else None
         return ContextSnapshot(
             task_id=task.key,
@@ -43,22 +43,22 @@ class ContextBuilder:
             branch=workdir.branch,
             commit=None if files is None else files.head or files.base,
             base=workdir.base,
-            changed_files=() if files is None else tuple(one.path for one in files.files[:_SHOWN_FILES]),
+            changed_files=() if files is None else tuple(entry.path for entry in files.files[:_SHOWN_FILES]),
             dependencies=states,
             blockers=tuple(_blocker(wait) for wait in ended if wait.kind not in _TIMED),
             last_signal=None if last is None or last.breakpoint is None else last.breakpoint.to_dict(),
             comments=tuple(
                 {"from": _origin(text), "text": clipped(text, _MAX_TEXT)} for text in dict.fromkeys(task.comments[-5:])
             ),
-            history=tuple(_line(one) for one in earlier[-_SHOWN_ENDS:]),
+            history=tuple(_line(entry) for entry in earlier[-_SHOWN_ENDS:]),
             taken_at=self._tasks.manager.now(),
         )
 
     def prompt(self, task: Task, snapshot: ContextSnapshot) -> str:
         loop = task.loop or TaskLoop()
         parts = [task.task.strip()]
-        if told := self.summary(snapshot, loop.summary_limit):
-            parts.append(told)
+        if summary := self.summary(snapshot, loop.summary_limit):
+            parts.append(summary)
         parts.append(_instructions(task, loop))
         return "\n\n".join(parts) + "\n"
 
@@ -70,30 +70,36 @@ class ContextBuilder:
                 f"You are start {snapshot.spawn_count} of {snapshot.task_id}, with a fresh context. What is known:"
             )
             lines += [f"- {line}" for line in _facts(snapshot)]
-            for one in snapshot.blockers:
-                lines += _quoted(f"What was waited for, {one['what']}, ended: {one['outcome']}", one.get("answer"))
+            for blocker in snapshot.blockers:
+                lines += _quoted(
+                    f"What was waited for, {blocker['what']}, ended: {blocker['outcome']}", blocker.get("answer")
+                )
             for comment in reversed(snapshot.comments):  # the newest first, for the end is cut
                 lines += _quoted(f"Said by {comment['from']}", comment["text"])
         text = "\n".join(lines)
         return text if len(text) <= limit else f"{text[: limit - 40].rstrip()}\n(shortened to {limit} characters)"
 
 
-def _known(reader: Reader, task: Task) -> tuple[list[Iteration], dict[str, str], list[Wait]]:
-    earlier = [one for one in rows.list_iterations(reader, task.task_id, 20) if one.number < task.attempt]
+def _read_history(reader: Reader, task: Task) -> tuple[list[Iteration], dict[str, str], list[Wait]]:
+    earlier = [
+        iteration
+        for iteration in loop_store.list_iterations(reader, task.task_id, 20)
+        if iteration.number < task.attempt
+    ]
     states = {}
     for key in task.depends_on:
-        found = task_rows.find_task(reader, task.workspace_id, key)
-        states[key] = "accepted" if found is None else str(found.state)
+        dependency = task_store.find_task(reader, task.workspace_id, key)
+        states[key] = "accepted" if dependency is None else str(dependency.state)
     since = earlier[-1].started_at if earlier else task.created_at
-    return earlier, states, rows.waits_ended_since(reader, task.task_id, since)
+    return earlier, states, loop_store.waits_ended_since(reader, task.task_id, since)
 
 
 def _blocker(wait: Wait) -> dict[str, Any]:
     what = wait.reason or str(wait.kind)
-    found: dict[str, Any] = {"what": what, "kind": str(wait.kind), "outcome": wait.outcome or ""}
+    blocker: dict[str, Any] = {"what": what, "kind": str(wait.kind), "outcome": wait.outcome or ""}
     if wait.answer:
-        found["answer"] = clipped("\n".join(f"{key}: {value}" for key, value in wait.answer.items()), _MAX_TEXT)
-    return found
+        blocker["answer"] = clipped("\n".join(f"{key}: {value}" for key, value in wait.answer.items()), _MAX_TEXT)
+    return blocker
 
 
 def _origin(comment: str) -> str:
@@ -104,10 +110,10 @@ def _origin(comment: str) -> str:
     return "Ostler" if comment.startswith("start ") else "a reviewer"
 
 
-def _line(one: Iteration) -> str:
-    first = (one.summary or "").strip().splitlines()[:1]
-    said = f': "{clipped(first[0], 200)}"' if first else ""
-    return f"start {one.number} ended by {one.ended_by or 'a kill'}{said}"
+def _line(iteration: Iteration) -> str:
+    first = (iteration.summary or "").strip().splitlines()[:1]
+    summary = f': "{clipped(first[0], 200)}"' if first else ""
+    return f"start {iteration.number} ended by {iteration.ended_by or 'a kill'}{summary}"
 
 
 def _facts(snapshot: ContextSnapshot) -> Iterable[str]:

@@ -13,33 +13,45 @@ from typing import Any
 from ostler.aio import first_of
 from ostler.clock import Deadline
 from ostler.definitions import load_settings, register_files
-from ostler.errors import AgentNotFoundError, OstlerError
-from ostler.home import project_of
+from ostler.errors import AgentNotFoundError, LeaseHeldError, OstlerError, StoreError
+from ostler.home import SOCKET_FILE, default_home, project_of
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
-from ostler.loop.loops import Loops
-from ostler.loop.parts import BranchManager, CiProvider, LoopParts, Plan, TerminalManager, WorkspaceManager
-from ostler.loop.rules import HOPELESS
+from ostler.loop.collaborators import (
+    BranchManager,
+    CiProvider,
+    LoopCollaborators,
+    Plan,
+    TerminalManager,
+    WorkspaceManager,
+)
+from ostler.loop.follow import DaemonLoop, LoopEnd, end_of
+from ostler.loop.service import Loops
 from ostler.model.events import Event, TaskEvent
 from ostler.model.loop import LoopResult, LoopResultType
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import Task, TaskState
-from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
+from ostler.model.wait import Wait
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
 from ostler.tasks.attempt import LOOP_STOPPED, AttemptRules
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.queue import END_BY_THEMSELVES, end_due_waits
+from ostler.tasks.queue import end_due_waits
 
 _log = logging.getLogger("ostler.loop")
 _LOOK_SECONDS = 30.0
 _START_SECONDS = 0.05
 _R = LoopResultType
-_PARKED = frozenset({"max_retries", "max_iterations", "max_tokens", "max_cost_usd"})
+
+
+class _NoDaemonError(Exception):
+    """Nothing answers on the socket of the home."""
 
 
 class AgentLifecycleLoop:
-    """Without a manager it opens the home for the call. Whatever collaborator is left out is Ostler's own."""
+    """Without a manager it opens the home for the call, or lets the daemon drive that manages the home. Whatever
+    collaborator is left out is Ostler's own.
+    """
 
     def __init__(  # noqa: PLR0913 - the collaborators and settings of a loop, each by its name
         self,
@@ -60,14 +72,14 @@ class AgentLifecycleLoop:
         """Settings that are left out are those of `[loop]` in ostler.toml: 100, 30 s, 1 s and 3600 s."""
         self._manager = manager
         self._repo = None if repo_dir is None else Path(repo_dir)
-        self._given_parts = {
+        self._collaborators = {
             "plan": plan,
             "ci": ci_provider,
             "terminals": terminal_manager,
             "branches": branch_manager,
             "workspaces": workspace_manager,
         }
-        self._given: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "max_retries": max_retries,
             "retry_interval": retry_interval,
             "breakpoint_check_interval": breakpoint_check_interval,
@@ -85,6 +97,9 @@ class AgentLifecycleLoop:
 
         It drives through waits to the end. With `wait=False` it returns at the first, which stays open.
         """
+        if self._manager is None and (default_home() / SOCKET_FILE).exists():
+            with contextlib.suppress(_NoDaemonError):
+                return await self._run_by_daemon(agent, task, wait=wait)
         async with self._opened() as loops:
             try:
                 begun = await self._enlist(loops, agent, task)
@@ -92,6 +107,24 @@ class AgentLifecycleLoop:
                 key = task.key if isinstance(task, Task) else str(task)[:100]
                 return LoopResult(result_type=_R.ERROR, task_id=key, summary=str(error))
             return await _Drive(loops, begun, self._stopping, wait_through=wait).run()
+
+    async def _run_by_daemon(self, agent: Any, task: Task | str, *, wait: bool) -> LoopResult:
+        from ostler import Client  # noqa: PLC0415 - a layer above, and only where a daemon answers
+
+        async with Client() as client:
+            try:
+                await client.call("health")
+            except StoreError as error:  # the socket of a daemon that is gone
+                raise _NoDaemonError from error
+            own = [name for name, part in self._collaborators.items() if part is not None]
+            if own:
+                raise LeaseHeldError(
+                    f"a daemon manages the home {default_home()}, and drives loops by its own collaborators, not by "
+                    f"yours ({', '.join(own)}); stop it with `ostler down`"
+                )
+            settings = {name: value for name, value in self._settings.items() if value is not None}
+            near = None if self._repo is None else str(self._repo.absolute())
+            return await DaemonLoop(client, self._stopping, wait_through=wait).run(agent, task, settings, near)
 
     @contextlib.asynccontextmanager
     async def _opened(self) -> AsyncIterator[Loops]:
@@ -103,7 +136,7 @@ class AgentLifecycleLoop:
             orchestrator = manager if isinstance(manager, TaskOrchestrator) else TaskOrchestrator(manager)
             if orchestrator is not manager:
                 stack.push_async_callback(orchestrator.close)
-            parts = LoopParts.of(orchestrator.tasks, **self._given_parts)
+            parts = LoopCollaborators.of(orchestrator.tasks, **self._collaborators)
             settings = load_settings(project_of(orchestrator.manager.require_home())).loop
             yield Loops(orchestrator, settings, parts)
 
@@ -112,20 +145,20 @@ class AgentLifecycleLoop:
         name = _definition(orchestrator.manager, agent)
         space = orchestrator.manager.principal.workspace_id
         key = task.key if isinstance(task, Task) else task
-        found = await orchestrator.manager.store.read(task_rows.find_task, space, key)
-        if found is None:
+        record = await orchestrator.manager.store.read(task_store.find_task, space, key)
+        if record is None:
             if " " not in key.strip() or isinstance(task, Task):
                 await orchestrator.get(key)  # says that there is none, and what to do
-            found = await orchestrator.submit(key, agent=name, near=self._repo, hold=True)
-        if found.is_finished:
-            return found
-        given = {field: value for field, value in self._given.items() if value is not None}
-        changes: dict[str, Any] = {"is_held": False} if found.is_held else {}
-        if self._repo is not None and found.near is None and found.workdir is None:
+            record = await orchestrator.submit(key, agent=name, near=self._repo, hold=True)
+        if record.is_finished:
+            return record
+        settings = {field: value for field, value in self._settings.items() if value is not None}
+        changes: dict[str, Any] = {"is_held": False} if record.is_held else {}
+        if self._repo is not None and record.near is None and record.workdir is None:
             changes["near"] = str(self._repo.absolute())
         if changes:
-            found = await orchestrator.tasks.change(found, changes)
-        return await loops.put_in_loop(found, name, **loops.given(given))
+            record = await orchestrator.tasks.change(record, changes)
+        return await loops.put_in_loop(record, name, **loops.checked_settings(settings))
 
 
 class _Drive:
@@ -164,15 +197,17 @@ class _Drive:
         due = await end_due_waits(self._orchestrator)
         task = self._task = await self._orchestrator.tasks.reload(self._task)
         if self._stopping.is_set():
-            return await self._result(_R.SHUTDOWN, summary="it was told to stop; the task is queued")
-        waits = await self._store.read(task_rows.task_waits, task.task_id)
-        if (result := await self._ended(task, waits)) is not None:
-            return result
+            return await self._result(LoopEnd(_R.SHUTDOWN, "it was told to stop; the task is queued"))
+        waits = await self._store.read(task_store.task_waits, task.task_id)
+        missing = await self._orchestrator.unmet(task)
+        end = end_of(task, waits, missing, self._manager.now(), waits_through=self._waits_through)
+        if end is not None:
+            return await self._result(end)
         if task.state is TaskState.RUNNING and task.key not in self._orchestrator.tasks.running:
             await self._work(task)
             return None
         if task.state is TaskState.QUEUED and not waits:
-            claimed = await self._store.run(task_rows.claim_task, task, by=self._manager.actor)
+            claimed = await self._store.run(task_store.claim_task, task, by=self._manager.actor)
             if claimed is not None:
                 await self._work(claimed)
                 return None
@@ -182,45 +217,6 @@ class _Drive:
     def _seconds_until_due(self, waits: list[Wait]) -> list[float]:
         now = self._manager.now()
         return [max((wait.due_at - now).total_seconds(), 0.0) for wait in waits if wait.due_at is not None]
-
-    async def _ended(self, task: Task, waits: list[Wait]) -> LoopResult | None:
-        match task.state:
-            case TaskState.ACCEPTED:
-                return await self._result(_R.TASK_COMPLETE, summary=task.summary)
-            case TaskState.REJECTED:
-                return await self._result(_R.ERROR, summary=task.error)
-            case TaskState.COMPLETED:
-                return await self._completed(task, waits)
-            case TaskState.QUEUED if task.is_held:
-                return await self._result(_R.SHUTDOWN, summary=task.error or "it is held back")
-            case TaskState.QUEUED:
-                return await self._waiting(task, waits)
-        return None
-
-    async def _completed(self, task: Task, waits: list[Wait]) -> LoopResult | None:
-        pull = next((wait for wait in waits if wait.kind is WaitKind.PULL_REQUEST), None)
-        if pull is None:
-            return await self._result(_R.TASK_COMPLETE, summary=task.summary)
-        over = pull.due_at is not None and pull.due_at <= self._manager.now()
-        if over or not self._waits_through:
-            return await self._result(_R.PR_CREATED, summary=task.summary)
-        return None
-
-    async def _waiting(self, task: Task, waits: list[Wait]) -> LoopResult | None:
-        parked = next((wait for wait in waits if (wait.detail or {}).get("cause") in _PARKED), None)
-        if parked is not None:
-            return await self._result(_R.MAX_RETRIES, summary=parked.reason)
-        hopeless = next((wait for wait in waits if (wait.detail or {}).get("cause") == HOPELESS), None)
-        if hopeless is not None:
-            return await self._result(_R.ERROR, summary=hopeless.reason)
-        blocked = [wait for wait in waits if wait.kind is not WaitKind.BACKOFF]
-        missing = await self._orchestrator.unmet(task)
-        limited = [wait.due_at for wait in blocked if wait.kind not in END_BY_THEMSELVES]
-        is_over = any(due is not None and due <= self._manager.now() for due in limited)
-        if (blocked or missing) and (is_over or not self._waits_through):
-            names = (*missing, *(_name(wait) for wait in blocked))
-            return await self._result(_R.BLOCKED, blocked_on=names, summary=blocked[0].reason if blocked else None)
-        return None
 
     async def _work(self, task: Task) -> None:
         rules: AttemptRules | None = self._loops.rules(task)
@@ -238,23 +234,11 @@ class _Drive:
             async with Deadline(self._manager.clock, seconds):
                 await first_of(self._wake.wait(), self._stopping.wait())
 
-    async def _result(
-        self, kind: LoopResultType, *, summary: str | None = None, blocked_on: tuple[str, ...] = ()
-    ) -> LoopResult:
+    async def _result(self, end: LoopEnd) -> LoopResult:
         task = self._task
-        pull = await self._store.read(rows.pull_request_of, task)
-        return LoopResult(
-            result_type=kind,
-            task_id=task.key,
-            blocked_on=blocked_on,
-            pr_url=None if pull is None else pull.url,
-            summary=summary,
-            iterations=len(await self._store.read(rows.list_iterations, task.task_id)),
-        )
-
-
-def _name(wait: Wait) -> str:
-    return (wait.wake_key or "").partition(":")[2] if wait.kind is WaitKind.DEPENDENCY else str(wait.kind)
+        pull = await self._store.read(loop_store.pull_request_of, task)
+        iterations = await self._store.read(loop_store.list_iterations, task.task_id)
+        return end.result(task.key, None if pull is None else pull.url, len(iterations))
 
 
 def _definition(manager: AgentLifecycleManager, agent: Any) -> str:

@@ -15,8 +15,8 @@ from ostler.clock import Deadline
 from ostler.errors import NotFoundError, ValidationError
 from ostler.lifecycle.job import JOB_ID
 from ostler.loop.blockers import path_to, sort_blockers, wait_graph
+from ostler.loop.collaborators import LocalCi, LoopCollaborators
 from ostler.loop.context import ContextBuilder
-from ostler.loop.parts import LocalCi, LoopParts
 from ostler.loop.signals import SignalFile, breakpoint_of, last_breakpoint
 from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
@@ -24,15 +24,15 @@ from ostler.model.loop import Breakpoint, BreakpointType, Iteration, PullRequest
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import loops as rows
-from ostler.store import requests as request_rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import requests as request_store
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Transaction
 from ostler.tasks import attempt
 from ostler.tasks.attempt import AttemptFailedError, AttemptRules, AttemptWaitsError
+from ostler.tasks.context import BY, MAX_LOST
 from ostler.tasks.proof import checks_of
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import BY, MAX_LOST
 from ostler.workdirs.records import Snapshot, Workdir
 
 _log = logging.getLogger("ostler.loop")
@@ -48,7 +48,7 @@ class IterationRules(AttemptRules):
 
     keeps_directory = True
 
-    def __init__(self, parts: LoopParts) -> None:
+    def __init__(self, parts: LoopCollaborators) -> None:
         super().__init__(parts.tasks)
         self.parts = parts
         self.builder = ContextBuilder(parts.tasks)
@@ -65,7 +65,7 @@ class IterationRules(AttemptRules):
         task, workdir = await self.parts.workspaces.prepare(task)
         self._before = (task.tokens, task.cost_usd or 0.0)
         self._file = SignalFile.of(self.tasks, task, workdir)
-        self._iteration = await self.tasks.store.read(rows.get_iteration, task.task_id, task.attempt)
+        self._iteration = await self.tasks.store.read(loop_store.get_iteration, task.task_id, task.attempt)
         if self._iteration is None:
             task = await self._renew_allowance(task)
             await asyncio.to_thread(self._file.clear)
@@ -78,16 +78,16 @@ class IterationRules(AttemptRules):
                 prompt=self.builder.prompt(task, snapshot),
                 started_at=self.tasks.manager.now(),
             )
-            self._iteration = await self.tasks.store.run(rows.begin_iteration, task, begun)
+            self._iteration = await self.tasks.store.run(loop_store.begin_iteration, task, begun)
         return task, workdir
 
     async def _renew_allowance(self, task: Task) -> Task:
         """A person who answers that a parked task may go on gives it as much again."""
         loop = task.loop or TaskLoop()
-        earlier = await self.tasks.store.read(rows.list_iterations, task.task_id, 1)
+        earlier = await self.tasks.store.read(loop_store.list_iterations, task.task_id, 1)
         since = earlier[-1].started_at if earlier else task.created_at
         changes: dict[str, Any] = {}
-        for wait in await self.tasks.store.read(rows.waits_ended_since, task.task_id, since):
+        for wait in await self.tasks.store.read(loop_store.waits_ended_since, task.task_id, since):
             cause, limit = (wait.detail or {}).get("cause"), (wait.detail or {}).get("limit")
             if cause is not None and wait.outcome is not None:
                 changes["retries"] = 0
@@ -144,35 +144,35 @@ class IterationRules(AttemptRules):
     # --- after -----------------------------------------------------------------------------------
 
     async def judge(self, task: Task, workdir: Workdir, instance: AgentInstance) -> Task:
-        found, answer = await last_breakpoint(self.tasks, instance), await self._given(instance)
-        if found is None:
+        signal, answer = await last_breakpoint(self.tasks, instance), await self._answer(instance)
+        if signal is None:
             answer = await attempt.answer_of(self.tasks, task, instance.instance_id)
-            found = self._until(task, answer)
-            self._ended_by = None if found is None else "until"
+            signal = self._until(task, answer)
+            self._ended_by = None if signal is None else "until"
         task = await self.tasks.reload(task)
-        if found is None:
+        if signal is None:
             await self.tasks.change(
                 task, {**attempt.used_by(task, answer), **_files_of(await self.snapshot(task, workdir))}
             )
             raise AttemptFailedError(_without_signal(answer, self._file), "exit")
-        self._breakpoint = found
-        match found.type:
+        self._breakpoint = signal
+        match signal.type:
             case BreakpointType.TASK_COMPLETE:
-                return await attempt.finish(self, task, workdir, _submission(found, answer))
+                return await attempt.finish(self, task, workdir, _submission(signal, answer))
             case BreakpointType.PR_CREATED:
-                return await self._pull_request(task, workdir, found, answer)
+                return await self._pull_request(task, workdir, signal, answer)
             case BreakpointType.BLOCKED:
-                return await self._blocked(task, workdir, found, answer)
+                return await self._blocked(task, workdir, signal, answer)
 
-    async def _given(self, instance: AgentInstance) -> Any:
-        row = await self.tasks.store.read(request_rows.get_request, instance.instance_id, JOB_ID)
+    async def _answer(self, instance: AgentInstance) -> Any:
+        row = await self.tasks.store.read(request_store.get_request, instance.instance_id, JOB_ID)
         return None if row is None or row.answer is None else json.loads(row.answer)
 
     def _until(self, task: Task, answer: Any) -> Breakpoint | None:
-        wanted = None if task.loop is None else task.loop.until
-        if wanted is None or wanted not in _said(answer):
+        words = None if task.loop is None else task.loop.until
+        if words is None or words not in _said(answer):
             return None
-        return Breakpoint(type=BreakpointType.TASK_COMPLETE, task_id=task.key, summary=f"it said {wanted}")
+        return Breakpoint(type=BreakpointType.TASK_COMPLETE, task_id=task.key, summary=f"it said {words}")
 
     async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
         return await self.parts.branches.snapshot(task, workdir)
@@ -197,85 +197,85 @@ class IterationRules(AttemptRules):
         """The pull request of this breakpoint, with how its CI ended; unless that is told later."""
         if self._breakpoint is None or self._breakpoint.type is not BreakpointType.PR_CREATED:
             return None
-        pull = await self.tasks.store.read(rows.pull_request_of, task)
+        pull = await self.tasks.store.read(loop_store.pull_request_of, task)
         if pull is None or pull.ci != "pending" or self._ci_is_told_later:
             return pull
-        return await self.tasks.store.run(rows.change_pull_request, pull, {"ci": state})
+        return await self.tasks.store.run(loop_store.change_pull_request, pull, {"ci": state})
 
-    async def _pull_request(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
+    async def _pull_request(self, task: Task, workdir: Workdir, signal: Breakpoint, answer: Any) -> Task:
         snapshot = await self.snapshot(task, workdir)
         loop, ci = task.loop or TaskLoop(), self.parts.ci
         now = self.tasks.manager.now()
-        wanted = PullRequest(
+        new = PullRequest(
             workspace_id=task.workspace_id,
             number=0,
             task_id=task.task_id,
             task_key=task.key,
-            url=said.pr_url or "",
-            title=clipped(said.summary or task.title, 200),
+            url=signal.pr_url or "",
+            title=clipped(signal.summary or task.title, 200),
             branch=workdir.branch,
             commit=snapshot.commit,
             ci="pending" if self._has_ci(task) else None,
             created_at=now,
             updated_at=now,
         )
-        pull = await self.tasks.store.run(rows.open_pull_request, task, wanted)
+        pull = await self.tasks.store.run(loop_store.open_pull_request, task, new)
         if loop.ci or not isinstance(ci, LocalCi):
             result = await ci.check(task, workdir, snapshot)
             self._ci_is_told_later = result is None
             if result is not None and not result.passed:
                 await self.tasks.change(task, attempt.used_by(task, answer))
                 raise AttemptFailedError(f"CI failed on pull request #{pull.number}: {result.output}", "check")
-        return await attempt.finish(self, task, workdir, _submission(said, answer))
+        return await attempt.finish(self, task, workdir, _submission(signal, answer))
 
     def _has_ci(self, task: Task) -> bool:
         loop, ci = task.loop or TaskLoop(), self.parts.ci
         return bool(loop.ci) or not isinstance(ci, LocalCi) or bool(checks_of(self.tasks, task))
 
-    async def _blocked(self, task: Task, workdir: Workdir, said: Breakpoint, answer: Any) -> Task:
-        said = said.evolve(blocked_on=tuple([await self._key_of(task, name) for name in said.blocked_on]))
-        states = {name: await self.parts.plan.state_of(task, name) for name in said.blocked_on}
-        found = sort_blockers(self.tasks, task, said, states)
+    async def _blocked(self, task: Task, workdir: Workdir, signal: Breakpoint, answer: Any) -> Task:
+        signal = signal.evolve(blocked_on=tuple([await self._key_of(task, name) for name in signal.blocked_on]))
+        states = {name: await self.parts.plan.state_of(task, name) for name in signal.blocked_on}
+        blockers = sort_blockers(self.tasks, task, signal, states)
         used = attempt.used_by(task, answer)
-        if found.unknown:
+        if blockers.unknown:
             await self.tasks.change(task, used)
-            names = ", ".join(found.unknown)
+            names = ", ".join(blockers.unknown)
             raise AttemptFailedError(
                 f'you said that you are blocked on {names}, but there is no such task; name a task, ci, or "human: '
                 f'your question"'
             )
         snapshot = await self.snapshot(task, workdir)
-        if found.wants_ci:
+        if blockers.wants_ci:
             result = await self.parts.ci.check(task, workdir, snapshot)
             if result is None:
                 wake = f"ci:{snapshot.commit}"
-                found.waits.append(new_wait(self.tasks, task, WaitKind.CI, "waits for CI", wake_key=wake))
+                blockers.waits.append(new_wait(self.tasks, task, WaitKind.CI, "waits for CI", wake_key=wake))
             else:
-                found.told.append(f"CI {'passed' if result.passed else f'failed: {result.output}'}")
-        if not found.waits and set(found.told) <= set(task.comments):
+                blockers.notes.append(f"CI {'passed' if result.passed else f'failed: {result.output}'}")
+        if not blockers.waits and set(blockers.notes) <= set(task.comments):
             # Told before. It would be started for ever, since there is nothing to wait for.
             await self.tasks.change(task, used)
-            raise AttemptFailedError(f"it is blocked on {', '.join(said.blocked_on)}, which it was told is over")
+            raise AttemptFailedError(f"it is blocked on {', '.join(signal.blocked_on)}, which it was told is over")
         changes = {
             **used,
             "session": None,
-            "comments": (*task.comments, *found.told)[-_MAX_COMMENTS:],
+            "comments": (*task.comments, *blockers.notes)[-_MAX_COMMENTS:],
             **_files_of(snapshot),
         }
-        circle = await self._circle(task, found.waits)
+        circle = await self._circle(task, blockers.waits)
         if circle is not None:
             reason = f"{' waits for '.join(circle)}: they wait for one another"
             waits = [new_wait(self.tasks, task, WaitKind.HUMAN, reason, detail={"cause": "cycle"})]
             return await self._end(task, changes, waits, reason)
         limit = (task.loop or TaskLoop()).blocked_timeout
         due = None if limit is None else self.tasks.manager.now() + limit
-        waits = [wait.evolve(due_at=due) for wait in found.waits]
-        return await self._end(task, changes, waits, said.summary or "blocked")
+        waits = [wait.evolve(due_at=due) for wait in blockers.waits]
+        return await self._end(task, changes, waits, signal.summary or "blocked")
 
     async def _key_of(self, task: Task, name: str) -> str:
         """An agent may write the key of a task in another case."""
-        found = await self.tasks.store.read(task_rows.find_task, task.workspace_id, name.strip())
-        return name.strip() if found is None else found.key
+        other = await self.tasks.store.read(task_store.find_task, task.workspace_id, name.strip())
+        return name.strip() if other is None else other.key
 
     async def _circle(self, task: Task, waits: Sequence[Wait]) -> list[str] | None:
         graph = await self.tasks.store.read(wait_graph, task.workspace_id)
@@ -303,8 +303,8 @@ class IterationRules(AttemptRules):
             "session": None,
         }
         if cause != "exit":  # that is in the history already
-            said = text if cause == "check" else f"start {task.attempt} failed: {text}"
-            changes["comments"] = (*task.comments, clipped(said, _MAX_TEXT))[-_MAX_COMMENTS:]
+            comment = text if cause == "check" else f"start {task.attempt} failed: {text}"
+            changes["comments"] = (*task.comments, clipped(comment, _MAX_TEXT))[-_MAX_COMMENTS:]
         waits = []
         if cause == HOPELESS:
             waits = [self._parked(task, f"its agent cannot be started: {_line(error)}", HOPELESS)]
@@ -336,8 +336,8 @@ class IterationRules(AttemptRules):
 
     def _parked(self, task: Task, reason: str, cause: str, limit: float | None = None) -> Wait:
         detail = {"cause": cause, **({} if limit is None else {"limit": limit})}
-        said = f"{reason}. Answer to let it go on: ostler answer {task.key} yes"
-        return new_wait(self.tasks, task, WaitKind.HUMAN, said, detail=detail)
+        sentence = f"{reason}. Answer to let it go on: ostler answer {task.key} yes"
+        return new_wait(self.tasks, task, WaitKind.HUMAN, sentence, detail=detail)
 
     def _cap(self, task: Task, loop: TaskLoop) -> Wait | None:
         """Where a limit of the whole loop is reached, nothing more is spent without a person."""
@@ -362,15 +362,15 @@ class IterationRules(AttemptRules):
         if task.state is not TaskState.RUNNING:
             return task
         changes = {"lost": 0, **changes}
-        said = self._breakpoint
-        by = ended_by or self._ended_by or ("breakpoint" if said is not None else "exit")
+        signal = self._breakpoint
+        by = ended_by or self._ended_by or ("breakpoint" if signal is not None else "exit")
         if to is TaskState.QUEUED and not any(wait.kind is WaitKind.HUMAN for wait in waits):
             cap = self._cap(task.evolve(**changes), changes.get("loop") or task.loop or TaskLoop())
             waits = waits if cap is None else [cap]
         tokens, cost = self._before
         now = task.evolve(**changes)
         about = {
-            "breakpoint": said,
+            "breakpoint": signal,
             "summary": clipped(summary, 2000),
             "changed_files": None if now.changed_files is None else len(now.changed_files),
             "tokens": now.tokens - tokens,
@@ -388,21 +388,21 @@ def _end_iteration(  # noqa: PLR0913, PLR0917 - as above
     ended_by: str,
     about: Mapping[str, Any],
 ) -> Task:
-    rows.end_iteration(tx, task.evolve(**changes), ended_by, **about)
-    changed = task_rows.change_task(tx, task, changes, to=to, by=BY, reason=about["summary"])
+    loop_store.end_iteration(tx, task.evolve(**changes), ended_by, **about)
+    changed = task_store.change_task(tx, task, changes, to=to, by=BY, reason=about["summary"])
     for wait in waits:
-        task_rows.open_task_wait(tx, changed, wait)
+        task_store.open_task_wait(tx, changed, wait)
     return changed
 
 
 def _files_of(snapshot: Snapshot) -> dict[str, Any]:
-    return {"changed_files": tuple(one.path for one in snapshot.files), "snapshot": snapshot.to_dict()}
+    return {"changed_files": tuple(change.path for change in snapshot.files), "snapshot": snapshot.to_dict()}
 
 
-def _submission(said: Breakpoint, answer: Any) -> dict[str, Any]:
+def _submission(signal: Breakpoint, answer: Any) -> dict[str, Any]:
     """The answer of the run, with the summary of the breakpoint."""
-    given = dict(answer) if isinstance(answer, Mapping) else {}
-    return {**given, "summary": said.summary or given.get("summary")}
+    values = dict(answer) if isinstance(answer, Mapping) else {}
+    return {**values, "summary": signal.summary or values.get("summary")}
 
 
 def _said(answer: Any) -> str:
@@ -413,9 +413,9 @@ def _said(answer: Any) -> str:
 
 def _without_signal(answer: Any, file: SignalFile | None) -> str:
     last = _said(answer).strip().splitlines()[-1:]
-    said = f"; it said last: {clipped(last[0], 300)}" if last else ""
+    last_words = f"; it said last: {clipped(last[0], 300)}" if last else ""
     fault = "" if file is None or file.fault is None else f"; {clipped(file.fault, 300)}"
-    return f"it ended without a signal{fault}{said}"
+    return f"it ended without a signal{fault}{last_words}"
 
 
 def _line(text: str) -> str:

@@ -22,10 +22,10 @@ from ostler.model.events import AgentSignalEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.loop import Breakpoint, BreakpointType
 from ostler.model.task import Task
-from ostler.store import loops as rows
+from ostler.store import loops as loop_store
 from ostler.store.reports import add_signal
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks
+from ostler.tasks.context import BY, TaskContext
 from ostler.workdirs.files import opened, read_small, write_durably
 from ostler.workdirs.records import SIGNAL_FILE, Workdir
 
@@ -58,10 +58,10 @@ def breakpoint_of(event: AgentSignalEvent) -> Breakpoint | None:
         return None
 
 
-async def last_breakpoint(tasks: Tasks, instance: AgentInstance) -> Breakpoint | None:
+async def last_breakpoint(tasks: TaskContext, instance: AgentInstance) -> Breakpoint | None:
     """Of this instance, and of no other: a later one corrects an earlier one."""
-    found = [breakpoint_of(event) for event in await tasks.store.read(rows.signals_of, instance.instance_id)]
-    return next((one for one in reversed(found) if one is not None), None)
+    signals = [breakpoint_of(event) for event in await tasks.store.read(loop_store.signals_of, instance.instance_id)]
+    return next((signal for signal in reversed(signals) if signal is not None), None)
 
 
 # --- communications.json -----------------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def last_breakpoint(tasks: Tasks, instance: AgentInstance) -> Breakpoint |
 class SignalFile:
     """One file, and the one entry in it that is ours."""
 
-    tasks: Tasks
+    tasks: TaskContext
     task: Task
     path: Path
     #: Whether other agents write there too.
@@ -84,9 +84,9 @@ class SignalFile:
     _told: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, tasks: Tasks, task: Task, workdir: Workdir) -> SignalFile:
-        given = None if task.loop is None else task.loop.comm_file
-        return cls(tasks, task, Path(given) if given else Path(workdir.path) / SIGNAL_FILE, given is not None)
+    def of(cls, tasks: TaskContext, task: Task, workdir: Workdir) -> SignalFile:
+        shared = None if task.loop is None else task.loop.comm_file
+        return cls(tasks, task, Path(shared) if shared else Path(workdir.path) / SIGNAL_FILE, shared is not None)
 
     @property
     def name(self) -> str:
@@ -135,42 +135,42 @@ class SignalFile:
         is_old = entry == self._taken or (entry == self._stale and not has_ended)
         if not isinstance(entry, Mapping) or is_old:
             return False
-        found = await self._breakpoint(instance, entry)
-        if found is None:
+        signal = await self._breakpoint(instance, entry)
+        if signal is None:
             return False
-        payload = {**found.to_dict(), "origin": SIGNAL_FILE}
-        await self.tasks.store.run(add_signal, instance, found.type.value, payload)
+        payload = {**signal.to_dict(), "origin": SIGNAL_FILE}
+        await self.tasks.store.run(add_signal, instance, signal.type.value, payload)
         self._taken = entry
         return True
 
     async def _breakpoint(self, instance: AgentInstance, entry: Mapping[str, Any]) -> Breakpoint | None:
-        said = entry.get("breakpoint")
-        said = dict(said) if isinstance(said, Mapping) else {}
-        kind = self._kind(entry.get("lifecycle_state"), said.get("type"))
+        values = entry.get("breakpoint")
+        values = dict(values) if isinstance(values, Mapping) else {}
+        kind = self._kind(entry.get("lifecycle_state"), values.get("type"))
         if kind is None:
             return None
-        if said.get("task_id") not in (None, self.task.key):
-            await self._refuse(instance, f"a breakpoint of the task {said['task_id']!a} in the workdir of another")
+        if values.get("task_id") not in (None, self.task.key):
+            await self._refuse(instance, f"a breakpoint of the task {values['task_id']!a} in the workdir of another")
             return None
-        if said.get("attempt") not in (None, self.task.attempt):
-            await self._refuse(instance, f"a breakpoint of attempt {said['attempt']!a}; this is {self.task.attempt}")
+        if values.get("attempt") not in (None, self.task.attempt):
+            await self._refuse(instance, f"a breakpoint of attempt {values['attempt']!a}; this is {self.task.attempt}")
             return None
         try:
-            return Breakpoint.read(kind, said)
+            return Breakpoint.read(kind, values)
         except (ValidationError, TypeError) as error:
             self._warn(f"{SIGNAL_FILE} cannot be used: {error}")
             return None
 
-    def _kind(self, state: Any, given: Any) -> BreakpointType | None:
+    def _kind(self, state: Any, name: Any) -> BreakpointType | None:
         """The type decides; a state that says something else is a warning."""
         by_state = _STATES.get(str(state))
-        if given is None:
+        if name is None:
             if state is not None and str(state) not in _STATES:
                 self._warn(f"lifecycle_state {state!a} is not known; known are {', '.join(_STATES)}")
             return by_state
-        kind = BREAKPOINTS.get(str(given))
+        kind = BREAKPOINTS.get(str(name))
         if kind is None:
-            self._warn(f"a breakpoint has the unknown type {given!a}; known are {', '.join(_T)}")
+            self._warn(f"a breakpoint has the unknown type {name!a}; known are {', '.join(_T)}")
         elif by_state is not kind:
             _log.warning("%s: lifecycle_state is %a, the breakpoint says %s; that counts", self.task.key, state, kind)
         return kind

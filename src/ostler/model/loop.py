@@ -41,6 +41,13 @@ class OnClose(StrEnum):
     SEND_BACK = "send-back"
 
 
+class OnMerge(StrEnum):
+    """What becomes of a task whose pull request is merged."""
+
+    ACCEPT = "accept"
+    CONTINUE = "continue"  #: a fresh start goes on with the rest
+
+
 @record
 class Breakpoint(Record):
     """What an agent says where it stops: its claim, which the checks and the waits judge."""
@@ -97,6 +104,7 @@ class LoopSettings(Record):
     #: Command lines that are the CI of a pull request; without any, the checks of the task.
     ci: tuple[str, ...] = ()
     on_close: OnClose = OnClose.REJECT
+    on_merge: OnMerge = OnMerge.ACCEPT
 
 
 @record
@@ -143,7 +151,7 @@ class Iteration(Record):
     instance_id: UUID | None = None
     snapshot: ContextSnapshot
     prompt: str
-    #: breakpoint, until, exit, error, check, limit, stopped.
+    #: breakpoint, until, exit, error, check, limit, lost, stopped.
     ended_by: str | None = None
     breakpoint: Breakpoint | None = None
     summary: str | None = None

@@ -87,9 +87,11 @@ def judge_stall(facts: StallFacts) -> StallVerdict:
     cpu = None if facts.last_cpu_change is None else _silence(facts, facts.last_cpu_change, owes_since)
     evidence = (
         f"a request has been in flight for {span(facts.now - begun)}",
-        _told("heartbeat", heartbeat, facts.last_heartbeat, limit),
-        _told("output", output, facts.last_output, limit),
-        _told("use of CPU", cpu, facts.last_cpu_change, limit) if cpu is not None else "its CPU time is not measured",
+        _sentence("heartbeat", heartbeat, facts.last_heartbeat, limit),
+        _sentence("output", output, facts.last_output, limit),
+        _sentence("use of CPU", cpu, facts.last_cpu_change, limit)
+        if cpu is not None
+        else "its CPU time is not measured",
     )
     return _judged(evidence, heartbeat >= limit, output >= limit, None if cpu is None else cpu >= limit)
 
@@ -136,7 +138,7 @@ def _silence(facts: StallFacts, last: datetime | None, owes_since: datetime) -> 
     return max(facts.now - max(last or owes_since, owes_since), _NOTHING)
 
 
-def _told(sign: str, silence: timedelta, last: datetime | None, limit: timedelta) -> str:
+def _sentence(sign: str, silence: timedelta, last: datetime | None, limit: timedelta) -> str:
     if silence >= limit:
         return f"no {sign} for {span(silence)}; the limit is {span(limit)}"
     if last is None:

@@ -49,7 +49,7 @@ class WhyFacts:
     #: A restart that is due, and why it has not happened.
     held_because: str | None = None
     #: What could not be recovered, ended or written.
-    trouble: str | None = None
+    problem: str | None = None
     #: How it ended, where that could not be written yet; `trouble` says why not.
     unrecorded_end: str | None = None
 
@@ -67,10 +67,10 @@ def explain(facts: WhyFacts) -> Why:
     changes = [*answer.changes]
     verdict = answer.verdict
     if facts.instance.is_active and not facts.unrecorded_end:
-        verdict = _troubled(facts, verdict)
-        evidence += _trouble(facts)
+        verdict = _verdict_with_problems(facts, verdict)
+        evidence += _problems(facts)
         changes += _cures(facts)
-    evidence += [*_quoted(facts.held_because), *_quoted(facts.trouble)]
+    evidence += [*_quoted(facts.held_because), *_quoted(facts.problem)]
     return Why(
         instance_id=facts.instance.instance_id,
         state=facts.instance.state,
@@ -221,7 +221,7 @@ _WAIT_WORDS: Mapping[WaitKind, str] = MappingProxyType(
 # --- what is wrong with a living one -----------------------------------------------------------------
 
 
-def _troubled(facts: WhyFacts, verdict: str) -> str:
+def _verdict_with_problems(facts: WhyFacts, verdict: str) -> str:
     if facts.stall is not None and facts.stall.stalled:
         return "it is stalled: it owes work and shows no sign of life"
     if facts.stall is not None and facts.stall.verdict is Liveness.UNRESPONSIVE:
@@ -231,7 +231,7 @@ def _troubled(facts: WhyFacts, verdict: str) -> str:
     return verdict
 
 
-def _trouble(facts: WhyFacts) -> Iterator[str]:
+def _problems(facts: WhyFacts) -> Iterator[str]:
     health = facts.instance.health
     if health.state in {HealthState.DEGRADED, HealthState.UNHEALTHY}:
         checked = f", looked at {moment(health.checked_at)}" if health.checked_at else ""
@@ -277,9 +277,9 @@ def _membership(instance: AgentInstance) -> Iterator[str]:
 
 def _waits(facts: WhyFacts) -> Iterator[str]:
     for wait in facts.waits[:_MAX_WAITS]:
-        said = "".join(f": {text}" for text in _quoted(wait.reason))
+        reason = "".join(f": {text}" for text in _quoted(wait.reason))
         again = f", looks again {due(wait.due_at, facts.now)}" if wait.due_at else ""
-        yield f"waits for {_WAIT_WORDS[wait.kind]} {since(wait.created_at, facts.now)}{again}{said}"
+        yield f"waits for {_WAIT_WORDS[wait.kind]} {since(wait.created_at, facts.now)}{again}{reason}"
     if len(facts.waits) > _MAX_WAITS:
         yield f"and for {len(facts.waits) - _MAX_WAITS} things more"
 

@@ -18,15 +18,6 @@ _STILL_RUNS = Failed(True, "TimeoutError", "not asked: it still works on what it
 
 
 @dataclass(slots=True)
-class _BrainCall:
-    """How a member is asked; kept as long as it has the same brain."""
-
-    agent: Any
-    question: Question
-    is_async: bool
-
-
-@dataclass(slots=True)
 class ActiveSet:
     """The active members and how they are asked. Kept until an agent joins, leaves, pauses or resumes."""
 
@@ -50,9 +41,8 @@ class ActiveBrains:
         self._asker = asker
         self._managed = managed
         self._current: ActiveSet | None = None
-        self._calls: dict[int, _BrainCall] = {}
-        #: Calls of agents that were given up and whose brain could not be replaced, by number.
-        self._late: dict[int, _BrainCall] = {}
+        #: Views of agents that were given up and whose brain could not be replaced, by number.
+        self._late: dict[int, AgentView] = {}
 
     def current(self) -> ActiveSet:
         state, current = self._world.state, self._current
@@ -63,38 +53,35 @@ class ActiveBrains:
     def _renewed(self) -> ActiveSet:
         state = self._world.state
         active = ActiveSet(state.version, set(state.paused_agents), state.active_members())
-        if len(self._calls) > 2 * len(state.members):
-            numbers = {member.number for member in state.members.values()}
-            self._calls = {number: call for number, call in self._calls.items() if number in numbers}
         for place, member in enumerate(active.members):
-            call = self._calls.get(member.number)
-            if call is None or call.agent is not member.agent:
-                call = self._calls[member.number] = self._new_call(member)
+            view = member.view
+            if view is None or view.closed or view.agent is not member.agent or view.world is not self._world:
+                view = self._new_view(member)
             late = self._late.get(member.number)
-            if late is not None and late.agent is member.agent and self._asker.still_runs(late.question[1]):
+            if late is not None and late.agent is member.agent and self._asker.still_runs(late):
                 active.unasked[place] = _STILL_RUNS
-            elif call.is_async:
+            elif view.is_async:
                 active.async_places.append(place)
-                active.tasks.append(call.question)
+                active.tasks.append((view.call, view))
             else:
                 active.plain_places.append(place)
-                active.plain.append(call.question)
+                active.plain.append((view.call, view))
         active.all_plain = len(active.plain) == len(active.members)
         # An agent whose call still runs may be free in the next turn.
         self._current = None if active.unasked else active
         return active
 
-    def _new_call(self, member: Member) -> _BrainCall:
-        view, call = AgentView(member, self._world), call_of(member.agent)
+    def _new_view(self, member: Member) -> AgentView:
+        call = call_of(member.agent)
         if isinstance(member.agent, Managed):
             if self._managed is None:
                 raise InvalidOperationError(
                     f"the brain of {member.name} is managed, and there is no lifecycle manager; pass it as manager="
                 )
-            return _BrainCall(member.agent, (partial(self._managed.ask, member), view), is_async=True)
+            return AgentView(member, self._world, partial(self._managed.ask, member), is_async=True)
         if call is None:
             raise InvalidOperationError(f"the agent of {member.name} is no brain; it needs a method `decide`")
-        return _BrainCall(member.agent, (call, view), is_async(call))
+        return AgentView(member, self._world, call, is_async=is_async(call))
 
     async def ask(self, active: ActiveSet) -> list[Any]:
         """The answers in the order of joining."""
@@ -109,10 +96,9 @@ class ActiveBrains:
 
     def give_up(self, member: Member, *, is_late: bool) -> None:
         """Its time was over. Where it is late, it has the same brain, and is not asked while the old call runs."""
-        call = self._calls.pop(member.number, None)
         self._current = None
-        if call is not None and is_late:
-            self._late[member.number] = call
+        if is_late:
+            self._late[member.number] = member.view
 
 
 def failures_by_place(answers: list[Any]) -> dict[int, Failed]:

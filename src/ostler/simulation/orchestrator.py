@@ -336,7 +336,7 @@ class SimulationOrchestrator:
         if (
             state.turn != turn.number
             or state.version != active.version
-            or len(state.members) != len(active.members) + len(active.paused)
+            or len(state.members) != turn.member_count
             or state.paused_agents != active.paused
             or state.auto_resume != turn.counters
         ):

@@ -230,7 +230,9 @@ class _Builder:
             if isinstance(settings, Mapping) and name in settings:
                 self._blame(f"settings.{name}", f"must stand at the top of the file: {name} = …")
         # In the order of a file, for code that fails.
-        engine, schema, brains = self._engine(), self._schema(), self._brains()
+        engine = self._find("engine", self._data.get("engine")) or MergeEngine
+        schema = self._find("state", self._data.get("state"))
+        brains = self._brains()
         self._check_groups(schema, brains)
         scenario = Scenario(
             name=file.name,
@@ -262,6 +264,7 @@ class _Builder:
     def _take(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
             key = fault.field.replace("initial_state", "state").replace("settings.parameters", "parameters")
+            key = "state" if key == "schema" else key
             self._blame(key, fault.bound, fault.value)
 
     def _blame(self, key: str, bound: str, value: str = "") -> None:
@@ -285,25 +288,6 @@ class _Builder:
         except _CodeError as error:
             self._blame(key, f"names {target}, but {error}")
             return None
-
-    def _engine(self) -> Callable[[], Any]:
-        target = self._data.get("engine")
-        engine = self._find("engine", target)
-        if engine is None:
-            return MergeEngine
-        if not callable(engine) or (isinstance(engine, type) and not hasattr(engine, "update")):
-            bound = "must name a class with a method `update`, or a function that makes one"
-            self._blame("engine", bound, shown(target))
-        maker: Callable[[], Any] = engine
-        return maker
-
-    def _schema(self) -> type[pydantic.BaseModel] | None:
-        target = self._data.get("state")
-        schema = self._find("state", target)
-        if schema is None or (isinstance(schema, type) and issubclass(schema, pydantic.BaseModel)):
-            return schema
-        self._blame("state", "must name a Pydantic model class", shown(target))
-        return None
 
     def _brains(self) -> dict[str, Callable[..., Any]]:
         written = self._data.get("brains")
@@ -348,7 +332,8 @@ class _Builder:
     def _check_groups(self, schema: Any, brains: Mapping[str, Callable[..., Any]]) -> None:
         """What only shows when the parts are seen together."""
         written = self._data.get("agents")
-        form = StateForm(schema)
+        is_model = isinstance(schema, type) and issubclass(schema, pydantic.BaseModel)
+        form = StateForm(schema if is_model else None)
         for place, group in enumerate(written if isinstance(written, list) else ()):
             if not isinstance(group, Mapping):
                 continue

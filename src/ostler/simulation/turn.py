@@ -123,6 +123,7 @@ class Turn:
         self.number = state.turn
         #: Before the engine, which must not change them.
         self.counters = state.auto_resume.copy()
+        self.member_count = len(state.members)
         self.active = active
         self.resumed = resumed
         self.operations: list[Performed] = []

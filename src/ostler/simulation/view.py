@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ostler.errors import InvalidOperationError
 from ostler.model.record import Record, record
+from ostler.simulation.brains import Call
 from ostler.simulation.schema import ordered_json
 from ostler.simulation.state import Member, SimulationState, read_only
 
@@ -106,13 +107,17 @@ class World:
 class AgentView:
     """What a brain is asked with. States are read here, and changed by the engine alone."""
 
-    __slots__ = ("_member", "_world", "closed", "state")
+    __slots__ = ("_member", "agent", "call", "closed", "is_async", "state", "world")
     #: Its own state: a read-only mapping (`dict(view.state)` is a copy), or the model.
     state: Any
 
-    def __init__(self, member: Member, world: World) -> None:
+    def __init__(self, member: Member, world: World, call: Call, *, is_async: bool) -> None:
         self._member = member
-        self._world = world
+        self.world = world
+        #: The brain, and how it is called with this view.
+        self.agent = member.agent
+        self.call = call
+        self.is_async = is_async
         self.show(member.state)
         member.view = self
         #: True: the call was abandoned, and its requests are refused.
@@ -137,28 +142,28 @@ class AgentView:
 
     @property
     def turn(self) -> int:
-        return self._world.state.turn
+        return self.world.state.turn
 
     @property
     def global_state(self) -> Any:
-        return read_only(self._world.state.global_state)
+        return read_only(self.world.state.global_state)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        return self._world.parameters
+        return self.world.parameters
 
     @property
     def names(self) -> tuple[str, ...]:
         """All agents in the order of joining, the paused included."""
-        return self._world.names
+        return self.world.names
 
     @property
     def random(self) -> Random:
         """Random numbers of this agent in this turn: the same in every run with the seed."""
-        return self._world.agent_random(self.number)
+        return self.world.agent_random(self.number)
 
     def state_of(self, name: str) -> Any:
-        return read_only(self._world.state.member(name).state)
+        return read_only(self.world.state.member(name).state)
 
     def as_request(self) -> dict[str, Any]:
         """The same as JSON values, for an `ostler.Agent`."""
@@ -166,9 +171,9 @@ class AgentView:
             "name": self.name,
             "number": self.number,
             "turn": self.turn,
-            "seed": self._world.agent_seed(self.number),
+            "seed": self.world.agent_seed(self.number),
             "state": _as_json(self._member.state),
-            "global_state": _as_json(self._world.state.global_state),
+            "global_state": _as_json(self.world.state.global_state),
             "parameters": dict(self.parameters),
             "names": list(self.names) if len(self.names) <= MAX_NAMES else None,
         }
@@ -209,7 +214,7 @@ class AgentView:
         self._ask(LifecycleRequest(operation=Operation.RESUME, agent_name=name))
 
     def _ask(self, request: LifecycleRequest) -> None:
-        world = self._world
+        world = self.world
         if self.closed or not world.listening:
             raise InvalidOperationError(f"the turn of {self.name} is over; a request is not heard now")
         name = self.name if request.agent_name is None else request.agent_name

@@ -11,10 +11,10 @@ from uuid import UUID
 from ostler.model.attempt import Attempt, AttemptOutcome
 from ostler.model.instance import AgentInstance
 from ostler.model.text import clipped
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import PAGE, Reader, Transaction, page
 
-ATTEMPTS = Rows(Attempt, "attempts", key_columns=2)
+ATTEMPTS = RecordTable(Attempt, "attempts", key_columns=2)
 _MAX_DETAIL = 8000
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from ostler.model.audit import GENESIS, AuditEntry, AuditHead, AuditReport
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import PAGE, Act, Reader, Transaction, page
 
-AUDIT = Rows(AuditEntry, "audit", key_columns=2)
+AUDIT = RecordTable(AuditEntry, "audit", key_columns=2)
 PRUNED = "retention.audit"
 _MAX_FAULTS = 100
 _LOWEST = -(2**63)
@@ -26,14 +26,14 @@ class Chain:
     anchor_number: int = 0
     anchor_hash: str = GENESIS
     #: False: entries exist, but the row of their workspace is gone.
-    known: bool = True
+    exists: bool = True
 
 
 def get_chain(reader: Reader, workspace_id: UUID) -> Chain:
     row = reader.fetch_one(
         "SELECT audit_number, audit_hash, anchor_number, anchor_hash FROM workspaces WHERE id = :id", id=workspace_id
     )
-    return Chain(workspace_id, known=False) if row is None else Chain(workspace_id, *row)
+    return Chain(workspace_id, exists=False) if row is None else Chain(workspace_id, *row)
 
 
 def list_chains(reader: Reader) -> list[UUID]:
@@ -82,14 +82,14 @@ def _walk(reader: Reader, chain: Chain, kept_head: AuditHead | None) -> AuditRep
     cursor = _LOWEST  # an entry below the anchor, or below the first, is a fault too
     while entries := list_entries(reader, chain.workspace_id, after=cursor):
         # What was written since the end was read belongs to the next verification.
-        known = [entry for entry in entries if entry.number <= chain.number]
-        check.feed(known)
-        for entry in known if kept_head is not None else ():
+        in_chain = [entry for entry in entries if entry.number <= chain.number]
+        check.feed(in_chain)
+        for entry in in_chain if kept_head is not None else ():
             if kept_head is not None and entry.number == kept_head.number and entry.hash != kept_head.hash:
                 check.say(_rewritten(entry.number))
-        if len(known) < len(entries):
+        if len(in_chain) < len(entries):
             later = get_chain(reader, chain.workspace_id)
-            for entry in entries[len(known) :]:
+            for entry in entries[len(in_chain) :]:
                 if entry.number > later.number:
                     check.say(f"entry {entry.number} was put in: the workspace knows the chain up to {later.number}")
             break
@@ -126,12 +126,12 @@ class _Check:
             elif entry.number == expected and entry.previous_hash != self._hash:
                 self.say(f"entry {entry.number} does not follow from entry {self._number}: one of them was replaced")
             self._number, self._hash = entry.number, entry.hash
-            told = (entry.action, entry.detail, entry.outcome)
-            self._vouched = self._vouched or told == (PRUNED, f"removed up to {self._chain.anchor_number}", "ok")
+            act = (entry.action, entry.detail, entry.outcome)
+            self._vouched = self._vouched or act == (PRUNED, f"removed up to {self._chain.anchor_number}", "ok")
 
     def report(self, outside: AuditHead | None) -> AuditReport:
         chain = self._chain
-        if not chain.known:
+        if not chain.exists:
             self.say("there is no row of this workspace: it was removed, or its id is wrong")
         elif self._number < chain.number:
             self.say(_missing(self._number + 1, chain.number))

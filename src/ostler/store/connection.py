@@ -28,7 +28,7 @@ class Head(NamedTuple):
     """The one row of the table `head`."""
 
     sequence: int
-    horizon: int
+    pruned_until: int
     epoch: int
 
 
@@ -80,7 +80,7 @@ class Connection(ABC):
     def stored_version(self) -> int:
         """The shape of what is stored, told without changing it; 0 where there is none of ours."""
 
-    def lead(self, clause: str, *, first: bool) -> str:
+    def filter_clause(self, clause: str, *, first: bool) -> str:
         """A clause of a filter. Only the first may choose the index, where the planner would choose badly."""
         del first
         return clause

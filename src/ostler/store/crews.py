@@ -10,11 +10,11 @@ from ostler.model.crew import CrewRecord
 from ostler.model.events import CrewChangedEvent
 from ostler.model.task import Task
 from ostler.model.text import MAX_REASON, clipped
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.tasks import TASKS, claim_task
 from ostler.store.transaction import Reader, Transaction
 
-CREWS = Rows(CrewRecord, "crews", key_columns=2)
+CREWS = RecordTable(CrewRecord, "crews", key_columns=2)
 
 
 class Claim(NamedTuple):
@@ -39,13 +39,13 @@ def put_crew(
     tx: Transaction, workspace_id: UUID, name: str, changes: dict[str, Any], *, act: str, by: Actor = SYSTEM
 ) -> CrewRecord:
     """Change its row, or make it; with its event and its audit entry."""
-    held = get_crew(tx, workspace_id, name)
-    old = held or CrewRecord(workspace_id=workspace_id, name=name, updated_at=tx.now)
+    existing = get_crew(tx, workspace_id, name)
+    old = existing or CrewRecord(workspace_id=workspace_id, name=name, updated_at=tx.now)
     new = old.evolve(**changes, updated_at=tx.now).checked()
     if new.reason is not None:
         new = new.evolve(reason=clipped(new.reason, MAX_REASON))
     values = CREWS.encode(new)
-    if held is None:
+    if existing is None:
         CREWS.insert(tx, new)
     else:
         changed = ", ".join(f"{column} = :{column}" for column in values if column not in {"workspace_id", "name"})
@@ -57,9 +57,9 @@ def put_crew(
 
 def tell_stopped(tx: Transaction, workspace_id: UUID, name: str) -> None:
     """The last of its members has ended."""
-    held = get_crew(tx, workspace_id, name)
-    if held is not None and not held.is_up:
-        _emit(tx, held, is_stopping=False, by=SYSTEM)
+    crew = get_crew(tx, workspace_id, name)
+    if crew is not None and not crew.is_up:
+        _emit(tx, crew, is_stopping=False, by=SYSTEM)
 
 
 def _emit(tx: Transaction, crew: CrewRecord, *, is_stopping: bool, by: Actor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -33,8 +33,8 @@ def read_events(
 ) -> EventPage:
     """The events after `after`, in their order. Raises `CursorGoneError` where retention has removed some of them.
 
-    The head is read before the page and the horizon after it: so a quiet workspace's cursor moves with the head, and a
-    page that retention cut is noticed.
+    The newest number is read before the page and the last removed one after it: so the cursor of a quiet workspace
+    moves on, and a removal in between is noticed.
     """
     head, limit = _head(reader, "sequence"), page(limit)
     if not 0 <= after <= head:
@@ -52,10 +52,12 @@ def read_events(
             FROM agent_instance_events WHERE {" AND ".join(where)} ORDER BY sequence LIMIT :limit""",
         **values,
     )
-    horizon = _head(reader, "horizon")
+    pruned_until = _head(reader, "horizon")
     events = tuple(read_event(row) for row in rows)
-    if after < horizon and not (instance_id and (_is_first(events) or _is_younger(reader, instance_id, horizon))):
-        raise CursorGoneError(cursor=after, horizon=horizon)
+    if after < pruned_until:
+        is_whole = instance_id and (_is_first(events) or _is_younger(reader, instance_id, pruned_until))
+        if not is_whole:
+            raise CursorGoneError(cursor=after, horizon=pruned_until)
     return EventPage(events, events[-1].sequence if len(events) == limit else head)
 
 
@@ -63,15 +65,26 @@ def newest_sequence(reader: Reader) -> int:
     return _head(reader, "sequence")
 
 
-def horizon(reader: Reader) -> int:
+def pruned_until(reader: Reader) -> int:
     """Events up to this number are no longer kept."""
     return _head(reader, "horizon")
 
 
-def last_events(reader: Reader, count: int, *, workspace_id: UUID, instance_id: UUID | None = None) -> list[Event]:
-    """The newest `count` events, oldest first."""
+def last_events(
+    reader: Reader,
+    count: int,
+    *,
+    workspace_id: UUID,
+    instance_id: UUID | None = None,
+    types: Collection[str] = (),
+) -> list[Event]:
+    """The newest `count` events, or those of these types, oldest first."""
     clause = "workspace_id = :space" if instance_id is None else "instance_id = :instance"
     values: dict[str, Any] = {"space": workspace_id} if instance_id is None else {"instance": instance_id}
+    if types:
+        names = {f"type{number}": name for number, name in enumerate(sorted(types))}
+        clause += f" AND event_type IN ({', '.join(f':{name}' for name in names)})"
+        values |= names
     rows = reader.fetch(
         f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
             FROM agent_instance_events WHERE {clause} ORDER BY sequence DESC LIMIT :limit""",
@@ -89,13 +102,13 @@ def _is_first(events: Sequence[Event]) -> bool:
     return False
 
 
-def _is_younger(reader: Reader, instance_id: UUID, horizon: int) -> bool:
+def _is_younger(reader: Reader, instance_id: UUID, pruned_until: int) -> bool:
     """Whether the instance was made after the oldest event that is kept, so that all of its events are."""
     row = reader.fetch_one(
         """SELECT 1 FROM agent_instances WHERE id = :id AND created_at > (
-             SELECT occurred_at FROM agent_instance_events WHERE sequence > :horizon ORDER BY sequence LIMIT 1)""",
+             SELECT occurred_at FROM agent_instance_events WHERE sequence > :pruned_until ORDER BY sequence LIMIT 1)""",
         id=instance_id,
-        horizon=horizon,
+        pruned_until=pruned_until,
     )
     return row is not None
 

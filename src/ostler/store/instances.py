@@ -60,9 +60,9 @@ def reserve_instance(
     tx.audit_refusal(space, by, "spawn", f"definition:{instance.definition_id}")
     answer = find_answer(tx, space, key, "spawn")
     if answer is not None:
-        found = get_instance(tx, UUID(answer))
-        if found is not None:
-            return found, False
+        before = get_instance(tx, UUID(answer))
+        if before is not None:
+            return before, False
     _take_place(tx, space)
     reserved = instance.evolve(created_at=tx.now, updated_at=tx.now)
     INSTANCES.insert(

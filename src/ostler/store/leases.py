@@ -8,11 +8,11 @@ from ostler.errors import LeaseHeldError, StaleWriterError
 from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM
 from ostler.model.attempt import Lease
 from ostler.store.connection import headless
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 
 OWNER = "owner"
-LEASES = Rows(Lease, "leases")
+LEASES = RecordTable(Lease, "leases")
 
 
 def current_epoch(reader: Reader) -> int:

@@ -15,13 +15,13 @@ from ostler.model.task import Task
 from ostler.model.text import clipped
 from ostler.model.wait import Wait
 from ostler.store.events import read_event
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import WAITS
 
-ITERATIONS = Rows(Iteration, "iterations", key_columns=2)
-PULL_REQUESTS = Rows(PullRequest, "pull_requests", renamed={"commit": "commit_id"}, key_columns=2)
-CI_RESULTS = Rows(CiResult, "ci_results", renamed={"commit": "commit_id"}, key_columns=2)
+ITERATIONS = RecordTable(Iteration, "iterations", key_columns=2)
+PULL_REQUESTS = RecordTable(PullRequest, "pull_requests", renamed={"commit": "commit_id"}, key_columns=2)
+CI_RESULTS = RecordTable(CiResult, "ci_results", renamed={"commit": "commit_id"}, key_columns=2)
 _MAX_COMMENTS = 50
 
 
@@ -43,9 +43,9 @@ def list_iterations(reader: Reader, task_id: UUID, limit: int = 1000) -> list[It
 
 def begin_iteration(tx: Transaction, task: Task, iteration: Iteration) -> Iteration:
     """Begun again under the same number, it is as it was: a fresh program goes on with it."""
-    known = get_iteration(tx, task.task_id, iteration.number)
-    if known is not None:
-        return known
+    begun = get_iteration(tx, task.task_id, iteration.number)
+    if begun is not None:
+        return begun
     ITERATIONS.insert(tx, iteration)
     tx.emit(_event(task, iteration), SYSTEM)
     return iteration
@@ -53,10 +53,10 @@ def begin_iteration(tx: Transaction, task: Task, iteration: Iteration) -> Iterat
 
 def end_iteration(tx: Transaction, task: Task, ended_by: str, **changes: Any) -> Iteration | None:
     """Of the present attempt. Ended twice, the first end stays."""
-    known = get_iteration(tx, task.task_id, task.attempt)
-    if known is None or known.ended_at is not None:
-        return known
-    ended = known.evolve(ended_by=ended_by, ended_at=tx.now, instance_id=task.instance_id, **changes)
+    iteration = get_iteration(tx, task.task_id, task.attempt)
+    if iteration is None or iteration.ended_at is not None:
+        return iteration
+    ended = iteration.evolve(ended_by=ended_by, ended_at=tx.now, instance_id=task.instance_id, **changes)
     values = ITERATIONS.encode(ended)
     sets = ", ".join(f"{name} = :{name}" for name in values if name not in {"task_id", "number"})
     tx.execute(f"UPDATE iterations SET {sets} WHERE task_id = :task_id AND number = :number", **values)
@@ -64,18 +64,18 @@ def end_iteration(tx: Transaction, task: Task, ended_by: str, **changes: Any) ->
     return ended
 
 
-def _event(task: Task, one: Iteration) -> TaskIterationEvent:
+def _event(task: Task, iteration: Iteration) -> TaskIterationEvent:
     return TaskIterationEvent(
         workspace_id=task.workspace_id,
         task_id=task.task_id,
         key=task.key,
-        number=one.number,
-        ended_by=one.ended_by,
-        summary=None if one.summary is None else clipped(one.summary, 500),
-        changed_files=one.changed_files,
-        seconds=None if one.ended_at is None else (one.ended_at - one.started_at).total_seconds(),
-        tokens=one.tokens,
-        cost_usd=one.cost_usd,
+        number=iteration.number,
+        ended_by=iteration.ended_by,
+        summary=None if iteration.summary is None else clipped(iteration.summary, 500),
+        changed_files=iteration.changed_files,
+        seconds=None if iteration.ended_at is None else (iteration.ended_at - iteration.started_at).total_seconds(),
+        tokens=iteration.tokens,
+        cost_usd=iteration.cost_usd,
         retries=0 if task.loop is None else task.loop.retries,
     )
 
@@ -105,10 +105,10 @@ def get_pull_request(reader: Reader, workspace_id: UUID, number: int) -> PullReq
     row = reader.fetch_one(
         f"{PULL_REQUESTS.select} WHERE workspace_id = :space AND number = :number", space=workspace_id, number=number
     )
-    found = PULL_REQUESTS.read_one(row)
-    if found is None:
+    pull = PULL_REQUESTS.read_one(row)
+    if pull is None:
         raise NotFoundError(f"there is no pull request #{number}; `ostler pr list -a` lists all")
-    return found
+    return pull
 
 
 def list_pull_requests(reader: Reader, workspace_id: UUID, *, include_ended: bool = False) -> list[PullRequest]:
@@ -128,15 +128,15 @@ def pull_request_of(reader: Reader, task: Task) -> PullRequest | None:
     return PULL_REQUESTS.read_one(row)
 
 
-def open_pull_request(tx: Transaction, task: Task, wanted: PullRequest) -> PullRequest:
+def open_pull_request(tx: Transaction, task: Task, new: PullRequest) -> PullRequest:
     """The open one of the task is brought up to date; else a new one gets the next number."""
-    known = pull_request_of(tx, task)
-    if known is not None and known.state is PullRequestState.OPEN:
-        changes = {"commit": wanted.commit, "branch": wanted.branch, "ci": wanted.ci, "title": wanted.title}
-        return change_pull_request(tx, known, changes)
+    newest = pull_request_of(tx, task)
+    if newest is not None and newest.state is PullRequestState.OPEN:
+        changes = {"commit": new.commit, "branch": new.branch, "ci": new.ci, "title": new.title}
+        return change_pull_request(tx, newest, changes)
     row = tx.fetch_one("SELECT max(number) FROM pull_requests WHERE workspace_id = :space", space=task.workspace_id)
     number = 1 + int((row and row[0]) or 0)
-    made = wanted.evolve(number=number, url=wanted.url or f"ostler:pr/{number}", created_at=tx.now, updated_at=tx.now)
+    made = new.evolve(number=number, url=new.url or f"ostler:pr/{number}", created_at=tx.now, updated_at=tx.now)
     PULL_REQUESTS.insert(tx, made)
     tx.audit(task.workspace_id, SYSTEM, "pr.open", f"task:{task.key}", detail=f"#{number} {made.url}")
     return made
@@ -175,7 +175,7 @@ def get_ci_result(reader: Reader, workspace_id: UUID, commit: str) -> CiResult |
 
 
 def report_ci(tx: Transaction, result: CiResult, by: Actor = SYSTEM) -> CiResult:
-    """Kept by its commit, also when nobody waits for it yet. The newest counts."""
+    """Kept by its commit, also when nothing waits for it yet. The newest counts."""
     kept = result.evolve(reported_at=tx.now)
     tx.execute(
         "DELETE FROM ci_results WHERE workspace_id = :space AND commit_id = :commit",

@@ -19,11 +19,11 @@ from ostler.model.instance import AgentInstance, AgentMetrics
 from ostler.model.states import INACTIVE_STATES, AgentState, AgentStateTransitions, legal_path
 from ostler.model.text import clipped
 from ostler.model.wait import WaitKind
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import end_waits_of
 
-INSTANCES = Rows(AgentInstance, "agent_instances", renamed={"instance_id": "id"})
+INSTANCES = RecordTable(AgentInstance, "agent_instances", renamed={"instance_id": "id"})
 Changes = dict[str, Any]
 _MAX_REASON = 2000
 #: A move from suspended to one of these ends the suspension, and so its wait.
@@ -75,8 +75,8 @@ def move_instance(tx: Transaction, old: AgentInstance, move: Move) -> Changes:
         tx.audit_refusal(old.workspace_id, move.by, move.act, subject(old))
     changes = apply_move(tx, old, move)
     if move.act is not None:
-        said = f"{old.state} to {move.to}" + (f": {move.reason}" if move.reason else "")
-        tx.audit(old.workspace_id, move.by, move.act, subject(old), detail=said)
+        detail = f"{old.state} to {move.to}" + (f": {move.reason}" if move.reason else "")
+        tx.audit(old.workspace_id, move.by, move.act, subject(old), detail=detail)
     return changes
 
 

@@ -216,15 +216,15 @@ class PostgresConnection(Connection):
                 self.execute("SELECT pg_advisory_unlock(:lock)", {"lock": _MIGRATION_LOCK})
 
     def stored_version(self) -> int:
-        found = self.fetch("SELECT to_regclass('ostler_schema') IS NOT NULL", {})[0][0]
-        return self.version if found else 0
+        has_schema = self.fetch("SELECT to_regclass('ostler_schema') IS NOT NULL", {})[0][0]
+        return self.version if has_schema else 0
 
     @property
     def version(self) -> int:
         return int(self.fetch("SELECT max(version) FROM ostler_schema", {})[0][0] or 0)
 
     def _step(self, number: int, fault: FaultPoint, direction: str) -> None:
-        migration = next((one for one in migrations() if one.number == number), None)
+        migration = next((candidate for candidate in migrations() if candidate.number == number), None)
         if migration is None:
             raise InvalidOperationError(f"there is no migration {number}")
         fault("store.migrate.before")

@@ -33,42 +33,42 @@ def like_pattern(pattern: str) -> str:
     return _STARS.sub("%", plain)
 
 
-def list_instances(reader: Reader, wanted: GetInstancesFilter, workspace_id: UUID) -> list[AgentInstance]:
+def list_instances(reader: Reader, query: GetInstancesFilter, workspace_id: UUID) -> list[AgentInstance]:
     """Newest first, off an index: the clause that narrows most leads, the planner does not choose among the rest."""
-    clauses, values = _clauses(wanted)
-    active = wanted.state in ACTIVE_STATES if wanted.state is not None else not wanted.include_terminated
+    clauses, values = _clauses(query)
+    active = query.state in ACTIVE_STATES if query.state is not None else not query.include_terminated
     source, order = "agent_instances AS i", "i.id"
     where = ["i.workspace_id = :workspace_id"]
-    if wanted.tag is not None:
+    if query.tag is not None:
         source = "agent_instance_tags AS t JOIN agent_instances AS i ON i.id = t.instance_id"
         where = ["t.workspace_id = :workspace_id", "t.tag = :tag"]
-        order, values["tag"] = "t.instance_id", wanted.tag.lower()
+        order, values["tag"] = "t.instance_id", query.tag.lower()
     if active:
-        flag = "t.active = 1" if wanted.tag is not None else "i.active = 1"
-        where.append(f"({flag} OR {order} IN ({_RESTARTING}))" if wanted.include_restarting else flag)
+        flag = "t.active = 1" if query.tag is not None else "i.active = 1"
+        where.append(f"({flag} OR {order} IN ({_RESTARTING}))" if query.include_restarting else flag)
     for position, group in enumerate(clauses):
-        leads = position == 0 and wanted.tag is None
-        where += [reader.lead(clause, first=leads) for clause in group]
-    if wanted.before is not None:
+        leads = position == 0 and query.tag is None
+        where += [reader.filter_clause(clause, first=leads) for clause in group]
+    if query.before is not None:
         where.append(f"{order} < :before")
-        values["before"] = wanted.before
+        values["before"] = query.before
     sql = f"{_SELECT} FROM {source} WHERE {' AND '.join(where)} ORDER BY {order} DESC LIMIT :limit OFFSET :offset"
-    rows = reader.fetch(sql, workspace_id=workspace_id, limit=wanted.limit, offset=wanted.offset, **values)
+    rows = reader.fetch(sql, workspace_id=workspace_id, limit=query.limit, offset=query.offset, **values)
     return INSTANCES.read(rows)
 
 
-def _clauses(wanted: GetInstancesFilter) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
+def _clauses(query: GetInstancesFilter) -> tuple[list[tuple[str, ...]], dict[str, Any]]:
     """In the order of how much each is expected to narrow."""
     clauses: list[tuple[str, ...]] = []
     values: dict[str, Any] = {}
     for name in ("task_id", "crew", "owner_id", "definition_id"):
-        if (value := getattr(wanted, name)) is not None:
+        if (value := getattr(query, name)) is not None:
             clauses.append((f"i.{name} = :{name}",))
             values[name] = value
-    if wanted.name_pattern is not None:
-        clauses.append(_name_clause(wanted.name_pattern, values))
+    if query.name_pattern is not None:
+        clauses.append(_name_clause(query.name_pattern, values))
     for name in ("health_state", "state"):
-        if (value := getattr(wanted, name)) is not None:
+        if (value := getattr(query, name)) is not None:
             clauses.append((f"i.{name} = :{name}",))
             values[name] = value
     return clauses, values
@@ -90,11 +90,11 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
     An active instance with the name hides ended ones; so does the newest of several that have ended.
     """
     try:
-        found = get_instance(reader, UUID(text))
+        instance = get_instance(reader, UUID(text))
     except ValueError:
         pass
     else:
-        return [found] if found is not None and found.workspace_id == workspace_id else []
+        return [instance] if instance is not None and instance.workspace_id == workspace_id else []
     named = INSTANCES.read(
         reader.fetch(
             f"{INSTANCES.select} WHERE workspace_id = :space AND name_key = :key AND name = :name "
@@ -106,7 +106,7 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
         )
     )
     if named:
-        return [one for one in named if one.is_active] or named[:1]
+        return [instance for instance in named if instance.is_active] or named[:1]
     digits = text.lower().replace("-", "")
     if len(digits) < MIN_SHORT_ID or not re.fullmatch(r"[0-9a-f]+", digits):
         return []
@@ -114,8 +114,8 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
         "SELECT id FROM agent_instances WHERE workspace_id = :space ORDER BY id DESC", space=workspace_id
     )
     ids = [UUID(bytes=row[0]) if isinstance(row[0], bytes) else row[0] for row in rows]
-    matching = [one for one in ids if one.hex.endswith(digits) or one.hex.startswith(digits)]
-    return [one for match in matching[:_MOST_FOUND] if (one := get_instance(reader, match)) is not None]
+    matching = [match for match in ids if match.hex.endswith(digits) or match.hex.startswith(digits)]
+    return [instance for match in matching[:_MOST_FOUND] if (instance := get_instance(reader, match)) is not None]
 
 
 #: One statement, so that all of it is of one moment.

@@ -30,6 +30,7 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "attempts": (("instance_id", "number"), ("handle_json",)),
     "waits": (("id",), ("detail_json",)),
     "definitions": (("id",), ("source", "manifest_json")),
+    "simulation_runs": (("id",), ("scenario_json",)),
 }
 
 

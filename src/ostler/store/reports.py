@@ -71,8 +71,8 @@ def _require_heard(tx: Transaction, old: AgentInstance, number: int) -> None:
 
 def open_agent_wait(tx: Transaction, old: AgentInstance, move: Move | None, wait: Wait) -> tuple[Wait, Changes]:
     """The agent waits for an answer: the wait and the move to waiting are one commit."""
-    known = open_wait(tx, wait, attempt=old.attempt)
-    return known, _moved(tx, old, move)
+    opened = open_wait(tx, wait, attempt=old.attempt)
+    return opened, _moved(tx, old, move)
 
 
 def _moved(tx: Transaction, old: AgentInstance, move: Move | None) -> Changes:

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from ostler.model.attempt import Request, RequestState
 from ostler.model.text import clipped
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 
-REQUESTS = Rows(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"}, key_columns=2)
+REQUESTS = RecordTable(Request, "requests", renamed={"request_id": "id", "answer": "answer_json"}, key_columns=2)
 #: A larger answer is delivered, not kept.
 MAX_ANSWER_BYTES = 1024 * 1024
 #: Of one instance; then the oldest that have ended go.
@@ -45,7 +45,7 @@ def get_request(reader: Reader, instance_id: UUID, request_id: str) -> Request |
 def list_requests(reader: Reader, instance_id: UUID, state: RequestState | None = None) -> list[Request]:
     """Newest first."""
     rows = reader.fetch(f"{REQUESTS.select} WHERE instance_id = :id ORDER BY begun_at DESC, id DESC", id=instance_id)
-    return [one for one in REQUESTS.read(rows) if state is None or one.state is state]
+    return [request for request in REQUESTS.read(rows) if state is None or request.state is state]
 
 
 def begin_request(tx: Transaction, request: Request) -> None:

@@ -123,7 +123,7 @@ def _sweep_events(tx: Transaction, before: datetime, limit: int) -> int:
     rows = tx.fetch(
         """SELECT sequence, occurred_at FROM agent_instance_events WHERE sequence > :horizon
            ORDER BY sequence LIMIT :limit""",
-        horizon=tx.horizon,
+        horizon=tx.pruned_until,
         limit=limit,
     )
     due = list(itertools.takewhile(lambda row: row[1] <= micros(before), rows))
@@ -131,7 +131,7 @@ def _sweep_events(tx: Transaction, before: datetime, limit: int) -> int:
         return 0
     until = int(due[-1][0])
     removed = tx.execute("DELETE FROM agent_instance_events WHERE sequence <= :until", until=until)
-    tx.horizon = until
+    tx.pruned_until = until
     tx.audit(HOME_WORKSPACE_ID, SYSTEM, "retention.events", "events", detail=f"removed up to {until}")
     return removed
 

@@ -12,13 +12,13 @@ from ostler.errors import InvalidOperationError, SimulationNotFoundError, Versio
 from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM, Actor
 from ostler.model.simulation import RunState, SimulationRun, SimulationTurn, SimulationWhole
 from ostler.model.text import MAX_REASON, clipped
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.workspaces import require_workspace
 
-RUNS = Rows(SimulationRun, "simulation_runs", renamed={"run_id": "id"})
-TURNS = Rows(SimulationTurn, "simulation_turns")
-WHOLES = Rows(SimulationWhole, "simulation_wholes")
+RUNS = RecordTable(SimulationRun, "simulation_runs", renamed={"run_id": "id"})
+TURNS = RecordTable(SimulationTurn, "simulation_turns")
+WHOLES = RecordTable(SimulationWhole, "simulation_wholes")
 #: Turns that one command removes.
 REMOVED_AT_ONCE = 256
 

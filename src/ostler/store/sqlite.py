@@ -125,7 +125,7 @@ class SqliteConnection(Connection):
         with self._mapped():
             self._db.close()
 
-    def lead(self, clause: str, *, first: bool) -> str:
+    def filter_clause(self, clause: str, *, first: bool) -> str:
         return clause if first else f"+{clause}"
 
     def _require_file(self) -> None:
@@ -180,7 +180,7 @@ class SqliteConnection(Connection):
             self._db.execute("BEGIN IMMEDIATE")
         try:
             if self.version == before:  # else another process was faster
-                migration = next(one for one in migrations() if one.number == number)
+                migration = next(candidate for candidate in migrations() if candidate.number == number)
                 run_migration(self, migration, fault, direction)
                 self.execute(f"PRAGMA application_id = {APPLICATION_ID}", {})
                 self.execute(f"PRAGMA user_version = {after}", {})
@@ -215,10 +215,10 @@ class SqliteConnection(Connection):
 def _identity(path: Path) -> tuple[int, int, bool] | None:
     """The file itself, and whether anything is in it. It is never opened: closing it would drop SQLite's locks."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size > 0
+    return status.st_dev, status.st_ino, status.st_size > 0
 
 
 def _make_private(path: Path) -> None:

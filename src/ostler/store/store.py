@@ -155,8 +155,8 @@ class Store:
             loop = asyncio.get_running_loop()
             job = Job(work, loop, loop.create_future(), is_query=True)
             writer.submit(job)
-            found: R = await job.future
-            return found
+            result: R = await job.future
+            return result
         return await readers.run(work)
 
     def _submit(self, work: Callable[[Transaction], R], *, lazy: bool, fenced: bool = True) -> asyncio.Future[R]:
@@ -266,8 +266,8 @@ def _close_late(opening: asyncio.Future[tuple[Writer, Readers]]) -> None:
         threading.Thread(target=_close_all, args=opening.result(), name="ostler-closing").start()
 
 
-def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> R:
-    return function(given, *args, **kwargs)
+def _call(function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], connection: Any) -> R:
+    return function(connection, *args, **kwargs)
 
 
 def epoch_to_write(reader: Reader, own: Lease | None, now: Any) -> int:

@@ -18,11 +18,11 @@ from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import WAITS
 
-TASKS = Rows(Task, "tasks", renamed={"task_id": "id"})
+TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"
@@ -47,37 +47,37 @@ def find_task(reader: Reader, workspace_id: UUID, key: str) -> Task | None:
 
 
 def require_task(reader: Reader, workspace_id: UUID, key: str) -> Task:
-    found = find_task(reader, workspace_id, key)
-    if found is None:
+    task = find_task(reader, workspace_id, key)
+    if task is None:
         raise TaskNotFoundError(f"there is no task {key!a}; `ostler task list -a` lists all")
-    return found
+    return task
 
 
-def list_tasks(reader: Reader, workspace_id: UUID, wanted: TaskFilter) -> list[Task]:
+def list_tasks(reader: Reader, workspace_id: UUID, criteria: TaskFilter) -> list[Task]:
     """Newest first."""
     where = ["workspace_id = :workspace_id"]
     values: dict[str, Any] = {"workspace_id": workspace_id}
-    given: dict[str, Any] = {"state": wanted.state, "agent": wanted.agent}
-    for name, value in given.items():
+    equal: dict[str, Any] = {"state": criteria.state, "agent": criteria.agent}
+    for name, value in equal.items():
         if value is not None:
             where.append(f"{name} = :{name}")
             values[name] = value
-    if wanted.state is None and not wanted.include_finished:
+    if criteria.state is None and not criteria.include_finished:
         where.append(f"state NOT IN {_FINISHED}")
-    if wanted.tag is not None:
+    if criteria.tag is not None:
         where.append("tags_json LIKE :tag ESCAPE '\\'")
-        values["tag"] = f'%"{like_pattern(wanted.tag.lower())}"%'
-    if wanted.text is not None:
+        values["tag"] = f'%"{like_pattern(criteria.tag.lower())}"%'
+    if criteria.text is not None:
         where.append("lower(task) LIKE :text ESCAPE '\\'")
-        values["text"] = f"%{like_pattern(wanted.text)}%"
-    if wanted.created_from is not None:
+        values["text"] = f"%{like_pattern(criteria.text)}%"
+    if criteria.created_from is not None:
         where.append("created_at >= :created_from")
-        values["created_from"] = wanted.created_from
-    if wanted.created_until is not None:
+        values["created_from"] = criteria.created_from
+    if criteria.created_until is not None:
         where.append("created_at < :created_until")
-        values["created_until"] = wanted.created_until
+        values["created_until"] = criteria.created_until
     sql = f"{TASKS.select} WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT :limit OFFSET :offset"
-    return TASKS.read(reader.fetch(sql, limit=wanted.limit, offset=wanted.offset, **values))
+    return TASKS.read(reader.fetch(sql, limit=criteria.limit, offset=criteria.offset, **values))
 
 
 def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
@@ -87,7 +87,7 @@ def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
 
 
 def claimable_tasks(
-    reader: Reader, workspace_id: UUID, limit: int = 100, *, wanted: Callable[[Task], bool] = lambda _: True
+    reader: Reader, workspace_id: UUID, limit: int = 100, *, selects: Callable[[Task], bool] = lambda _: True
 ) -> list[Task]:
     """Queued, not held, with no open wait, and all that they depend on accepted; the most urgent first."""
     rows = reader.fetch(
@@ -96,13 +96,13 @@ def claimable_tasks(
             ORDER BY rank DESC, id""",
         space=workspace_id,
     )
-    found: list[Task] = []
+    tasks: list[Task] = []
     for task in TASKS.read(rows):
-        if len(found) >= limit:
+        if len(tasks) >= limit:
             break
-        if wanted(task) and not unmet(reader, task):
-            found.append(task)
-    return found
+        if selects(task) and not unmet(reader, task):
+            tasks.append(task)
+    return tasks
 
 
 def unmet(reader: Reader, task: Task) -> dict[str, TaskState]:
@@ -126,7 +126,7 @@ def dependents(reader: Reader, task: Task) -> list[Task]:
         space=task.workspace_id,
         key='%"' + task.key.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + '"%',
     )
-    return [one for one in TASKS.read(rows) if task.key in one.depends_on]
+    return [dependent for dependent in TASKS.read(rows) if task.key in dependent.depends_on]
 
 
 def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
@@ -168,9 +168,9 @@ def _count(reader: Reader, workspace_id: UUID, condition: str) -> int:
 def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | None = None) -> Task:
     """Queue it. An empty key gets the next number; the same idempotency key gets the task that it made."""
     tx.audit_refusal(task.workspace_id, by, "task.add", f"task:{task.key or 'new'}")
-    known = find_answer(tx, task.workspace_id, key, "task.add")
-    if known is not None:
-        return require_task(tx, task.workspace_id, known)
+    earlier_key = find_answer(tx, task.workspace_id, key, "task.add")
+    if earlier_key is not None:
+        return require_task(tx, task.workspace_id, earlier_key)
     named = task if task.key else task.evolve(key=_next_key(tx, task.workspace_id))
     if tx.fetch_one(
         "SELECT 1 FROM tasks WHERE workspace_id = :space AND key = :key", space=task.workspace_id, key=named.key
@@ -205,13 +205,13 @@ def _require_dependencies(tx: Transaction, task: Task, keys: Iterable[str]) -> t
     """The keys as they are in the records, each once."""
     needed: dict[str, None] = {}
     for key in keys:
-        found = find_task(tx, task.workspace_id, key)
-        if found is None:
+        dependency = find_task(tx, task.workspace_id, key)
+        if dependency is None:
             raise fault("depends_on", "must be keys of tasks that exist; add those first", key)
-        if found.state is TaskState.REJECTED:
+        if dependency.state is TaskState.REJECTED:
             raise fault("depends_on", f"must not be a rejected task: {key} will never be accepted", key)
-        _require_no_cycle(tx, task, found)
-        needed[found.key] = None
+        _require_no_cycle(tx, task, dependency)
+        needed[dependency.key] = None
     return tuple(needed)
 
 
@@ -219,12 +219,13 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
     seen: set[str] = set()
     waiting = [first]
     while waiting:
-        one = waiting.pop()
-        if one.key == task.key:
+        dependency = waiting.pop()
+        if dependency.key == task.key:
             raise fault("depends_on", f"must not lead back to {task.key}", first.key)
-        if one.key not in seen:
-            seen.add(one.key)
-            waiting += [found for key in one.depends_on if (found := find_task(tx, task.workspace_id, key))]
+        if dependency.key not in seen:
+            seen.add(dependency.key)
+            following = (find_task(tx, task.workspace_id, key) for key in dependency.depends_on)
+            waiting += [other for other in following if other is not None]
 
 
 def claim_task(  # noqa: PLR0913 - a member of a crew, or a person, begins it

@@ -69,8 +69,8 @@ class Reader:
         rows = self.fetch(sql, **values)
         return rows[0] if rows else None
 
-    def lead(self, clause: str, *, first: bool) -> str:
-        return self._db.lead(clause, first=first)
+    def filter_clause(self, clause: str, *, first: bool) -> str:
+        return self._db.filter_clause(clause, first=first)
 
 
 class Act(NamedTuple):
@@ -97,7 +97,7 @@ class Transaction(Reader):
         self.ids = ids
         #: Commands of leases and of retention may raise these two.
         self.epoch = head.epoch
-        self.horizon = head.horizon
+        self.pruned_until = head.pruned_until
         self._head = head
         #: What earlier commands of this commit have said.
         self.events: list[Event] = []
@@ -109,7 +109,7 @@ class Transaction(Reader):
         self._new_acts: list[Act] = []
         self._new_counts: Counter[tuple[UUID, str]] = Counter()
         self._refusal: Act | None = None
-        self._before = (self.epoch, self.horizon)
+        self._before = (self.epoch, self.pruned_until)
 
     # --- for commands ------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Transaction(Reader):
         self._db.execute("ROLLBACK TO SAVEPOINT command", {})
         self._db.execute("RELEASE SAVEPOINT command", {})
         refusal = self._refusal
-        self.epoch, self.horizon = self._before
+        self.epoch, self.pruned_until = self._before
         self._forget()
         if refusal is not None and isinstance(error, AUDITED_ERRORS):
             self._acts.append((refusal._replace(outcome=type(error).__name__, detail=str(error)), 0))
@@ -189,11 +189,11 @@ class Transaction(Reader):
         self._write_audit()
         counts = [{"workspace_id": space, "name": name, "value": n} for (space, name), n in self._counts.items() if n]
         self.execute_many(_ADD_COUNT, counts)
-        if (self.sequence, self.horizon, self.epoch) != self._head:
+        if (self.sequence, self.pruned_until, self.epoch) != self._head:
             self.execute(
                 "UPDATE head SET sequence = :sequence, horizon = :horizon, epoch = :epoch",
                 sequence=self.sequence,
-                horizon=self.horizon,
+                horizon=self.pruned_until,
                 epoch=self.epoch,
             )
 
@@ -202,7 +202,7 @@ class Transaction(Reader):
         self._new_acts = []
         self._new_counts = Counter()
         self._refusal = None
-        self._before = (self.epoch, self.horizon)
+        self._before = (self.epoch, self.pruned_until)
 
     def _write_audit(self) -> None:
         ends: dict[UUID, tuple[int, str] | None] = {}
@@ -210,8 +210,8 @@ class Transaction(Reader):
         for act, sequence in self._acts:
             space = act.workspace_id
             if space not in ends:
-                found = self.fetch_one("SELECT audit_number, audit_hash FROM workspaces WHERE id = :id", id=space)
-                ends[space] = None if found is None else (found[0], found[1])
+                end = self.fetch_one("SELECT audit_number, audit_hash FROM workspaces WHERE id = :id", id=space)
+                ends[space] = None if end is None else (end[0], end[1])
             end = ends[space]
             if end is None:
                 continue  # a refusal in a workspace that does not exist has no chain to stand in

@@ -11,10 +11,10 @@ from ostler.errors import InvalidOperationError, NotFoundError
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import AgentWaitEndedEvent, AgentWaitOpenedEvent
 from ostler.model.wait import Wait, WaitKind
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import PAGE, Reader, Transaction, page
 
-WAITS = Rows(Wait, "waits", renamed={"wait_id": "id"})
+WAITS = RecordTable(Wait, "waits", renamed={"wait_id": "id"})
 #: Suspensions and backoffs are told by the moves that they belong to.
 _SILENT = frozenset({WaitKind.RESUME, WaitKind.BACKOFF})
 
@@ -39,19 +39,19 @@ def open_waits(
         where.append("workspace_id = :workspace_id")
     if after is not None:
         where.append("id > :after")
-    given = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
+    parameters = {"instance_id": instance_id, "workspace_id": workspace_id, "after": after}
     clauses = " AND ".join(where)
-    values = {name: value for name, value in given.items() if f":{name}" in clauses}
+    values = {name: value for name, value in parameters.items() if f":{name}" in clauses}
     return WAITS.read(
         reader.fetch(f"{WAITS.select} WHERE {clauses} ORDER BY id LIMIT :limit", limit=page(limit), **values)
     )
 
 
 def all_open_waits(reader: Reader) -> list[Wait]:
-    found: list[Wait] = []
-    while more := open_waits(reader, after=found[-1].wait_id if found else None):
-        found += more
-    return found
+    waits: list[Wait] = []
+    while more := open_waits(reader, after=waits[-1].wait_id if waits else None):
+        waits += more
+    return waits
 
 
 def waits_since(reader: Reader, instance_id: UUID, moment: datetime) -> list[Wait]:
@@ -64,11 +64,11 @@ def waits_since(reader: Reader, instance_id: UUID, moment: datetime) -> list[Wai
 
 def open_wait(tx: Transaction, wait: Wait, *, attempt: int = 0, by: Actor = SYSTEM) -> Wait:
     """Opened again under the same id, it is joined: an agent that was adopted asks again."""
-    known = get_wait(tx, wait.wait_id)
-    if known is not None:
-        if known.instance_id != wait.instance_id:
+    stored = get_wait(tx, wait.wait_id)
+    if stored is not None:
+        if stored.instance_id != wait.instance_id:
             raise InvalidOperationError(f"the wait {wait.wait_id} is of another instance; use a new id")
-        return known
+        return stored
     wait = wait.checked()
     WAITS.insert(tx, wait)
     if wait.instance_id is not None and wait.kind not in _SILENT:

@@ -8,13 +8,13 @@ from uuid import UUID
 from ostler.errors import ConflictError, WorkspaceNotFoundError
 from ostler.model.access import SYSTEM, Actor, Principal, Token, Workspace
 from ostler.model.spawn import Definition
-from ostler.store.rows import Rows
+from ostler.store.record_table import RecordTable
 from ostler.store.transaction import Reader, Transaction
 
-WORKSPACES = Rows(Workspace, "workspaces", renamed={"workspace_id": "id"})
-PRINCIPALS = Rows(Principal, "principals", renamed={"principal_id": "id"})
-TOKENS = Rows(Token, "tokens", renamed={"token_id": "id"})
-DEFINITIONS = Rows(Definition, "definitions", renamed={"definition_id": "id"})
+WORKSPACES = RecordTable(Workspace, "workspaces", renamed={"workspace_id": "id"})
+PRINCIPALS = RecordTable(Principal, "principals", renamed={"principal_id": "id"})
+TOKENS = RecordTable(Token, "tokens", renamed={"token_id": "id"})
+DEFINITIONS = RecordTable(Definition, "definitions", renamed={"definition_id": "id"})
 
 
 def get_workspace(reader: Reader, workspace_id: UUID) -> Workspace | None:
@@ -22,10 +22,10 @@ def get_workspace(reader: Reader, workspace_id: UUID) -> Workspace | None:
 
 
 def require_workspace(reader: Reader, workspace_id: UUID) -> Workspace:
-    found = get_workspace(reader, workspace_id)
-    if found is None:
+    workspace = get_workspace(reader, workspace_id)
+    if workspace is None:
         raise WorkspaceNotFoundError
-    return found
+    return workspace
 
 
 def list_workspaces(reader: Reader) -> list[Workspace]:
@@ -93,13 +93,13 @@ def find_token(reader: Reader, token_hash: str, now: datetime) -> Token | None:
 
 def put_definition(tx: Transaction, definition: Definition) -> None:
     """Keep the manifest, so that a later manager can start its instances again. Unchanged ones are left alone."""
-    known = get_definition(tx, definition.definition_id)
-    if known is None:
+    stored = get_definition(tx, definition.definition_id)
+    if stored is None:
         DEFINITIONS.insert(tx, definition)
         return
-    same = known.evolve(created_at=definition.created_at, updated_at=definition.updated_at, version=definition.version)
+    same = stored.evolve(created_at=definition.created_at, updated_at=definition.updated_at, version=definition.version)
     if same != definition:
-        values = DEFINITIONS.encode(definition.evolve(created_at=known.created_at, version=known.version + 1))
+        values = DEFINITIONS.encode(definition.evolve(created_at=stored.created_at, version=stored.version + 1))
         tx.execute(
             """UPDATE definitions SET name = :name, kind = :kind, manifest_json = :manifest_json, source = :source,
                updated_at = :updated_at, version = :version WHERE id = :id""",

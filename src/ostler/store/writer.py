@@ -160,7 +160,7 @@ class Writer:
 
         def unsubscribe() -> None:
             with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one is not listener)
+                self._listeners = tuple(registered for registered in self._listeners if registered is not listener)
 
         return unsubscribe
 

@@ -34,13 +34,13 @@ from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import attempts as attempt_rows
-from ostler.store import requests as request_rows
+from ostler.store import attempts as attempt_store
+from ostler.store import requests as request_store
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
+from ostler.tasks.context import BY, TaskContext, exists, find_instance, source_directory_of, workdir_key, workdir_of
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
-from ostler.tasks.shared import BY, Tasks, exists, find_instance, near_of, workdir_key, workdir_of
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
@@ -53,7 +53,7 @@ MEMBER_REPLACED = "its crew begins the member afresh"
 #: Says that a program was killed while it started the agent.
 CUT_OFF = "its start was cut off with its program"
 #: Reasons of a termination after which the task goes back to the queue, unspent and not held.
-GOES_ON = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED, CUT_OFF})
+UNSPENT_STOPS = frozenset({DAEMON_STOPPED, LOOP_STOPPED, MANAGER_CLOSED, CREW_STOPPED, MEMBER_REPLACED, CUT_OFF})
 _NO_PLACE = timedelta(seconds=30)
 _MAX_TEXT = 20_000
 
@@ -89,7 +89,7 @@ class AttemptRules:
     #: Whether a plain directory stays as it is from one attempt to the next.
     keeps_directory = False
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self.tasks = tasks
 
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
@@ -151,7 +151,7 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
     try:
         task = await _work(rules, task)
     except VersionConflictError:
-        return await tasks.reload(task)  # cancelled or requeued by somebody meanwhile
+        return await tasks.reload(task)  # cancelled or requeued meanwhile
     except AttemptWaitsError as waits:
         return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
@@ -174,17 +174,19 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
 
 async def _check_stopped(rules: AttemptRules, task: Task, stopped: CheckStoppedError) -> Task:
     why = await _stop_reason(rules.tasks, stopped.instance)
-    if why in GOES_ON:
+    if why in UNSPENT_STOPS:
         return await rules.waits(task, AttemptWaitsError(WaitKind.BACKOFF, str(why), None))
     return await rules.failed(task, str(stopped), "check")
 
 
 async def _work(rules: AttemptRules, task: Task) -> Task:
     tasks = rules.tasks
-    found, _ = await find_instance(tasks, task, _name(task))
-    if found is not None and task.instance_id != found.instance_id:  # a killed program did not note it
-        task = await tasks.change(task, {"instance_id": found.instance_id})
-    if found is None:
+    instance_before, _ = await find_instance(tasks, task, _name(task))
+    if (
+        instance_before is not None and task.instance_id != instance_before.instance_id
+    ):  # a killed program did not note it
+        task = await tasks.change(task, {"instance_id": instance_before.instance_id})
+    if instance_before is None:
         await end_instances(tasks, task, "another attempt begins")
     task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
@@ -200,20 +202,20 @@ def _name(task: Task) -> str:
 # --- the workdir -------------------------------------------------------------------------------------
 
 
-async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
+async def prepare(tasks: TaskContext, task: Task, *, keep: bool = False) -> tuple[Task, Workdir]:
     workdir = workdir_of(task)
-    known = workdir is not None
+    is_planned = workdir is not None
     if workdir is not None and task.crew is not None:  # the directory of a member, also of a crew that is gone
         tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
-        workdir = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
+        workdir = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=source_directory_of(task))
         task = await tasks.change(task, {"workdir": workdir.to_dict()})
     if task.instance_id is not None:
         if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
     # One that waited goes on in its session, with the files that it has.
-    fresh = known and not keep and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
+    fresh = is_planned and not keep and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
     await tasks.workdirs.prepare(workdir, fresh=fresh)
     return task, workdir
 
@@ -222,7 +224,7 @@ async def prepare(tasks: Tasks, task: Task, *, keep: bool = False) -> tuple[Task
 
 
 async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
-    """One instance for each attempt, whoever asks and how often."""
+    """One instance for each attempt, however often this is called."""
     tasks = rules.tasks
     if task.instance_id is not None:
         return task, await tasks.manager.require_instance(task.instance_id)
@@ -237,8 +239,8 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     )
     if manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
         options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
-    given = manifest.defaults.resource_limits if manifest.defaults is not None else None
-    if task.timeout is not None or given is None or "execution_timeout" not in given.fields_set:
+    declared = manifest.defaults.resource_limits if manifest.defaults is not None else None
+    if task.timeout is not None or declared is None or "execution_timeout" not in declared.fields_set:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
@@ -275,20 +277,20 @@ def own_program() -> str | None:
 def _path(manifest: AgentManifest) -> str:
     """As its definition has it."""
     command = command_of(manifest)
-    given = {**((command and command.set_env) or {}), **(manifest.env or {})}
-    if (path := given.get("PATH")) is not None:
+    environment = {**((command and command.set_env) or {}), **(manifest.env or {})}
+    if (path := environment.get("PATH")) is not None:
         return path
-    passed_on = command is None or "PATH" in command.env or "PATH" in given
+    passed_on = command is None or "PATH" in command.env or "PATH" in environment
     return os.environ.get("PATH", os.defpath) if passed_on else DEFAULT_PATH
 
 
 def _own_environment(manifest: AgentManifest) -> Mapping[str, str]:
     """That of its definition, which the spawn lays its own over; with the program `ostler` on its PATH."""
-    given = dict((manifest.defaults.env if manifest.defaults is not None else None) or {})
-    path, program = given.get("PATH") or _path(manifest), own_program()
+    environment = dict((manifest.defaults.env if manifest.defaults is not None else None) or {})
+    path, program = environment.get("PATH") or _path(manifest), own_program()
     if program is not None and shutil.which("ostler", path=path) is None:
-        given["PATH"] = f"{path}:{Path(program).parent}"
-    return given
+        environment["PATH"] = f"{path}:{Path(program).parent}"
+    return environment
 
 
 def prompt_of(task: Task) -> str:
@@ -300,9 +302,9 @@ def prompt_of(task: Task) -> str:
     return "\n\n".join(parts)
 
 
-async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
+async def answer_of(tasks: TaskContext, task: Task, instance_id: UUID) -> Any:
     """What the agent answered; from the store, so that any program can read it."""
-    row = await tasks.store.read(request_rows.get_request, instance_id, JOB_ID)
+    row = await tasks.store.read(request_store.get_request, instance_id, JOB_ID)
     answer = None if row is None or row.answer is None else json.loads(row.answer)
     if row is not None and row.state is RequestState.DONE:
         _require_done(answer)
@@ -311,10 +313,10 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
         task = await tasks.change(task, used_by(task, answer))
         _require_no_limit(tasks, answer)
     record = await tasks.manager.require_instance(instance_id)
-    last = await tasks.store.read(attempt_rows.get_attempt, instance_id, record.attempt)
+    last = await tasks.store.read(attempt_store.get_attempt, instance_id, record.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         why = await _stop_reason(tasks, record)
-        if why in GOES_ON:
+        if why in UNSPENT_STOPS:
             raise AttemptWaitsError(WaitKind.BACKOFF, str(why), None)
         raise AttemptStoppedError(f"its agent was stopped{f': {why}' if why else ''}")
     if last is not None and last.outcome is AttemptOutcome.LOST:
@@ -322,24 +324,24 @@ async def answer_of(tasks: Tasks, task: Task, instance_id: UUID) -> Any:
     raise _failure(record, last, row)
 
 
-async def _stop_reason(tasks: Tasks, record: AgentInstance) -> str | None:
-    """In the words of whoever terminated it. One that nobody terminated was ended with its start, by a recovery."""
+async def _stop_reason(tasks: TaskContext, record: AgentInstance) -> str | None:
+    """As the caller of terminate gave it. Without a termination a recovery ended the instance with its start."""
     events = await tasks.store.read(last_events, 10, workspace_id=record.workspace_id, instance_id=record.instance_id)
-    found = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
-    return found[-1] if found else CUT_OFF
+    reasons = [event.reason for event in events if isinstance(event, AgentTerminatedEvent)]
+    return reasons[-1] if reasons else CUT_OFF
 
 
 def _require_done(answer: Any) -> None:
     """A command may say by its exit code that it has to come again, or cannot go on."""
     if not isinstance(answer, Mapping) or answer.get("meaning") not in {"retry", "blocked"}:
         return
-    said = _first_lines(str(answer.get("output") or "")) or f"exit code {answer.get('exit_code')}"
+    message = _first_lines(str(answer.get("output") or "")) or f"exit code {answer.get('exit_code')}"
     if answer["meaning"] == "blocked":
-        raise AttemptWaitsError(WaitKind.HUMAN, f"its agent cannot go on: {said}", None)
-    raise AttemptFailedError(f"its agent asks to be run again: {said}")
+        raise AttemptWaitsError(WaitKind.HUMAN, f"its agent cannot go on: {message}", None)
+    raise AttemptFailedError(f"its agent asks to be run again: {message}")
 
 
-def _require_no_limit(tasks: Tasks, answer: Mapping[str, Any]) -> None:
+def _require_no_limit(tasks: TaskContext, answer: Mapping[str, Any]) -> None:
     if answer.get("meaning") == "limited":
         due = datetime.fromisoformat(str(answer["retry_at"]))
         reason = f"usage limit until {due.astimezone():%H:%M}"
@@ -370,9 +372,9 @@ async def finish(rules: AttemptRules, task: Task, workdir: Workdir, answer: Any)
     failed = next((receipt for receipt in receipts if not receipt.passed), None)
     if failed is not None:
         how = "did not end in its time" if failed.exit_code is None else f"failed with exit code {failed.exit_code}"
-        said = f"the check `{failed.command}` {how}:\n{failed.output}"
+        error = f"the check `{failed.command}` {how}:\n{failed.output}"
         task = await tasks.change(task, {"receipts": receipts})
-        return await rules.failed(task, said, "check")
+        return await rules.failed(task, error, "check")
     return await rules.complete(task, {"receipts": receipts, "error": None, "failures": 0, "lost": 0})
 
 
@@ -382,15 +384,17 @@ def submission_of(answer: Any) -> dict[str, Any]:
         return {"summary": _first_lines(answer), "generated_code": clipped(answer, 10 * _MAX_TEXT)}
     if not isinstance(answer, Mapping):
         return {}
-    said = answer.get("summary") or answer.get("message") or answer.get("output")
+    summary = answer.get("summary") or answer.get("message") or answer.get("output")
     claimed = answer.get("changed_files")
     code = answer.get("generated_code") or answer.get("code")
-    found: dict[str, Any] = {"claimed_files": tuple(str(one) for one in claimed) if isinstance(claimed, list) else None}
-    if isinstance(said, str):
-        found["summary"] = _first_lines(said)
+    submission: dict[str, Any] = {
+        "claimed_files": tuple(str(path) for path in claimed) if isinstance(claimed, list) else None
+    }
+    if isinstance(summary, str):
+        submission["summary"] = _first_lines(summary)
     if isinstance(code, str):
-        found["generated_code"] = clipped(code, 10 * _MAX_TEXT)
-    return found
+        submission["generated_code"] = clipped(code, 10 * _MAX_TEXT)
+    return submission
 
 
 def _first_lines(text: str) -> str:
@@ -401,26 +405,26 @@ def used_by(task: Task, answer: Any) -> dict[str, Any]:
     """Tokens and cost of a run, added to those of the task; and where its session can go on."""
     if not isinstance(answer, Mapping):
         return {}
-    found: dict[str, Any] = {"session": answer.get("session"), "session_usage": answer.get("session_usage")}
+    changes: dict[str, Any] = {"session": answer.get("session"), "session_usage": answer.get("session_usage")}
     used, spent = answer.get("tokens"), answer.get("cost_usd")
     if isinstance(used, Mapping):
         count = int(used.get("input") or 0) + int(used.get("output") or 0)
-        found["tokens"] = task.tokens + count
+        changes["tokens"] = task.tokens + count
     if isinstance(spent, int | float):
-        found["cost_usd"] = (task.cost_usd or 0.0) + spent
-    return found
+        changes["cost_usd"] = (task.cost_usd or 0.0) + spent
+    return changes
 
 
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def wait_of(tasks: Tasks, task: Task, waits: AttemptWaitsError) -> Wait | None:
+def wait_of(tasks: TaskContext, task: Task, waits: AttemptWaitsError) -> Wait | None:
     if waits.kind is WaitKind.BACKOFF:  # what only has to be begun again waits for nothing
         return None
     return new_wait(tasks, task, waits.kind, str(waits), due_at=waits.due_at)
 
 
-async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
+async def stop_agent(tasks: TaskContext, task: Task, reason: str) -> None:
     """End what runs for a task, its agent and its checks, proven, and the work on it in this program."""
     under_way = tasks.running.pop(task.key, None)
     if under_way is not None:
@@ -430,7 +434,7 @@ async def stop_agent(tasks: Tasks, task: Task, reason: str) -> None:
     await discard_proof(tasks, task)
 
 
-async def end_instances(tasks: Tasks, task: Task, reason: str) -> None:
+async def end_instances(tasks: TaskContext, task: Task, reason: str) -> None:
     active = GetInstancesFilter(task_id=task.task_id, limit=1000)
     for instance in await tasks.store.read(list_instances, active, task.workspace_id):
         await tasks.manager.handle(instance.instance_id).stop(reason=reason)

@@ -13,9 +13,9 @@ from ostler.model.access import OWNER, Permission
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.model.validation import fault
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.tasks import attempt, retire
-from ostler.tasks.shared import BY, exists, near_of, workdir_key, workdir_of
+from ostler.tasks.context import BY, exists, source_directory_of, workdir_key, workdir_of
 from ostler.tasks.verbs import TaskVerbs
 from ostler.workdirs.records import Workdir
 
@@ -93,18 +93,18 @@ class TaskOrchestrator(TaskVerbs):
     # --- the record ------------------------------------------------------------------------------
 
     async def create_lifecycle(self, agent_id: str, task: str) -> AgentLifecycle:
-        """A new record, queued and kept. It names no agent, so it waits for whoever claims it."""
+        """A new record, queued and kept. It names no agent, so it waits until a caller claims it."""
         return view_of(await self.submit(task, key=agent_id))
 
     async def get_lifecycle(self, agent_id: str) -> AgentLifecycle | None:
         await self.manager.require(Permission.TASKS_READ)
-        found = await self._find(agent_id)
-        return None if found is None else view_of(found)
+        task = await self._find(agent_id)
+        return None if task is None else view_of(task)
 
     async def update_lifecycle(self, lifecycle: AgentLifecycle) -> None:
         """One write. Refuses an illegal move, and a copy that is older than the record."""
         await self.manager.require(Permission.TASKS_WRITE)
-        task = await self.manager.store.read(rows.require_task, self._space, lifecycle.agent_id)
+        task = await self.manager.store.read(task_store.require_task, self._space, lifecycle.agent_id)
         if lifecycle.updated_at != task.updated_at.timestamp():
             raise VersionConflictError(f"{task.key} was changed meanwhile; read it again and decide anew")
         if lifecycle.created_at != task.created_at.timestamp():
@@ -163,7 +163,9 @@ class TaskOrchestrator(TaskVerbs):
         """For who works on it without an instance of ours."""
         workdir = workdir_of(task)
         if workdir is None:
-            workdir = await self.tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=near_of(task))
+            workdir = await self.tasks.workdirs.plan(
+                workdir_key(task.workspace_id, task.key), near=source_directory_of(task)
+            )
             task = await self.tasks.change(task, {"workdir": workdir.to_dict()})
         await self.tasks.workdirs.prepare(workdir)
         self.tasks.active[task.key] = workdir
@@ -184,7 +186,7 @@ class TaskOrchestrator(TaskVerbs):
     ) -> AgentLifecycle:
         """For who works on a task without an instance of ours. Its words are claims; the checks are run by us."""
         await self.manager.require(Permission.TASKS_WRITE)
-        task = await self.manager.store.read(rows.require_task, self._space, agent_id)
+        task = await self.manager.store.read(task_store.require_task, self._space, agent_id)
         if task.state is not TaskState.RUNNING:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a running task can be submitted")
         task, workdir = await self._with_workdir(task)
@@ -224,7 +226,7 @@ class TaskOrchestrator(TaskVerbs):
             _log.warning("a checkout could not follow its branch: %s", trouble)
         await self._end_leftovers()
         taken_up = []
-        for task in await self.manager.store.read(rows.tasks_in, frozenset(TaskState)):
+        for task in await self.manager.store.read(task_store.tasks_in, frozenset(TaskState)):
             try:
                 taken_up += await self._recover(task)
             except (OstlerError, OSError) as error:
@@ -237,7 +239,7 @@ class TaskOrchestrator(TaskVerbs):
         for instance in await self.manager.acting_as(OWNER).get_active_instances(everything):
             if instance.task_id is None:
                 continue
-            task = await self.manager.store.read(rows.get_task, instance.task_id)
+            task = await self.manager.store.read(task_store.get_task, instance.task_id)
             if task is not None and task.state is not TaskState.RUNNING:
                 await attempt.stop_agent(self.tasks, task, f"its task is {task.state}")
 
@@ -251,9 +253,8 @@ class TaskOrchestrator(TaskVerbs):
         if there:
             self.tasks.active[task.key] = workdir
         if not there and task.state in {TaskState.COMPLETED, *FINISHED_STATES}:
-            await retire.retire(
-                self.tasks, task
-            )  # it was cut off, or somebody deleted the workdir: the entry says which
+            # Cut off, or the workdir was deleted by hand: the entry of the vault says which.
+            await retire.retire(self.tasks, task)
         if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):
@@ -267,4 +268,4 @@ class TaskOrchestrator(TaskVerbs):
         await retire.collect_for_ever(self.tasks)
 
     async def _find(self, key: str) -> Task | None:
-        return await self.manager.store.read(rows.find_task, self._space, key)
+        return await self.manager.store.read(task_store.find_task, self._space, key)

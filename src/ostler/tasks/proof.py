@@ -22,10 +22,10 @@ from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy,
 from ostler.model.states import IsolationLevel, RestartPolicyType
 from ostler.model.task import Receipt, Task
 from ostler.model.text import clipped
-from ostler.store import attempts as attempt_rows
-from ostler.store import requests as request_rows
+from ostler.store import attempts as attempt_store
+from ostler.store import requests as request_store
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, MAX_LOST, Tasks, find_instance
+from ostler.tasks.context import BY, MAX_LOST, TaskContext, find_instance
 from ostler.workdirs.records import Snapshot, Workdir
 
 _log = logging.getLogger("ostler.tasks")
@@ -51,7 +51,7 @@ class CheckStoppedError(Exception):
 
 
 async def prove(
-    tasks: Tasks,
+    tasks: TaskContext,
     task: Task,
     workdir: Workdir,
     snapshot: Snapshot,
@@ -74,7 +74,7 @@ async def prove(
             return receipts
 
 
-async def _checkout(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapshot, label: str) -> Path:
+async def _checkout(tasks: TaskContext, task: Task, workdir: Workdir, snapshot: Snapshot, label: str) -> Path:
     place = _place_of(tasks, task, label)
     place.parent.mkdir(mode=0o700, exist_ok=True)
     if not place.is_dir():  # else a check that outlived a killed program may be at work there
@@ -86,7 +86,7 @@ async def _checkout(tasks: Tasks, task: Task, workdir: Workdir, snapshot: Snapsh
 
 
 async def _run_checks(
-    tasks: Tasks, task: Task, checks: tuple[str, ...], label: str, place: Path, tree: str | None
+    tasks: TaskContext, task: Task, checks: tuple[str, ...], label: str, place: Path, tree: str | None
 ) -> tuple[Receipt, ...]:
     receipts: list[Receipt] = []
     for number, command in enumerate(checks, 1):
@@ -98,7 +98,7 @@ async def _run_checks(
     return tuple(receipts)
 
 
-async def discard_proof(tasks: Tasks, task: Task, label: str = "check") -> None:
+async def discard_proof(tasks: TaskContext, task: Task, label: str = "check") -> None:
     """Remove the checkout of the present attempt; nothing runs in it any more."""
     if not tasks.home.joinpath(PROOF).is_dir():
         return
@@ -108,18 +108,18 @@ async def discard_proof(tasks: Tasks, task: Task, label: str = "check") -> None:
         _log.warning("the checkout of a check of %s: %s", task.key, error)
 
 
-def _place_of(tasks: Tasks, task: Task, label: str) -> Path:
+def _place_of(tasks: TaskContext, task: Task, label: str) -> Path:
     return tasks.home / PROOF / f"{task.key}-{task.attempt}-{label}-{task.task_id.hex[-8:]}"
 
 
-def checks_of(tasks: Tasks, task: Task) -> tuple[str, ...]:
+def checks_of(tasks: TaskContext, task: Task) -> tuple[str, ...]:
     """Its own; else those of its agent's definition."""
     if task.checks or task.agent is None:
         return task.checks
     return tasks.manager.registry.find(task.agent).checks
 
 
-async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
+async def _run(tasks: TaskContext, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
     spec = CommandSpec(
         argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
         env=_PASSED_ON,
@@ -149,11 +149,11 @@ async def _run(tasks: Tasks, task: Task, command: str, label: str, place: Path, 
         except AgentInitializationError as error:
             return _receipt(command, tree, None, 0.0, str(error))
     await tasks.manager.handle(instance.instance_id).ended()
-    row = await tasks.store.read(request_rows.get_request, instance.instance_id, JOB_ID)
+    row = await tasks.store.read(request_store.get_request, instance.instance_id, JOB_ID)
     if row is not None and row.state is RequestState.DONE and row.answer is not None:
         answer = json.loads(row.answer)
         return _receipt(command, tree, answer["exit_code"], answer["duration_seconds"], answer["output"])
-    last = await tasks.store.read(attempt_rows.get_attempt, instance.instance_id, instance.attempt)
+    last = await tasks.store.read(attempt_store.get_attempt, instance.instance_id, instance.attempt)
     if last is not None and last.outcome is AttemptOutcome.STOPPED:
         raise CheckStoppedError(instance)
     if last is not None and last.outcome is AttemptOutcome.LOST:

@@ -1,4 +1,4 @@
-"""Works the queue: as many attempts at once as there are places, begun as soon as one is free."""
+"""Works the queue: as many attempts at once as there are places, begun as soon as a place is free."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ostler.home import SETTINGS_FILE
 from ostler.model.events import Event, TaskEvent
 from ostler.model.task import Task, TaskState
 from ostler.model.wait import WaitKind
-from ostler.store import tasks as rows
-from ostler.store import waits as wait_rows
+from ostler.store import tasks as task_store
+from ostler.store import waits as wait_store
 from ostler.tasks.attempt import AttemptRules
+from ostler.tasks.context import BY, Taker
 from ostler.tasks.orchestrator import TaskOrchestrator
-from ostler.tasks.shared import BY, Taker
 
 _log = logging.getLogger("ostler.tasks")
-#: Looked at again without being told: clocks jump, and other programs may write to a shared store.
+#: Looked at again without an event: clocks jump, and other programs may write to a shared store.
 LOOK_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 
 #: Others have a time that a person is shown, and go on waiting.
 END_BY_THEMSELVES = frozenset({WaitKind.QUOTA, WaitKind.BACKOFF})
 
-Wanted = Callable[[Task], bool]
+Selects = Callable[[Task], bool]
 
 
 class TaskQueue:
-    """Claims what names an agent. `wanted` leaves out tasks that belong to somebody else, such as a crew."""
+    """Claims what names an agent. `selects` leaves out tasks that others work on, such as a crew."""
 
     def __init__(
         self,
         orchestrator: TaskOrchestrator,
         *,
-        wanted: Wanted = lambda task: task.agent is not None,
+        selects: Selects = lambda task: task.agent is not None,
         rules: Callable[[Task], AttemptRules | None] = lambda _: None,
         settle: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -46,7 +46,7 @@ class TaskQueue:
         self._rules = rules
         self._settle = settle
         self._tasks = orchestrator.tasks
-        self._wanted = wanted
+        self._selects = selects
         self._wake = asyncio.Event()
         #: Attempts that are under way, with the keys of their tasks.
         self._running: dict[asyncio.Task[None], str] = {}
@@ -54,9 +54,9 @@ class TaskQueue:
         self.draining = False
 
     async def open(self) -> list[Task]:
-        """Take up what an earlier program left, then work the queue. Returns what it left to somebody else."""
+        """Take up what an earlier program left, then work the queue. Returns running tasks that are not its own."""
         recovered = await self._orchestrator.recover_agents()
-        for task in filter(self._wanted, recovered):
+        for task in filter(self._selects, recovered):
             self.work_on(task)
         self._tasks.takers.append(self._taker)
         background = {"the queue": self._run, "its events": self._listen, "retention": self._orchestrator.gc_loop}
@@ -64,7 +64,7 @@ class TaskQueue:
             asyncio.get_running_loop().create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
             for name, work in background.items()
         ]
-        return [task for task in recovered if not self._wanted(task)]
+        return [task for task in recovered if not self._selects(task)]
 
     async def close(self) -> None:
         """No new work. Attempts whose agents have ended write that; others are left to the next program."""
@@ -114,7 +114,7 @@ class TaskQueue:
         return (os.cpu_count() or 1) if places is None else places
 
     def _taker(self, task: Task) -> Taker | None:
-        if task.agent is None or not self._wanted(task):
+        if task.agent is None or not self._selects(task):
             return None
         return Taker(
             name="the queue",
@@ -129,10 +129,10 @@ class TaskQueue:
         if free <= 0:
             return
         space = self._orchestrator.manager.principal.workspace_id
-        for task in await self._tasks.store.read(rows.claimable_tasks, space, wanted=self._wanted):
+        for task in await self._tasks.store.read(task_store.claimable_tasks, space, selects=self._selects):
             if free <= 0:
                 return
-            claimed = await self._tasks.store.run(rows.claim_task, task, by=BY)
+            claimed = await self._tasks.store.run(task_store.claim_task, task, by=BY)
             if claimed is not None:
                 free -= 1
                 self.work_on(claimed)
@@ -169,9 +169,9 @@ class TaskQueue:
 
 
 async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
-    """End the waits of tasks that are due; how many seconds until the next one is, or until one should look again."""
+    """End the waits of tasks that are due; the seconds until the next is due, or until the next look."""
     store, now, following = orchestrator.tasks.store, orchestrator.manager.now(), LOOK_SECONDS
-    for wait in await store.read(wait_rows.all_open_waits):
+    for wait in await store.read(wait_store.all_open_waits):
         if wait.task_id is None or wait.due_at is None or wait.kind not in END_BY_THEMSELVES:
             continue
         left = (wait.due_at - now).total_seconds()
@@ -179,5 +179,5 @@ async def end_due_waits(orchestrator: TaskOrchestrator) -> float:
             following = min(following, left)
         else:
             with contextlib.suppress(OstlerError):
-                await store.run(rows.end_task_wait, wait, "due")
+                await store.run(task_store.end_task_wait, wait, "due")
     return following

@@ -11,16 +11,16 @@ from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.model.access import Actor
 from ostler.model.task import FINISHED_STATES, Task, TaskState
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Transaction
-from ostler.tasks.shared import BY, Tasks, exists, workdir_key, workdir_of
+from ostler.tasks.context import BY, TaskContext, exists, workdir_key, workdir_of
 from ostler.workdirs.records import VaultEntry, Workdir
 
 _log = logging.getLogger("ostler.tasks")
 _GC_INTERVAL = timedelta(minutes=10)
 
 
-async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
+async def retire(tasks: TaskContext, task: Task, *, by: Actor = BY) -> Task:
     """Saved and verified first, then deleted. Called again after a kill, it finishes."""
     workdir = workdir_of(task)
     if workdir is None:
@@ -33,36 +33,36 @@ async def retire(tasks: Tasks, task: Task, *, by: Actor = BY) -> Task:
     return await tasks.change(task, {"workdir": None, "vault": entry.to_dict()}, by=by, act="task.retire")
 
 
-async def unretire(tasks: Tasks, workspace_id: UUID, key: str, *, by: Actor) -> Task:
-    found = await tasks.store.read(rows.find_task, workspace_id, key)
-    workdir = None if found is None else workdir_of(found)
-    if found is not None and workdir is not None:
-        if exists(workdir) or found.state is TaskState.RUNNING:
-            raise InvalidOperationError(f"the workdir of {found.key} is in its place: {workdir.path}")
-        found = await retire(tasks, found, by=by)  # finishes one that was cut off
-    entry = None if found is None or found.vault is None else VaultEntry.from_dict(found.vault)
+async def unretire(tasks: TaskContext, workspace_id: UUID, key: str, *, by: Actor) -> Task:
+    task = await tasks.store.read(task_store.find_task, workspace_id, key)
+    workdir = None if task is None else workdir_of(task)
+    if task is not None and workdir is not None:
+        if exists(workdir) or task.state is TaskState.RUNNING:
+            raise InvalidOperationError(f"the workdir of {task.key} is in its place: {workdir.path}")
+        task = await retire(tasks, task, by=by)  # finishes one that was cut off
+    entry = None if task is None or task.vault is None else VaultEntry.from_dict(task.vault)
     if entry is None:
-        names = (key, key.upper()) if found is None else (found.key,)
+        names = (key, key.upper()) if task is None else (task.key,)
         kept = [await tasks.workdirs.find(workdir_key(workspace_id, name)) for name in names]
-        entry = next((one for one in kept if one is not None), None)
+        entry = next((entry for entry in kept if entry is not None), None)
     if entry is None:
         raise TaskNotFoundError(f"there is nothing of {key} in the vault")
-    if found is None:
+    if task is None:
         if "task_id" not in entry.record:
             raise TaskNotFoundError(f"{entry.path} is the workdir of no known task; its archive holds the files")
-        found = await tasks.store.run(_restore_record, entry, by=by)
+        task = await tasks.store.run(_restore_record, entry, by=by)
     # One that is there was brought back by a program that was killed before it could say so.
     workdir = entry.workdir if exists(entry.workdir) else await tasks.workdirs.restore(entry)
-    tasks.active[found.key] = workdir
+    tasks.active[task.key] = workdir
     changes = {"workdir": workdir.to_dict(), "vault": None}
-    return await tasks.change(found, changes, by=by, act="task.unretire")
+    return await tasks.change(task, changes, by=by, act="task.unretire")
 
 
 def _restore_record(tx: Transaction, entry: VaultEntry, *, by: Actor) -> Task:
     """Of a task that was purged. It stays finished."""
     saved = Task.from_dict(entry.record)
     task = saved.evolve(workdir=None, vault=entry.to_dict(), updated_at=tx.now, ended_at=tx.now)
-    rows.TASKS.insert(tx, task, rank=0)
+    task_store.TASKS.insert(tx, task, rank=0)
     tx.audit(task.workspace_id, by, "task.restore", f"task:{task.key}")
     return task
 
@@ -71,12 +71,12 @@ def retired_workdir(task: Task) -> Workdir | None:
     return None if task.vault is None else VaultEntry.from_dict(task.vault).workdir
 
 
-async def collect(tasks: Tasks) -> int:
+async def collect(tasks: TaskContext) -> int:
     """Purge what was accepted or rejected long enough ago; how many. Each task in its own guard."""
     purged = 0
     limit = tasks.manager.now() - tasks.settings.retention
-    for task in await tasks.store.read(rows.tasks_in, FINISHED_STATES):
-        needed = await tasks.store.read(rows.dependents, task)
+    for task in await tasks.store.read(task_store.tasks_in, FINISHED_STATES):
+        needed = await tasks.store.read(task_store.dependents, task)
         if task.ended_at is None or task.ended_at > limit or needed:
             continue
         try:
@@ -88,7 +88,7 @@ async def collect(tasks: Tasks) -> int:
     return purged
 
 
-async def purge(tasks: Tasks, task: Task) -> None:
+async def purge(tasks: TaskContext, task: Task) -> None:
     """The vault keeps its record, its key and its workdir."""
     if task.workdir is not None:
         task = await retire(tasks, task)
@@ -96,13 +96,13 @@ async def purge(tasks: Tasks, task: Task) -> None:
         nowhere = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=None)
         entry = await tasks.workdirs.retire(nowhere, record=task.to_dict())
         task = await tasks.change(task, {"vault": entry.to_dict()}, by=BY)
-    await tasks.store.run(rows.delete_task, task, by=BY)
+    await tasks.store.run(task_store.delete_task, task, by=BY)
     await tasks.workdirs.remove(tasks.home / HOMES / str(task.task_id))
 
 
-async def _retire_orphans(tasks: Tasks) -> None:
+async def _retire_orphans(tasks: TaskContext) -> None:
     """Workdirs that no record knows are kept: in the vault."""
-    owners = await tasks.store.read(rows.tasks_in, frozenset(TaskState))
+    owners = await tasks.store.read(task_store.tasks_in, frozenset(TaskState))
     keys = {workdir_key(task.workspace_id, task.key) for task in owners}
     keys |= {str(task.workdir["key"]) for task in owners if task.workdir is not None}
     for path in await tasks.workdirs.orphans(keys):
@@ -114,7 +114,7 @@ async def _retire_orphans(tasks: Tasks) -> None:
             _log.warning("the workdir %s belongs to no task and could not be retired: %s", path, error)
 
 
-async def collect_for_ever(tasks: Tasks) -> None:
+async def collect_for_ever(tasks: TaskContext) -> None:
     while True:
         try:
             await collect(tasks)

@@ -16,11 +16,11 @@ from ostler.model.task import Task, TaskState
 from ostler.model.text import MAX_REASON, clipped
 from ostler.model.wait import Wait, WaitKind
 from ostler.policy.restart import backoff
-from ostler.store import attempts as attempt_rows
-from ostler.store import tasks as rows
+from ostler.store import attempts as attempt_store
+from ostler.store import tasks as task_store
 from ostler.store.queries import list_instances
 from ostler.store.transaction import Reader, Transaction
-from ostler.tasks.shared import BY, MAX_LOST, Tasks
+from ostler.tasks.context import BY, MAX_LOST, TaskContext
 
 MAX_BACKOFF = timedelta(minutes=10)
 _MAX_TEXT = 20_000
@@ -29,7 +29,7 @@ _MAX_COMMENTS = 20
 _MAX_EVIDENCE = 20
 
 
-async def fail_attempt(tasks: Tasks, task: Task, error: str, *, is_last: bool = False) -> Task:
+async def fail_attempt(tasks: TaskContext, task: Task, error: str, *, is_last: bool = False) -> Task:
     """Back to the queue with what went wrong, and tried again after its backoff; parked by the last failure."""
     if task.state is not TaskState.RUNNING:
         return task
@@ -60,7 +60,7 @@ def retry_delay(first: timedelta, failures: int, chance: random.Random) -> timed
     return backoff(policy, failures, chance)
 
 
-async def lose_attempt(tasks: Tasks, task: Task, error: str) -> Task:
+async def lose_attempt(tasks: TaskContext, task: Task, error: str) -> Task:
     """Its agent ended with the machine: back to the queue without a failure, and parked when that repeats."""
     if task.state is not TaskState.RUNNING:
         return task
@@ -71,7 +71,7 @@ async def lose_attempt(tasks: Tasks, task: Task, error: str) -> Task:
     return await queue_with_waits(tasks, task, changes, [], f"attempt {task.attempt} was lost: {first_line(error)}")
 
 
-async def park(tasks: Tasks, task: Task, reason: str, error: str, *, cause: str) -> Task:
+async def park(tasks: TaskContext, task: Task, reason: str, error: str, *, cause: str) -> Task:
     """Back to the queue with a wait for a person, who finds the evidence in it and releases or rejects the task."""
     text = clipped(error, _MAX_TEXT)
     # A person who releases it gives it all its failures again.
@@ -94,7 +94,7 @@ def _evidence(reader: Reader, home: Path, task: Task) -> list[dict[str, Any]]:
     entries = []
     newest = GetInstancesFilter(task_id=task.task_id, include_terminated=True, limit=_MAX_EVIDENCE)
     for instance in reversed(list_instances(reader, newest, task.workspace_id)):
-        last = attempt_rows.get_attempt(reader, instance.instance_id, instance.attempt)
+        last = attempt_store.get_attempt(reader, instance.instance_id, instance.attempt)
         entry = {
             "name": instance.name,
             "member": instance.agent_id,
@@ -107,12 +107,12 @@ def _evidence(reader: Reader, home: Path, task: Task) -> list[dict[str, Any]]:
     return entries
 
 
-async def requeue(tasks: Tasks, task: Task, changes: dict[str, Any], reason: str) -> Task:
+async def requeue(tasks: TaskContext, task: Task, changes: dict[str, Any], reason: str) -> Task:
     return await queue_with_waits(tasks, task, changes, [], reason)
 
 
 async def queue_with_waits(
-    tasks: Tasks, task: Task, changes: dict[str, Any], waits: Sequence[Wait | None], reason: str
+    tasks: TaskContext, task: Task, changes: dict[str, Any], waits: Sequence[Wait | None], reason: str
 ) -> Task:
     """Back to the queue; it is not claimed while one of these waits is open. One commit."""
     if task.state is not TaskState.RUNNING:
@@ -122,13 +122,13 @@ async def queue_with_waits(
 
 
 def _queue_with_waits(tx: Transaction, task: Task, changes: dict[str, Any], waits: Sequence[Wait], reason: str) -> Task:
-    changed = rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
+    changed = task_store.change_task(tx, task, changes, to=TaskState.QUEUED, by=BY, reason=reason)
     for wait in waits:
-        rows.open_task_wait(tx, changed, wait)
+        task_store.open_task_wait(tx, changed, wait)
     return changed
 
 
-def new_wait(tasks: Tasks, task: Task, kind: WaitKind, reason: str, **more: Any) -> Wait:
+def new_wait(tasks: TaskContext, task: Task, kind: WaitKind, reason: str, **more: Any) -> Wait:
     return Wait(
         wait_id=tasks.manager.new_id(),
         workspace_id=task.workspace_id,

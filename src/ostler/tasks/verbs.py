@@ -17,33 +17,29 @@ from ostler.errors import (
     InvalidOperationError,
     NotFoundError,
     StoreError,
-    TaskNotFoundError,
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import OWNER, Permission
+from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
 from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
-from ostler.tasks import attempt, retire
-from ostler.tasks.proof import CheckStoppedError, checks_of, discard_proof, prove
+from ostler.tasks import attempt, retire, review
+from ostler.tasks.context import TaskContext
 from ostler.tasks.retry import new_wait
-from ostler.tasks.shared import Tasks, exists, workdir_of
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
-from ostler.workdirs.records import Accepted, Snapshot, Undone, Workdir
+from ostler.workdirs.records import Accepted, Undone
 
 _P = Permission
 _NO = frozenset({"no", "n"})
 #: A requeued task whose agent cannot be ended in this time is begun all the same; that ends what is left of it.
 _END_LIMIT = timedelta(minutes=1)
-#: Characters of the output of a failed check in a refusal.
-_SHOWN_OUTPUT = 1000
 #: Fields of a new task that are not of its request: a repeated request has others.
 _MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 
@@ -52,10 +48,10 @@ class TaskVerbs:
     """Tasks on behalf of the principal of a manager."""
 
     def __init__(
-        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: Tasks | None = None
+        self, manager: AgentLifecycleManager, *, settings: TaskSettings | None = None, shared: TaskContext | None = None
     ) -> None:
         self.manager = manager
-        self.tasks = shared or Tasks(manager, manager.require_home(), TaskSettings.coerced(settings))
+        self.tasks = shared or TaskContext(manager, manager.require_home(), TaskSettings.coerced(settings))
 
     def acting_as(self, manager: AgentLifecycleManager) -> Self:
         """The same tasks on behalf of another principal."""
@@ -67,23 +63,23 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_READ)
         return await self._load(key)
 
-    async def list_tasks(self, wanted: TaskFilter | None = None) -> list[Task]:
+    async def list_tasks(self, criteria: TaskFilter | None = None) -> list[Task]:
         await self.manager.require(_P.TASKS_READ)
-        chosen = (wanted or TaskFilter()).checked()
-        return await self.manager.store.read(rows.list_tasks, self._space, chosen)
+        chosen = (criteria or TaskFilter()).checked()
+        return await self.manager.store.read(task_store.list_tasks, self._space, chosen)
 
     async def waits(self, key: str) -> list[Wait]:
         task = await self.get(key)
-        return await self.manager.store.read(rows.task_waits, task.task_id)
+        return await self.manager.store.read(task_store.task_waits, task.task_id)
 
     async def look(self, key: str) -> tuple[Task, list[Wait]]:
         """A task and its open waits, both of one moment."""
         await self.manager.require(_P.TASKS_READ)
-        return await self.manager.store.read(rows.task_with_waits, self._space, key)
+        return await self.manager.store.read(task_store.task_with_waits, self._space, key)
 
     async def unmet(self, task: Task) -> list[str]:
         """The keys that it still waits for."""
-        return list(await self.manager.store.read(rows.unmet, task))
+        return list(await self.manager.store.read(task_store.unmet, task))
 
     async def why(self, key: str) -> TaskWhy:
         """Why it is where it is, and what would change that."""
@@ -96,8 +92,8 @@ class TaskVerbs:
         facts = TaskFacts(
             task=task,
             now=self.manager.now(),
-            waits=tuple(await store.read(rows.task_waits, task.task_id)),
-            unmet=await store.read(rows.unmet, task),
+            waits=tuple(await store.read(task_store.task_waits, task.task_id)),
+            unmet=await store.read(task_store.unmet, task),
             takers=self.tasks.takers_of(task),
         )
         return next_step(facts)
@@ -109,18 +105,18 @@ class TaskVerbs:
 
     async def statistics(self) -> TaskStatistics:
         await self.manager.require(_P.TASKS_READ)
-        return await self.manager.store.read(rows.statistics, self._space)
+        return await self.manager.store.read(task_store.statistics, self._space)
 
     async def diff(self, key: str, *, paths: Sequence[str] = (), stat: bool = False) -> str:
         """What its work changes, against where it began."""
         task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
+        workdir, snapshot = await review.submitted(self.tasks, task)
         return await self.tasks.workdirs.diff(workdir, snapshot, paths=tuple(paths) or None, stat=stat)
 
     async def merge_state(self, key: str) -> dict[str, Any]:
         """How far its target has moved, and whether it merges cleanly."""
         task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
+        workdir, snapshot = await review.submitted(self.tasks, task)
         moved = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
         return {"target": workdir.target, "base": snapshot.base, **moved.to_dict()}
 
@@ -176,12 +172,12 @@ class TaskVerbs:
             }
         )
         record = record.evolve(loop=loop)
-        wanted = record if key else record.evolve(key="")
+        new_task = record if key else record.evolve(key="")
         idempotency = None
         if idempotency_key is not None:
-            asked_for = {name: value for name, value in wanted.to_dict().items() if name not in _MADE_HERE}
-            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(asked_for, sort_keys=True))
-        return await self.manager.store.run(rows.add_task, wanted, by=self.manager.actor, key=idempotency)
+            request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
+            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
+        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
 
     def _require_agent(self, name: str) -> None:
         """Refused now, not when its turn comes at night."""
@@ -206,8 +202,8 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
         if task.agent is None:
-            raise InvalidOperationError(f"{task.key} names no agent; it waits for somebody who claims it")
-        claimed = await self.manager.store.run(rows.claim_task, task, by=self.manager.actor, over_backoff=True)
+            raise InvalidOperationError(f"{task.key} names no agent; it waits until it is claimed")
+        claimed = await self.manager.store.run(task_store.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
         return await self.work(claimed)
@@ -239,7 +235,7 @@ class TaskVerbs:
         missing = await self.unmet(task)
         if missing:
             return f"{task.key} waits for {', '.join(missing)}"
-        waits = await self.manager.store.read(rows.task_waits, task.task_id)
+        waits = await self.manager.store.read(task_store.task_waits, task.task_id)
         return f"{task.key} waits: {waits[0].reason}" if waits else f"{task.key} was claimed by another attempt"
 
     async def cancel(self, key: str, *, reason: str | None = None) -> Task:
@@ -249,11 +245,11 @@ class TaskVerbs:
 
     async def _reject(self, key: str, reason: str, *, act: str) -> Task:
         def write(tx: Transaction) -> tuple[Task, Task]:
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state is TaskState.REJECTED:
                 return task, task
             by = self.manager.actor
-            return task, rows.change_task(
+            return task, task_store.change_task(
                 tx, task, {"error": reason}, to=TaskState.REJECTED, by=by, reason=reason, act=act
             )
 
@@ -266,28 +262,28 @@ class TaskVerbs:
 
         def write(tx: Transaction) -> tuple[Task, Task]:
             nonlocal ending
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state is TaskState.QUEUED:
-                return task, rows.release_task(tx, task, by=by)
+                return task, task_store.release_task(tx, task, by=by)
             if task.state is TaskState.COMPLETED:
-                said = f"send it back with comments instead (`ostler task send-back {task.key}`)"
-                raise InvalidOperationError(f"{task.key} is {task.state}; {said}")
+                cure = f"send it back with comments instead (`ostler task send-back {task.key}`)"
+                raise InvalidOperationError(f"{task.key} is {task.state}; {cure}")
             if task.is_finished:
                 raise InvalidOperationError(f"{task.key} is {task.state}, which is final; add it as a new task")
             changes = {"failures": 0, "lost": 0}
-            queued = rows.change_task(
+            queued = task_store.change_task(
                 tx, task, changes, to=TaskState.QUEUED, by=by, reason="requeued", act="task.requeue"
             )
             # Not begun again while its agent still works in its workdir.
             due = self.manager.now() + _END_LIMIT
             wait = new_wait(self.tasks, queued, WaitKind.BACKOFF, "its agent is being ended", due_at=due)
-            ending = rows.open_task_wait(tx, queued, wait, by=by)
+            ending = task_store.open_task_wait(tx, queued, wait, by=by)
             return task, queued
 
         task = await self._write_and_end(write, "requeued")
         if ending is not None:
             with contextlib.suppress(InvalidOperationError, StoreError):  # it ends by itself
-                await self.manager.store.run(rows.end_task_wait, ending, "its agent has ended")
+                await self.manager.store.run(task_store.end_task_wait, ending, "its agent has ended")
         return task
 
     async def hold(self, key: str) -> Task:
@@ -297,12 +293,14 @@ class TaskVerbs:
 
     async def _hold(self, key: str, why: str) -> Task:
         def write(tx: Transaction) -> tuple[Task, Task]:
-            task = rows.require_task(tx, self._space, key)
+            task = task_store.require_task(tx, self._space, key)
             if task.state not in {TaskState.QUEUED, TaskState.RUNNING}:
                 raise InvalidOperationError(f"{task.key} is {task.state}; only unfinished work can be held back")
             by, reason = self.manager.actor, f"it was {why}"
             changes = {"is_held": True}
-            return task, rows.change_task(tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.hold")
+            return task, task_store.change_task(
+                tx, task, changes, to=TaskState.QUEUED, by=by, reason=reason, act="task.hold"
+            )
 
         return await self._write_and_end(write, why)
 
@@ -320,10 +318,10 @@ class TaskVerbs:
         if wait is None or wait.task_id is None or wait.workspace_id != self._space:
             raise NotFoundError(f"there is no wait {wait_id} of a task; list the open ones")
         if outcome.strip().lower() in _NO and (wait.detail or {}).get("cause") is not None:
-            task = await self.manager.store.read(rows.get_task, wait.task_id)
+            task = await self.manager.store.read(task_store.get_task, wait.task_id)
             if task is not None and task.state is TaskState.QUEUED:
                 await self._change(task, {"is_held": True}, act="task.hold")
-        return await self.manager.store.run(rows.end_task_wait, wait, outcome, answer, by=self.manager.actor)
+        return await self.manager.store.run(task_store.end_task_wait, wait, outcome, answer, by=self.manager.actor)
 
     def on_change(self, hook: Callable[[TaskStateChangedEvent], Any]) -> Callable[[], None]:
         """Call it, plain or async, after each change of state of a task. The function that comes back ends that."""
@@ -333,7 +331,7 @@ class TaskVerbs:
         """Unknown keys and cycles are refused."""
         await self.manager.require(_P.TASKS_WRITE)
         task = await self._load(key)
-        return await self.manager.store.run(rows.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
+        return await self.manager.store.run(task_store.set_dependencies, task, tuple(depends_on), by=self.manager.actor)
 
     # --- review ----------------------------------------------------------------------------------
 
@@ -343,27 +341,12 @@ class TaskVerbs:
         task = await self._load(key)
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
-        moved = await self._moved_target(task)
+        moved = await review.moved_target(self.tasks, task)
         comment = "\n\n".join(part for part in (comment, moved) if part)
         if len(comment) > MAX_COMMENT or not comment.strip():
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
         changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
         return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
-
-    async def _moved_target(self, task: Task) -> str | None:
-        """What its target says against it, for its agent; whose repository then has the target as it is now."""
-        workdir, snapshot = await self._submitted(task)
-        if workdir.repository is None or not exists(workdir):
-            return None
-        change = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
-        if change.merges_cleanly:
-            return None
-        await self.tasks.workdirs.bring_target(workdir)
-        return (
-            f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
-            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}. Run `git merge "
-            f"{workdir.target}`, edit these files until no <<<<<<< is left, then `git add -A` and `git commit`."
-        )
 
     async def accept(
         self, key: str, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
@@ -379,57 +362,20 @@ class TaskVerbs:
             return task
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be accepted")
-        workdir, snapshot = await self._submitted(task)
-        if workdir.repository is None:
-            if paths:
-                raise InvalidOperationError(
-                    f"{task.key} has no repository, so it is accepted whole; leave the paths out"
-                )
+        accepted = await self.merge_work(task, paths=paths, message=message, branch_only=branch_only)
+        if accepted is None:
             return await self._change(task, {"accepted": None}, to=TaskState.ACCEPTED, act="task.accept")
-        chosen = tuple(paths) or None
-        accepted = await self.tasks.workdirs.accept(
-            workdir,
-            snapshot,
-            paths=chosen,
-            message=self._commit_message(task, message),
-            tree=await self._checked_tree(task, workdir, snapshot, chosen),
-            branch_only=branch_only,
-        )
-        if task.accepted is not None:
-            same = task.accepted["commit"] == accepted.commit
-            accepted = accepted.evolve(earlier=task.accepted.get("earlier") if same else task.accepted)
         to = TaskState.COMPLETED if accepted.left else TaskState.ACCEPTED
         return await self._change(task, {"accepted": accepted.to_dict()}, to=to, act="task.accept")
 
-    def _commit_message(self, task: Task, message: str | None) -> str:
-        text = message or f"{task.title}\n\n{task.summary or ''}"
-        trailers = {"Ostler-Task": task.key, "Ostler-Agent": task.agent}
-        if self.manager.actor.name != OWNER.name:
-            trailers["Ostler-Accepted-By"] = self.manager.actor.name
-        lines = [f"{name}: {value}" for name, value in trailers.items() if value]
-        return "\n".join([text.strip(), "", *lines, ""])
-
-    async def _checked_tree(
-        self, task: Task, workdir: Workdir, snapshot: Snapshot, paths: tuple[str, ...] | None
-    ) -> str | None:
-        """Run the checks on the target with these files alone, for no check has seen that; its tree."""
-        if paths is None or not checks_of(self.tasks, task):
-            return None
-        preview = await self.tasks.workdirs.preview(workdir, snapshot, paths)
-        label = f"accept-{self.manager.new_id().hex[-12:]}"
-        try:
-            receipts = await prove(self.tasks, task, workdir, preview, label=label)
-        except CheckStoppedError as error:
-            await discard_proof(self.tasks, task, label)
-            raise InvalidOperationError(f"{error}, so nothing was accepted; try again") from error
-        failed = next((receipt for receipt in receipts if not receipt.passed), None)
-        if failed is not None:
-            how = "did not end in its time" if failed.exit_code is None else f"ended with code {failed.exit_code}"
-            raise InvalidOperationError(
-                f"with these files alone the check `{failed.command}` of {task.key} {how}; accept more files, or all. "
-                f"Nothing was changed. It said: {failed.output[-_SHOWN_OUTPUT:].strip()}"
-            )
-        return preview.tree
+    async def merge_work(
+        self, task: Task, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
+    ) -> Accepted | None:
+        """Merge the work of a completed task into its target, without a word in its record; None without a
+        repository. Twice is safe.
+        """
+        await self.manager.require(_P.TASKS_REVIEW)
+        return await review.merge_work(self.tasks, task, paths, message, self.manager.actor, branch_only=branch_only)
 
     async def reject(self, key: str, *, reason: str) -> Task:
         """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
@@ -478,15 +424,7 @@ class TaskVerbs:
         return self.manager.principal.workspace_id
 
     async def _load(self, key: str) -> Task:
-        return await self.manager.store.read(rows.require_task, self._space, key)
+        return await self.manager.store.read(task_store.require_task, self._space, key)
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
-
-    async def _submitted(self, task: Task) -> tuple[Workdir, Snapshot]:
-        workdir = workdir_of(task) or retire.retired_workdir(task)
-        if workdir is None:
-            raise TaskNotFoundError(f"{task.key} has no workdir yet")
-        if task.snapshot is not None and task.state is not TaskState.RUNNING:
-            return workdir, Snapshot.from_dict(task.snapshot)
-        return workdir, await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")

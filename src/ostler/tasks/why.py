@@ -10,10 +10,10 @@ from uuid import UUID
 from ostler.durations import due, since, span
 from ostler.model.task import Task, TaskState, TaskWhy
 from ostler.model.wait import Wait, WaitKind
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.transaction import Reader
+from ostler.tasks.context import Taker, TaskContext
 from ostler.tasks.retry import first_line
-from ostler.tasks.shared import Taker, Tasks
 
 _S = TaskState
 _WAITS_FOR = {
@@ -45,7 +45,7 @@ class _Answer:
     changes: tuple[str, ...] = ()
 
 
-async def explain_task(tasks: Tasks, workspace_id: UUID, key: str) -> TaskWhy:
+async def explain_task(tasks: TaskContext, workspace_id: UUID, key: str) -> TaskWhy:
     task, waits, unmet, claimable = await tasks.store.read(_read, workspace_id, key)
     takers = tasks.takers_of(task)
     names = {taker.name for taker in takers}
@@ -62,9 +62,9 @@ async def explain_task(tasks: Tasks, workspace_id: UUID, key: str) -> TaskWhy:
 
 
 def _read(reader: Reader, workspace_id: UUID, key: str) -> tuple[Task, list[Wait], Mapping[str, TaskState], list[Task]]:
-    task, waits = rows.task_with_waits(reader, workspace_id, key)
-    claimable = rows.claimable_tasks(reader, workspace_id, 1000) if task.state is TaskState.QUEUED else []
-    return task, waits, rows.unmet(reader, task), claimable
+    task, waits = task_store.task_with_waits(reader, workspace_id, key)
+    claimable = task_store.claimable_tasks(reader, workspace_id, 1000) if task.state is TaskState.QUEUED else []
+    return task, waits, task_store.unmet(reader, task), claimable
 
 
 def explain(facts: TaskFacts) -> TaskWhy:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 from ostler.errors import InvalidOperationError, VaultError
-from ostler.workdirs.files import Found, create, open_file, parent_of, walk, write_all
+from ostler.workdirs.files import Entry, create, open_file, parent_of, walk, write_all
 from ostler.workdirs.git import path_text
 
 MAX_ENTRIES = 999_999
@@ -77,9 +77,9 @@ def pack(out: IO[bytes], roots: Sequence[tuple[bytes, int]]) -> Packed:
         ) as archive,
     ):
         for top, root in roots:
-            _add(archive, done, Found(top, os.fstat(root), root, b"."))
-            for found in walk(root):
-                _add(archive, done, found._replace(path=top + b"/" + found.path))
+            _add(archive, done, Entry(top, os.fstat(root), root, b"."))
+            for entry in walk(root):
+                _add(archive, done, entry._replace(path=top + b"/" + entry.path))
     return done
 
 
@@ -87,37 +87,37 @@ def signs_of(roots: Sequence[tuple[bytes, int]]) -> Signs:
     signs: Signs = {}
     for top, root in roots:
         signs[top] = _sign(os.fstat(root))
-        signs.update({top + b"/" + found.path: _sign(found.stat) for found in walk(root)})
+        signs.update({top + b"/" + entry.path: _sign(entry.stat) for entry in walk(root)})
     return signs
 
 
-def _sign(found: os.stat_result) -> tuple[int, int, int, int]:
-    return stat.S_IFMT(found.st_mode), found.st_size, found.st_mtime_ns, found.st_ino
+def _sign(facts: os.stat_result) -> tuple[int, int, int, int]:
+    return stat.S_IFMT(facts.st_mode), facts.st_size, facts.st_mtime_ns, facts.st_ino
 
 
-def _add(archive: tarfile.TarFile, done: Packed, found: Found) -> None:
+def _add(archive: tarfile.TarFile, done: Packed, entry: Entry) -> None:
     if len(done.items) >= MAX_ENTRIES:
         raise InvalidOperationError(f"more than {MAX_ENTRIES} files; remove what is not needed, then retire it again")
-    done.signs[found.path] = _sign(found.stat)
-    info = tarfile.TarInfo(found.path.decode("utf-8", "surrogateescape"))
-    info.mode, info.mtime = stat.S_IMODE(found.stat.st_mode) & _MODE, found.stat.st_mtime
+    done.signs[entry.path] = _sign(entry.stat)
+    info = tarfile.TarInfo(entry.path.decode("utf-8", "surrogateescape"))
+    info.mode, info.mtime = stat.S_IMODE(entry.stat.st_mode) & _MODE, entry.stat.st_mtime
     content, size = "", 0
-    if stat.S_ISDIR(found.stat.st_mode):
+    if stat.S_ISDIR(entry.stat.st_mode):
         info.type, kind = tarfile.DIRTYPE, "folder"
         archive.addfile(info)
-    elif stat.S_ISLNK(found.stat.st_mode):
-        link = os.readlink(found.name, dir_fd=found.parent)
+    elif stat.S_ISLNK(entry.stat.st_mode):
+        link = os.readlink(entry.name, dir_fd=entry.parent)
         info.type, kind, content = tarfile.SYMTYPE, "link", path_text(link)
         info.linkname = link.decode("utf-8", "surrogateescape")
         archive.addfile(info)
-    elif stat.S_ISREG(found.stat.st_mode):
+    elif stat.S_ISREG(entry.stat.st_mode):
         kind = "file"
-        with open_file(found.parent, found.name) as descriptor:
+        with open_file(entry.parent, entry.name) as descriptor:
             size = info.size = os.fstat(descriptor).st_size
             done.size += size
             if done.size > MAX_BYTES:
                 raise InvalidOperationError(
-                    f"with {path_text(found.path)} there are more than {MAX_BYTES >> 30} GiB to keep; "
+                    f"with {path_text(entry.path)} there are more than {MAX_BYTES >> 30} GiB to keep; "
                     "remove what is not needed, then retire it again"
                 )
             done.allocated += min(size, os.fstat(descriptor).st_blocks * 512)
@@ -125,9 +125,9 @@ def _add(archive: tarfile.TarFile, done: Packed, found: Found) -> None:
             archive.addfile(info, reader)
         content = reader.digest.hexdigest()
     else:
-        done.left_out.append(f"{path_text(found.path)}: neither a file nor a link")
+        done.left_out.append(f"{path_text(entry.path)}: neither a file nor a link")
         return
-    done.items.append(Item(path_text(found.path), kind, info.mode, size, content))
+    done.items.append(Item(path_text(entry.path), kind, info.mode, size, content))
 
 
 class _Hashing(io.RawIOBase):
@@ -142,12 +142,12 @@ class _Hashing(io.RawIOBase):
         self.digest = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
+        remaining = self._left if size < 0 else min(size, self._left)
         parts = []
-        while wanted:
-            part = os.read(self._descriptor, min(wanted, _CHUNK)) or bytes(min(wanted, _CHUNK))
+        while remaining:
+            part = os.read(self._descriptor, min(remaining, _CHUNK)) or bytes(min(remaining, _CHUNK))
             parts.append(part)
-            wanted -= len(part)
+            remaining -= len(part)
             self._left -= len(part)
             self.digest.update(part)
         return b"".join(parts)
@@ -193,7 +193,7 @@ def _members(source: IO[bytes], sink: Sink | None, limit: int) -> list[Item]:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep them all
                 path = info.name.encode("utf-8", "surrogateescape")
-                kind = _judged(info, path, folders, seen)
+                kind = _checked_kind(info, path, folders, seen)
                 seen.add(path)
                 total += info.size
                 if len(seen) > MAX_ENTRIES or total > limit:
@@ -206,7 +206,7 @@ def _members(source: IO[bytes], sink: Sink | None, limit: int) -> list[Item]:
     return items
 
 
-def _judged(info: tarfile.TarInfo, path: bytes, folders: set[bytes], seen: set[bytes]) -> str:
+def _checked_kind(info: tarfile.TarInfo, path: bytes, folders: set[bytes], seen: set[bytes]) -> str:
     kind = _KINDS.get(info.type)
     parts = path.split(b"/")
     parent = b"/".join(parts[:-1])

@@ -121,19 +121,19 @@ def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
 def _last(mirror: Mirror, key: str) -> tuple[int, str | None]:
     """The number and the commit of the last snapshot."""
     prefix = f"refs/ostler/{key}/"
-    found = {name.removeprefix(prefix): commit for name, commit in mirror.refs(prefix).items()}
-    number = max((int(name) for name in found if name.isdigit()), default=0)
-    return number, found.get(str(number))
+    commits = {name.removeprefix(prefix): commit for name, commit in mirror.refs(prefix).items()}
+    number = max((int(name) for name in commits if name.isdigit()), default=0)
+    return number, commits.get(str(number))
 
 
 def _file_changes(mirror: Mirror, old: str, new: str) -> list[FileChange]:
     counts = mirror.line_counts(old, new)
-    found = []
+    files = []
     for change in mirror.changes(old, new):
         added, removed = counts.get(change.path, (None, None))
         status: Any = change.status
-        found.append(FileChange(path=path_text(change.path), status=status, added=added, removed=removed))
-    return found
+        files.append(FileChange(path=path_text(change.path), status=status, added=added, removed=removed))
+    return files
 
 
 def submodule_warnings(mirror: Mirror, base: str, commit: str) -> Iterator[str]:
@@ -195,19 +195,19 @@ class Capture:
             special = list(special_files(root))
             self._remove_pipes(root, special)
             git = self.mirror.git.with_(work_tree=self.root, index=self.index)
-            known = self._known(git, base)
+            entries = self._index_entries(git, base)
             theirs = self._agent_index(root, scratch) if self.worktree else {}
             own = (f"--exclude-from={self.own / 'exclude'}", f"--exclude=/{SIGNAL_FILE}")
             listed = self._listed(git, "-m", *own)
             paths = {path for path in listed if not path.endswith(b"/")}
-            paths |= {path for path in theirs if path not in known}
+            paths |= {path for path in theirs if path not in entries}
             paths |= self._nested([path for path in listed if path.endswith(b"/")], scratch)
-            modules = {path for path, (mode, _) in known.items() if mode == _LINK_TO_REPOSITORY}
-            if (own_file := SIGNAL_FILE.encode()) in paths & known.keys():
+            modules = {path for path, (mode, _) in entries.items() if mode == _LINK_TO_REPOSITORY}
+            if (own_file := SIGNAL_FILE.encode()) in paths & entries.keys():
                 self._leave_out(own_file, "what an agent signals is no part of its work")
             self._stage(root, paths - modules - {own_file}, scratch)
             self._take_modules(modules, theirs)
-            self._name_others(special, {path.rpartition(b"/")[0] for path in paths | known.keys()})
+            self._name_others(special, {path.rpartition(b"/")[0] for path in paths | entries.keys()})
             return git.text("write-tree")
 
     def head(self, base: str) -> str | None:
@@ -217,23 +217,23 @@ class Capture:
         """
         try:
             with opened(self.root) as root:
-                found = _read_head(root)
-                if found == base:
+                head = _read_head(root)
+                if head == base:
                     return None
-                if found is not None and len(found) == len(base):
+                if head is not None and len(head) == len(base):
                     with parent_of(root, b".git/objects/x") as (objects, _):
                         if pipes := sorted(special_files(objects)):
                             raise InvalidOperationError(f"objects/{path_text(pipes[0])} is no file")
-                        self.mirror.take(objects, [found], strict=True)
-                    if self.mirror.merge_base(base, found):
-                        return found
+                        self.mirror.take(objects, [head], strict=True)
+                    if self.mirror.merge_base(base, head):
+                        return head
         except (OSError, OstlerError) as error:
             self._leave_out(b".git", f"the agent's commits cannot be read ({error})")
             return None
         self._leave_out(b".git", "HEAD is on no commit that came from the base")
         return None
 
-    def _known(self, git: Git, base: str) -> dict[bytes, tuple[bytes, bytes]]:
+    def _index_entries(self, git: Git, base: str) -> dict[bytes, tuple[bytes, bytes]]:
         """What our index holds. Without one of an earlier run every file is compared by its contents."""
         (self.own / "exclude").touch()
         if self.index.exists():
@@ -256,7 +256,7 @@ class Capture:
 
     def _nested(self, folders: Iterable[bytes], scratch: Path) -> set[bytes]:
         """The files of repositories inside the workdir, by their own ignore rules."""
-        found: set[bytes] = set()
+        paths: set[bytes] = set()
         waiting = list(folders)
         seen = 0
         while waiting:
@@ -270,8 +270,8 @@ class Capture:
             git = Git(directory=self.mirror.directory, work_tree=place, index=scratch / "none")
             with contextlib.suppress(OSError, GitError):
                 for name in self._listed(git):
-                    (waiting.append if name.endswith(b"/") else found.add)(folder + name)
-        return found
+                    (waiting.append if name.endswith(b"/") else paths.add)(folder + name)
+        return paths
 
     def _stage(self, root: int, paths: set[bytes], scratch: Path) -> None:
         if len(paths) > _MAX_FILES:
@@ -307,8 +307,8 @@ class Capture:
 
     def _copy(self, root: int, path: bytes, target: int, limit: int) -> int | None:
         """How many bytes were copied; None where no file is, -1 where it may not be read."""
-        found = status(root, path)
-        if found is None or stat.S_ISDIR(found.st_mode):
+        facts = status(root, path)
+        if facts is None or stat.S_ISDIR(facts.st_mode):
             return None
         try:
             size = copy(root, path, target, limit)
@@ -373,12 +373,12 @@ class Capture:
 
 def _entries(git: Git) -> dict[bytes, tuple[bytes, bytes]]:
     """Path to mode and object."""
-    found = {}
+    entries = {}
     for line in git.names("ls-files", "-z", "--stage"):
         facts, _, path = line.partition(b"\t")
         mode, name, _ = facts.split(b" ")
-        found[path] = (mode, name)
-    return found
+        entries[path] = (mode, name)
+    return entries
 
 
 def _read_head(root: int) -> str | None:
@@ -390,11 +390,11 @@ def _read_head(root: int) -> str | None:
         return None
     loose = read_small(root, b".git/" + named[1].encode(), 4096)
     if loose is not None:
-        found = loose.decode("utf-8", "replace").strip()
-        return found if _COMMIT.fullmatch(found) else None
+        commit = loose.decode("utf-8", "replace").strip()
+        return commit if _COMMIT.fullmatch(commit) else None
     packed = (read_small(root, b".git/packed-refs", _MAX_REF_BYTES) or b"").decode("utf-8", "replace")
     for line in packed.splitlines():
-        found, _, name = line.partition(" ")
-        if name == named[1] and _COMMIT.fullmatch(found):
-            return found
+        commit, _, name = line.partition(" ")
+        if name == named[1] and _COMMIT.fullmatch(commit):
+            return commit
     return None

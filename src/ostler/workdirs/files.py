@@ -36,8 +36,8 @@ NOTHING_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _serial = itertools.count(1)
 
 
-class Found(NamedTuple):
-    """Something that a walk came by. `parent` is open only until the walk goes on."""
+class Entry(NamedTuple):
+    """What a walk yields. `parent` is open only until the walk goes on."""
 
     path: bytes
     stat: os.stat_result
@@ -59,7 +59,7 @@ def opened(path: Path | bytes, at: int | None = None) -> Iterator[int]:
 def parent_of(root: int, path: bytes, *, make: bool = False) -> Iterator[tuple[int, bytes]]:
     """The open directory that holds `path`, and the last name of it. `make`: directories that are missing are made."""
     *folders, name = path.split(b"/")
-    if not name or any(one in {b"", b".", b".."} for one in (*folders, name)):
+    if not name or any(part in {b"", b".", b".."} for part in (*folders, name)):
         raise InvalidOperationError(f"{path_text(path)} is not a path inside the directory")
     here = os.dup(root)
     try:
@@ -90,8 +90,8 @@ def read_small(root: int, path: bytes, limit: int) -> bytes | None:
     """The contents of a regular file that is not larger than `limit`; None for all else."""
     try:
         with parent_of(root, path) as (parent, name), open_file(parent, name) as descriptor:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit:
                 return None
             return os.read(descriptor, limit)
     except OSError:
@@ -112,7 +112,7 @@ def open_file(parent: int, name: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def walk(root: int) -> Iterator[Found]:
+def walk(root: int) -> Iterator[Entry]:
     """All that is below `root`: a directory, then what is in it, by name."""
     stack = [(os.dup(root), b"", iter(names_in(root)))]
     try:
@@ -124,8 +124,8 @@ def walk(root: int) -> Iterator[Found]:
                 stack.pop()
                 continue
             path = prefix + name
-            found, folder = _look(parent, name)
-            if found is None:
+            facts, folder = _look(parent, name)
+            if facts is None:
                 continue
             if folder is not None:
                 stack.append((folder, path + b"/", iter(names_in(folder))))
@@ -133,7 +133,7 @@ def walk(root: int) -> Iterator[Found]:
                     raise InvalidOperationError(
                         f"directories are more than {_DEPTH} deep in {path_text(path[:60])}; remove some and try again"
                     )
-            yield Found(path, found, parent, name)
+            yield Entry(path, facts, parent, name)
     finally:
         for descriptor, *_ in stack:
             os.close(descriptor)
@@ -159,18 +159,18 @@ def names_in(folder: int) -> list[bytes]:
 
 
 def _look(parent: int, name: bytes) -> tuple[os.stat_result | None, int | None]:
-    """What a name stands for, and where it is a directory, that one opened. The two belong to the same thing."""
+    """The status of a name and, of a directory, its descriptor. Both belong to the same file."""
     for _ in range(_PATIENCE):
         try:
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return None, None
-        if not stat.S_ISDIR(found.st_mode):
-            return found, None
+        if not stat.S_ISDIR(facts.st_mode):
+            return facts, None
         folder = _open_folder(parent, name)
         if folder is not None:
-            # As it was found, for `_open_folder` may have had to permit reading.
-            return (found if os.fstat(folder).st_ino == found.st_ino else os.fstat(folder)), folder
+            # The mode from before, for `_open_folder` may have had to permit reading.
+            return (facts if os.fstat(folder).st_ino == facts.st_ino else os.fstat(folder)), folder
     raise InvalidOperationError(f"{path_text(name)} changes all the time; stop what works there and try again")
 
 
@@ -214,19 +214,19 @@ def copy(source: int, path: bytes, target: int, limit: int) -> int:
     A file of more than `limit` bytes raises `TooLargeError`, also where it grows meanwhile. Holes stay holes.
     """
     with parent_of(source, path) as (parent, name):
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if stat.S_ISLNK(found.st_mode):
+        facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(facts.st_mode):
             link = os.readlink(name, dir_fd=parent)
             with parent_of(target, path, make=True) as (place, new):
                 os.symlink(link, new, dir_fd=place)
             return len(link)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(facts.st_mode):
             return -1
         with open_file(parent, name) as descriptor:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return -1
             with parent_of(target, path, make=True) as (place, new):
-                return _copy_into(descriptor, place, new, stat.S_IMODE(found.st_mode) & 0o777 | 0o600, limit)
+                return _copy_into(descriptor, place, new, stat.S_IMODE(facts.st_mode) & 0o777 | 0o600, limit)
 
 
 def _copy_into(source: int, place: int, name: bytes, mode: int, limit: int) -> int:
@@ -381,7 +381,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the lock of a file of ours. Who inherits the descriptor holds it too, until it ends."""
+    """Hold the lock of a file of ours. A child that inherits the descriptor holds it too, until the child ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

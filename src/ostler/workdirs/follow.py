@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ostler.errors import GitError
 from ostler.failpoints import FaultPoint
+from ostler.store.relocate import Paths
 from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
 from ostler.workdirs.git import Git, path_text
 from ostler.workdirs.mirror import Change, Mirror
@@ -83,6 +84,7 @@ class Follower:
         """Lock the index. False while the user's git holds it."""
         self._journal.parent.mkdir(exist_ok=True)
         facts = {
+            "mirror": str(self.mirror.folder),
             "repository": str(self.repository.directory),
             "branch": branch,
             "path": str(self.checkout.path),
@@ -137,7 +139,7 @@ class Follower:
         self.cancel()
         return why
 
-    def standing(self) -> str | None:
+    def why_behind(self) -> str | None:
         """Why the files are not at `after`, or None where they are."""
         with opened(self.checkout.path) as root:
             behind = [path_text(change.path) for change in self._touched() if not _is_new(root, change)]
@@ -154,7 +156,9 @@ class Follower:
 
     def _touched(self) -> list[Change]:
         return [
-            one for one in self.mirror.changes(self.before, self.after) if _MODULE not in {one.old_mode, one.new_mode}
+            change
+            for change in self.mirror.changes(self.before, self.after)
+            if _MODULE not in {change.old_mode, change.new_mode}
         ]
 
     def _follow(self, index: Path) -> str | None:
@@ -202,8 +206,8 @@ class Follower:
         """What is on the disk as it shall be counts as done: the user made the same change, or we were killed."""
         lines = []
         for change in touched:
-            found = entries.get(change.path)
-            unstaged = found is None if change.status == "A" else found is not None and found[1] == change.old
+            entry = entries.get(change.path)
+            unstaged = entry is None if change.status == "A" else entry is not None and entry[1] == change.old
             if unstaged and _is_new(root, change):
                 lines.append(b"%s %s\t%s" % (change.new_mode.lstrip(b"0") or b"0", change.new.encode(), change.path))
         if lines:
@@ -211,16 +215,18 @@ class Follower:
 
     def _obstacles(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> tuple[list[bytes], str]:
         """Paths that cannot follow for a reason that git would not see, and the reason."""
-        skipped = [one.path for one in touched if entries.get(one.path, ("", ""))[0] == _SKIPPED]
+        skipped = [change.path for change in touched if entries.get(change.path, ("", ""))[0] == _SKIPPED]
         if skipped:
             return skipped, "left out of a sparse checkout"
         names = b"\0".join([*(change.path for change in touched), b""])
-        told = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
-        filtered = [path for path, value in zip(told[0::3], told[2::3], strict=False) if value not in _NO_FILTER]
+        values = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
+        filtered = [path for path, value in zip(values[0::3], values[2::3], strict=False) if value not in _NO_FILTER]
         if filtered:
             return filtered, "written by a filter such as git-lfs, which Ostler does not run"
         deleted = {change.path for change in touched if change.status == "D"}
-        return [one.path for one in touched if one.status == "A" and _in_the_way(root, one, deleted)], _CHANGED
+        return [
+            change.path for change in touched if change.status == "A" and _in_the_way(root, change, deleted)
+        ], _CHANGED
 
     def _install(self, index: Path) -> None:
         """Put the new index in the place of the old one. That is the end of the lock."""
@@ -252,7 +258,7 @@ def _entries(git: Git) -> Entries:
 def recover(mirror: Mirror, fault: FaultPoint) -> None:
     """Finish what a killed process left in the user's checkouts. Called under the lock of the mirror."""
     for journal in sorted((mirror.folder / "follow").glob("*.json")):
-        facts = json.loads(journal.read_bytes())
+        facts = _in_this_home(json.loads(journal.read_bytes()), mirror)
         checkout = Checkout(Path(facts["path"]), Path(facts["directory"]))
         if not (checkout.path.is_dir() and checkout.directory.is_dir()):
             journal.unlink()
@@ -271,25 +277,32 @@ def recover(mirror: Mirror, fault: FaultPoint) -> None:
             follower.cancel()
 
 
+def _in_this_home(facts: dict[str, str], mirror: Mirror) -> dict[str, str]:
+    """The same where a home was moved since, together with the checkout."""
+    old, new = Path(facts.get("mirror", mirror.folder)), mirror.folder
+    paths = Paths(old.parent.parent, new.parent.parent)
+    return {name: paths.translate(value) for name, value in facts.items()}
+
+
 def named(paths: Sequence[str]) -> str:
     return ", ".join(paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
 
 
 def _is_new(root: int, change: Change) -> bool:
     """Whether the disk has a path as the new commit has it."""
-    found = status(root, change.path)
-    if change.status == "D" or found is None:
-        return change.status == "D" and (found is None or stat.S_ISDIR(found.st_mode))
+    facts = status(root, change.path)
+    if change.status == "D" or facts is None:
+        return change.status == "D" and (facts is None or stat.S_ISDIR(facts.st_mode))
     try:
         with parent_of(root, change.path) as (parent, name):
-            if stat.S_ISLNK(found.st_mode):
+            if stat.S_ISLNK(facts.st_mode):
                 link = os.readlink(name, dir_fd=parent)
                 return change.new_mode == _LINK and _object_name(len(link), [link], change.new) == change.new
-            executable = b"100755" if found.st_mode & stat.S_IXUSR else b"100644"
-            if not stat.S_ISREG(found.st_mode) or change.new_mode != executable:
+            executable = b"100755" if facts.st_mode & stat.S_IXUSR else b"100644"
+            if not stat.S_ISREG(facts.st_mode) or change.new_mode != executable:
                 return False
             with open_file(parent, name) as descriptor, open(descriptor, "rb", closefd=False) as file:
-                return _object_name(found.st_size, iter(lambda: file.read(_CHUNK), b""), change.new) == change.new
+                return _object_name(facts.st_size, iter(lambda: file.read(_CHUNK), b""), change.new) == change.new
     except OSError:
         return False
 
@@ -306,14 +319,14 @@ def _in_the_way(root: int, change: Change, deleted: set[bytes]) -> bool:
     parts = change.path.split(b"/")
     for depth in range(1, len(parts)):
         above = b"/".join(parts[:depth])
-        found = status(root, above)
-        if found is not None and not stat.S_ISDIR(found.st_mode) and above not in deleted:
+        facts = status(root, above)
+        if facts is not None and not stat.S_ISDIR(facts.st_mode) and above not in deleted:
             return True
-    found = status(root, change.path)
-    if found is None:
+    facts = status(root, change.path)
+    if facts is None:
         return False
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(facts.st_mode):
         return change.path not in deleted and not _is_new(root, change)
     with parent_of(root, change.path) as (parent, name), opened(name, at=parent) as folder:
-        inside = [one.path for one in walk(folder) if not stat.S_ISDIR(one.stat.st_mode)]
+        inside = [entry.path for entry in walk(folder) if not stat.S_ISDIR(entry.stat.st_mode)]
     return any(change.path + b"/" + path not in deleted for path in inside)

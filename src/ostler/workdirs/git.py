@@ -97,7 +97,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Git:
-    """Where git is told to work. Copies with other places come from `with_`."""
+    """The places of a git call. `with_` makes a copy with others."""
 
     #: None: git looks for the repository that `at` is in.
     directory: Path | None = None
@@ -169,8 +169,8 @@ class Git:
             if too_much and cut_at is None:
                 raise GitError(f"git {_verb(arguments)} gave too much output; list what is no work in .gitignore")
             errors.seek(0)
-            told = " ".join(errors.read(_MAX_ERROR * 4).decode("utf-8", "replace").split())
-            return Answer(0 if too_much else process.returncode, output, clipped(told, _MAX_ERROR))
+            text = " ".join(errors.read(_MAX_ERROR * 4).decode("utf-8", "replace").split())
+            return Answer(0 if too_much else process.returncode, output, clipped(text, _MAX_ERROR))
 
     def _start(
         self, arguments: Sequence[str | bytes], source: int, out: int, errors: IO[bytes]
@@ -215,11 +215,11 @@ def user_settings(directory: Path) -> list[tuple[str, str]]:
 
 def require_version() -> None:
     """Refuse a git that lacks what is used here, with the sentence that says so."""
-    told = _version()
-    found = re.search(r"(\d+)\.(\d+)", told)
-    if found is None or (int(found[1]), int(found[2])) < MINIMUM_VERSION:
+    version = _version()
+    match = re.search(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < MINIMUM_VERSION:
         least = ".".join(map(str, MINIMUM_VERSION))
-        raise GitError(f"worktrees need git {least} or newer, and this is {told!r}; install a newer git")
+        raise GitError(f"worktrees need git {least} or newer, and this is {version!r}; install a newer git")
 
 
 def object_id(text: str) -> str:
@@ -251,8 +251,8 @@ def path_bytes(text: str) -> bytes:
     return _ESCAPED.sub(_unescaped, text[1:-1].encode())
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    code = found[1].decode()
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    code = match[1].decode()
     return _UNESCAPES[code] if code in _UNESCAPES else bytes([int(code, 8) & 0xFF])
 
 
@@ -260,10 +260,10 @@ def _quote(path: bytes) -> str:
     return '"' + "".join(_escaped(path[at : at + 1]) for at in range(len(path))) + '"'
 
 
-def _escaped(one: bytes) -> str:
-    if one in _ESCAPES:
-        return _ESCAPES[one]
-    return one.decode() if b" " <= one <= b"~" else f"\\{one[0]:03o}"
+def _escaped(byte: bytes) -> str:
+    if byte in _ESCAPES:
+        return _ESCAPES[byte]
+    return byte.decode() if b" " <= byte <= b"~" else f"\\{byte[0]:03o}"
 
 
 # --- one run -----------------------------------------------------------------------------------------
@@ -271,10 +271,10 @@ def _escaped(one: bytes) -> str:
 
 @cache
 def _program() -> str:
-    found = shutil.which("git")
-    if found is None:
-        raise GitError("the program git was not found; install it, or use workdirs of kind directory without review")
-    return found
+    path = shutil.which("git")
+    if path is None:
+        raise GitError("the program git was not path; install it, or use workdirs of kind directory without review")
+    return path
 
 
 @cache

@@ -25,7 +25,7 @@ from ostler.workdirs.repository import Repository
 PLAIN = "plain"
 _USER = "refs/user/"
 _LONG_SECONDS = 900.0
-#: Up to so many objects are stored one by one, more as a pack.
+#: Up to this many objects are stored as single files, more as a pack.
 _LOOSE_OBJECTS = 200
 _MANY_REFS = 200
 _MANY_PACKS = 40
@@ -60,8 +60,8 @@ class Author:
         return f"{self.name} <{self.email}> {int(self.when.timestamp())} +0000"
 
 
-#: Of commits that no branch ever has.
-NOBODY = Author("Ostler", "ostler@localhost", datetime.fromtimestamp(0, UTC))
+#: The author of commits that stay in the mirror.
+MIRROR_AUTHOR = Author("Ostler", "ostler@localhost", datetime.fromtimestamp(0, UTC))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Mirror:
         return place
 
     def forget(self, key: str) -> None:
-        """A workdir is gone. Its commits stay, and whatever else a repository of an agent may borrow: nothing is ever
+        """Forget a workdir that is gone. Its commits stay, for repositories of agents may borrow them: nothing is ever
         pruned. Packs are joined when there are many.
         """
         remove_tree(self.folder / "workdirs" / key)
@@ -148,14 +148,14 @@ class Mirror:
             )
         self._write_settings(settings)
         write_durably(self.directory / "info" / "exclude", _excludes(repository, settings))
-        theirs = {_USER + name.removeprefix("refs/"): found for name, found in repository.refs().items()}
+        theirs = {_USER + name.removeprefix("refs/"): commit for name, commit in repository.refs().items()}
         ours = self.refs(_USER)
         try:
             self.take(repository.objects, list(theirs.values()), shallow=repository.shallow())
         except GitError:
             theirs = {}  # one of them is broken; the base of the work, which comes next, may still be whole
         gone = [f"delete {name}" for name in ours if name not in theirs]
-        new = [f"update {name} {found}" for name, found in theirs.items() if ours.get(name) != found]
+        new = [f"update {name} {commit}" for name, commit in theirs.items() if ours.get(name) != commit]
         for lines in (gone, new):  # apart, for `a` may have made room for `a/b`
             if lines:
                 self.git.run("update-ref", "--stdin", stdin="\n".join([*lines, ""]).encode())
@@ -164,15 +164,15 @@ class Mirror:
 
     def tip(self, repository: Repository, branch: str) -> str:
         """Where the user's branch is now; its objects are here afterwards."""
-        found = repository.tip(branch)
-        if found is None:
+        tip = repository.tip(branch)
+        if tip is None:
             raise InvalidOperationError(
                 f"there is no branch {branch} in {repository.directory}; create it and try again"
             )
-        if found != self.seen(branch):
-            self.take(repository.objects, [found], shallow=repository.shallow())
-            self.set_ref(f"{_USER}heads/{branch}", found)
-        return found
+        if tip != self.seen(branch):
+            self.take(repository.objects, [tip], shallow=repository.shallow())
+            self.set_ref(f"{_USER}heads/{branch}", tip)
+        return tip
 
     def seen(self, branch: str) -> str | None:
         """Where the user's branch was when it was last looked at."""
@@ -182,14 +182,14 @@ class Mirror:
         self, source: int | Path, tips: Sequence[str], *, shallow: bytes | None = None, strict: bool = False
     ) -> None:
         """Copy all that the tips need. No program of the source's settings runs, for they are not read."""
-        known = set(self.refs("refs/").values())
+        present = set(self.refs("refs/").values())
         if shallow is not None and shallow != self.shallow():
             write_durably(self.directory / "shallow", shallow)
-            known = set()
-        wanted = sorted({object_id(tip) for tip in tips} - known)
-        if not wanted:
+            present = set()
+        missing = sorted({object_id(tip) for tip in tips} - present)
+        if not missing:
             return
-        revisions = "\n".join([*wanted, *(f"^{one}" for one in sorted(known)), ""]).encode()
+        revisions = "\n".join([*missing, *(f"^{commit}" for commit in sorted(present)), ""]).encode()
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as pack:
             # What an agent wrote may make git wait for ever; it costs others a moment, not their time.
             git = self.git.with_(borrowed=source)
@@ -224,8 +224,8 @@ class Mirror:
     # --- refs ----------------------------------------------------------------------------------------
 
     def refs(self, prefix: str) -> dict[str, str]:
-        told = self.git.text("for-each-ref", "--format=%(refname) %(objectname)", prefix)
-        return dict(line.split(" ") for line in told.splitlines())
+        listing = self.git.text("for-each-ref", "--format=%(refname) %(objectname)", prefix)
+        return dict(line.split(" ") for line in listing.splitlines())
 
     def set_ref(self, name: str, commit: str) -> None:
         self.git.run("update-ref", name, commit)
@@ -241,7 +241,7 @@ class Mirror:
     def empty(self) -> str:
         """The commit that a plain directory begins with; always the same one."""
         tree = self.git.text("hash-object", "-t", "tree", "-w", "--stdin", stdin=b"")
-        return self.commit(tree, [], "empty", NOBODY)
+        return self.commit(tree, [], "empty", MIRROR_AUTHOR)
 
     def tree_of(self, commit: str) -> str:
         return self.git.text("rev-parse", "--verify", "--end-of-options", f"{object_id(commit)}^{{tree}}")
@@ -249,8 +249,8 @@ class Mirror:
     def parent_of(self, commit: str) -> str:
         return self.git.text("rev-parse", "--verify", "--end-of-options", f"{object_id(commit)}^1")
 
-    def merge_base(self, one: str, other: str) -> str | None:
-        answer = self.git.ask("merge-base", "--", object_id(one), object_id(other))
+    def merge_base(self, ours: str, theirs: str) -> str | None:
+        answer = self.git.ask("merge-base", "--", object_id(ours), object_id(theirs))
         return answer.output.decode().split()[0] if answer.code == 0 else None
 
     def is_ancestor(self, older: str, newer: str) -> bool:
@@ -261,8 +261,8 @@ class Mirror:
 
     def merge_on(self, base: str, ours: str, theirs: str) -> Merge:
         """As if both had begun at `base`, whatever their history says."""
-        one, other = (self.commit(self.tree_of(side), [base], "side", NOBODY) for side in (ours, theirs))
-        return self.merge(one, other)
+        first, second = (self.commit(self.tree_of(side), [base], "side", MIRROR_AUTHOR) for side in (ours, theirs))
+        return self.merge(first, second)
 
     def merge(self, ours: str, theirs: str) -> Merge:
         """Three-way, in memory; no file and no index is touched."""
@@ -278,18 +278,18 @@ class Mirror:
         parts = self.git.run(
             "diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", object_id(old), object_id(new), "--"
         ).split(b"\0")
-        found = []
+        changes = []
         for facts, path in zip(parts[0::2], parts[1::2], strict=False):
             old_mode, new_mode, before, after, letter = facts.removeprefix(b":").split(b" ")
-            found.append(Change(path, letter.decode(), old_mode, new_mode, before.decode(), after.decode()))
-        return found
+            changes.append(Change(path, letter.decode(), old_mode, new_mode, before.decode(), after.decode()))
+        return changes
 
     def line_counts(self, old: str, new: str) -> dict[bytes, tuple[int | None, int | None]]:
-        told = self.git.run(
+        listing = self.git.run(
             "diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-textconv", "--no-ext-diff", old, new, "--"
         )
         counts: dict[bytes, tuple[int | None, int | None]] = {}
-        for line in told.split(b"\0"):
+        for line in listing.split(b"\0"):
             if line:
                 added, removed, path = line.split(b"\t", 2)
                 counts[path] = (None, None) if added == b"-" else (int(added), int(removed))
@@ -326,11 +326,11 @@ def _excludes(repository: Repository, settings: Mapping[str, str]) -> bytes:
     """What the user's own git leaves out: the excludes of the repository and of the user."""
     fallback = os.path.join(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "git/ignore")  # noqa: PTH118
     of_user = Path(settings.get("core.excludesfile") or fallback).expanduser()
-    found = b""
+    patterns = b""
     for file in (repository.directory / "info" / "exclude", of_user):
         try:
             with file.open("rb") as source:
-                found += source.read(_MAX_EXCLUDES) + b"\n"
+                patterns += source.read(_MAX_EXCLUDES) + b"\n"
         except OSError:
             continue
-    return found
+    return patterns

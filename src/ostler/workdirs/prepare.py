@@ -41,13 +41,13 @@ def plan(
 ) -> Workdir:
     """Decide, from what the user's repository says now."""
     path = str(work / key)
-    found = discover(near) if near is not None and kind is not WorkdirKind.DIRECTORY else None
-    if found is None or near is None:
+    origin = discover(near) if near is not None and kind is not WorkdirKind.DIRECTORY else None
+    if origin is None or near is None:
         if kind is WorkdirKind.WORKTREE:
             raise InvalidOperationError(f"{near} is not in a git repository; run git init there, or use a directory")
         return Workdir(kind=WorkdirKind.DIRECTORY, key=key, path=path)
     require_version()
-    theirs = found.repository
+    theirs = origin.repository
     if theirs.directory.is_relative_to(work):
         raise InvalidOperationError(f"{near} is the workdir of an agent; name the repository that it came from")
     branch = target or head_near(near)
@@ -67,7 +67,7 @@ def plan(
         key=key,
         path=path,
         repository=str(theirs.directory),
-        checkout=None if found.checkout is None else str(found.checkout),
+        checkout=None if origin.checkout is None else str(origin.checkout),
         base=commit,
         target=branch,
         branch=f"ostler/{key}",
@@ -114,8 +114,8 @@ def _make_repository(mirror: Mirror, into: Path, commit: str, branch: str | None
     (place / "info").mkdir()
     (place / "objects" / "info" / "alternates").write_bytes(os.fsencode(mirror.directory / "objects") + b"\n")
     own = f"refs/heads/{branch}"
-    refs = {f"refs/{name.removeprefix('refs/user/')}": found for name, found in mirror.refs("refs/user/").items()}
-    lines = [f"{found} {name}" for name, found in refs.items() if branch is None or not _collide(name, own)]
+    refs = {f"refs/{name.removeprefix('refs/user/')}": commit for name, commit in mirror.refs("refs/user/").items()}
+    lines = [f"{commit} {name}" for name, commit in refs.items() if branch is None or not _collide(name, own)]
     (place / "packed-refs").write_text("".join(f"{line}\n" for line in lines))
     (place / "info" / "exclude").write_bytes((mirror.directory / "info" / "exclude").read_bytes())
     if shallow := mirror.shallow():
@@ -149,9 +149,9 @@ def borrow_from(place: Path, mirror: Mirror) -> None:
             replace_file(folder, name, text)
 
 
-def _collide(one: str, other: str) -> bool:
+def _collide(first: str, second: str) -> bool:
     """Whether two names of refs cannot exist together."""
-    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+    return first == second or first.startswith(f"{second}/") or second.startswith(f"{first}/")
 
 
 def _configure(into: Path, settings: Iterable[tuple[str, str]], relative_to: Path) -> None:
@@ -187,9 +187,9 @@ def include(mirror: Mirror, checkout: Path | None, into: Path, index: Path, home
         git = mirror.git.with_(work_tree=checkout, index=index)
         listed = git.names("ls-files", "-z", "-o", "-i", f"--exclude-from={scratch / 'patterns'}")
         skipped = os.fsencode(os.path.relpath(home, checkout)) + b"/"
-        wanted = [path for path in listed if not path.endswith(b"/") and not path.startswith(skipped)]
+        chosen = [path for path in listed if not path.endswith(b"/") and not path.startswith(skipped)]
         copied, size = [], 0
-        for path in wanted:
+        for path in chosen:
             with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
                 try:
                     size += max(copy(source, path, target, _MAX_INCLUDED_BYTES - size), 0)

@@ -1,4 +1,4 @@
-"""What is known of a workdir, of its snapshots, and of what was accepted, undone or retired. The caller keeps these."""
+"""Records of a workdir, its snapshots, and what was accepted, undone or retired. The caller keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ostler.model.types import Moment
 from ostler.model.validation import Fault, fault, shown
 
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
-#: Where an agent says that it stops, and why; never a part of the work.
+#: The file by which an agent signals that it stops, and why; never a part of the work.
 SIGNAL_FILE = "communications.json"
 _KEY_RULE = "must be 1 to 64 letters, digits, '-' and '_', and not begin with '-'"
 

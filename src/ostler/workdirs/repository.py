@@ -60,9 +60,9 @@ class Repository:
         return answer.output.decode().strip() if answer.code == 0 else None
 
     def refs(self) -> dict[str, str]:
-        told = self.git.text("for-each-ref", "--format=%(objectname) %(refname) [%(symref)]", *_COPIED)
-        parts = [line.split(" ") for line in told.splitlines()]
-        return {name: found for found, name, symbolic in parts if symbolic == "[]"}
+        listing = self.git.text("for-each-ref", "--format=%(objectname) %(refname) [%(symref)]", *_COPIED)
+        parts = [line.split(" ") for line in listing.splitlines()]
+        return {name: commit for commit, name, symbolic in parts if symbolic == "[]"}
 
     def shallow(self) -> bytes:
         file = self.directory / "shallow"
@@ -87,7 +87,7 @@ class Repository:
 
     def checkouts(self, branch: str) -> list[Checkout]:
         """Every work tree that has the branch checked out."""
-        found = []
+        checkouts = []
         for block in self.git.run("worktree", "list", "--porcelain", "-z").split(b"\0\0"):
             lines = [line.partition(b" ") for line in block.strip(b"\0").split(b"\0")]
             facts = {name: value for name, _, value in lines}
@@ -96,14 +96,14 @@ class Repository:
             path = Path(os.fsdecode(facts[b"worktree"]))
             if b"bare" in facts or not path.is_dir():
                 continue
-            found.append(Checkout(path, self._directory_of(path)))
-        return found
+            checkouts.append(Checkout(path, self._directory_of(path)))
+        return checkouts
 
     def _directory_of(self, path: Path) -> Path:
         mark = path / ".git"
         if mark.is_file():
-            told = mark.read_bytes().removeprefix(b"gitdir:").strip()
-            return (path / os.fsdecode(told)).resolve()
+            target = mark.read_bytes().removeprefix(b"gitdir:").strip()
+            return (path / os.fsdecode(target)).resolve()
         return self.directory
 
 
@@ -118,7 +118,7 @@ def require_finished(checkout: Checkout, branch: str) -> None:
 
 class Place(NamedTuple):
     repository: Repository
-    #: The work tree that was looked from; None in a bare repository.
+    #: The work tree around the directory; None in a bare repository.
     checkout: Path | None
 
 
@@ -140,7 +140,7 @@ def discover(near: Path) -> Place | None:
 
 
 def head_near(near: Path) -> str | None:
-    """The branch that is checked out where one stands, which in a linked work tree is its own."""
+    """The branch that is checked out in the work tree around a directory."""
     answer = Git(at=near).ask("symbolic-ref", "--quiet", "HEAD")
     name = answer.output.decode("utf-8", "surrogateescape").strip()
     return name.removeprefix(_HEADS) if answer.code == 0 and name.startswith(_HEADS) else None

@@ -1,8 +1,8 @@
 """Diff, accept and undo: an in-memory merge in the mirror, then compare-and-set of the user's branch.
 
-What is accepted becomes one commit on the target, whoever committed what on the way. Before the branch moves, the
-commit is noted in the mirror under the snapshot it came from. So a second accept, or one after `kill -9`, finds whether
-the first one got through: the noted commit is in the history of the target, or it is not.
+Accepted work becomes one commit on the target, also where the agent made several. Before the branch moves, the commit
+is noted in the mirror under its snapshot. So a second accept, also after `kill -9`, finds whether the first has moved
+the branch: the noted commit is in the history of the target, or it is not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ostler.model.validation import fault
 from ostler.workdirs.capture import merge_base
 from ostler.workdirs.follow import Follower, Obstacle, recover
 from ostler.workdirs.git import object_id, path_bytes, path_text
-from ostler.workdirs.mirror import NOBODY, Author, Change, Merge, Mirror
+from ostler.workdirs.mirror import MIRROR_AUTHOR, Author, Change, Merge, Mirror
 from ostler.workdirs.records import Accepted, BaseChange, Snapshot, Undone, Workdir
 from ostler.workdirs.repository import Repository, require_finished
 
@@ -64,9 +64,9 @@ class Review:
             raise InvalidOperationError(
                 "a workdir of kind directory has no branch to accept into; take its files from a checkout"
             )
-        found = Repository.at(repository, mirror.held)
+        theirs = Repository.at(repository, mirror.held)
         recover(mirror, fault)
-        return cls(mirror, found, target, fault)
+        return cls(mirror, theirs, target, fault)
 
     def base_change(self, workdir: Workdir, snapshot: Snapshot) -> BaseChange:
         tip = self.mirror.tip(self.repository, self.target)
@@ -103,7 +103,7 @@ class Review:
         """What the target would be with these files, as a snapshot that can be checked out; no ref is changed."""
         tip = self.mirror.tip(self.repository, self.target)
         merge, _ = self._merged(tip, snapshot, paths)
-        commit = self.mirror.commit(merge.tree, [tip], f"{snapshot.key} merged", NOBODY)
+        commit = self.mirror.commit(merge.tree, [tip], f"{snapshot.key} merged", MIRROR_AUTHOR)
         return snapshot.evolve(commit=commit, tree=merge.tree, base=tip, head=None, files=(), more=0, left_out=())
 
     def _merged(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
@@ -123,7 +123,7 @@ class Review:
             if self._holds(snapshot.key, commit, tip):
                 before = self.mirror.parent_of(commit)
                 followers = self._followers(before, commit)
-                reasons = [why for one in followers if (why := one.standing())]
+                reasons = [why for follower in followers if (why := follower.why_behind())]
                 outcome = Outcome(bool(followers) and not reasons, "; ".join(reasons) or None)
                 return self._accepted(snapshot, commit, before, outcome)
         return None
@@ -143,20 +143,20 @@ class Review:
     def _merge(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
         """The target with the work, and the commit that stands for the work."""
         common = self.mirror.merge_base(tip, object_id(snapshot.commit)) or snapshot.base
-        base = self._had(tip, snapshot.key, common)
+        base = self._last_merged(tip, snapshot.key, common)
         work = snapshot.commit if paths is None else self._only(base, snapshot, paths)
         return (self.mirror.merge(tip, work) if base == common else self.mirror.merge_on(base, tip, work)), work
 
-    def _had(self, tip: str, key: str, common: str) -> str:
+    def _last_merged(self, tip: str, key: str, common: str) -> str:
         """The last part of this work that the target has already, or `common`. What the agent did since is merged from
         there: an accepted commit is not in the agent's history, and the same lines would seem to be changed twice.
         """
-        found, work = common, common
+        last, work = common, common
         prefix = f"refs/ostler/{key}/merged/"
         for name, candidate in self.mirror.refs(prefix).items():
             commit = name.removeprefix(prefix)
-            if self._holds(key, commit, tip) and self.mirror.is_ancestor(found, commit):
-                found, work = commit, candidate
+            if self._holds(key, commit, tip) and self.mirror.is_ancestor(last, commit):
+                last, work = commit, candidate
         return work
 
     def _holds(self, key: str, commit: str, tip: str) -> bool:
@@ -169,10 +169,14 @@ class Review:
             git = self.mirror.git.with_(index=scratch / "index")
             git.run("read-tree", base)
             # What goes makes room before what comes: a file may become a directory.
-            lines = [b"0 %s\t%s" % (b"0" * len(base), one.path) for one in chosen if one.status == "D"]
-            lines += [b"%s %s\t%s" % (one.new_mode, one.new.encode(), one.path) for one in chosen if one.status != "D"]
+            lines = [b"0 %s\t%s" % (b"0" * len(base), change.path) for change in chosen if change.status == "D"]
+            lines += [
+                b"%s %s\t%s" % (change.new_mode, change.new.encode(), change.path)
+                for change in chosen
+                if change.status != "D"
+            ]
             git.run("update-index", "-z", "--index-info", stdin=b"\0".join([*lines, b""]))
-            return self.mirror.commit(git.text("write-tree"), [base], "chosen files", NOBODY)
+            return self.mirror.commit(git.text("write-tree"), [base], "chosen files", MIRROR_AUTHOR)
 
     # --- undo ----------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class Review:
 
     def _reverting(self, tip: str, accepted: Accepted, author: Author) -> str:
         """A commit on the tip without the changes of the accepted one: merged as if its inverse had been made on it."""
-        inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", NOBODY)
+        inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", MIRROR_AUTHOR)
         merge = self.mirror.merge(tip, inverse)
         if merge.conflicts:
             raise _conflict(
@@ -213,7 +217,7 @@ class Review:
     def _reverted(self, key: str, commit: str, tip: str) -> str | None:
         """The reverting commit of ours that is in the history of the target."""
         noted = self.mirror.refs(f"refs/ostler/{key}/undone/{commit}/").values()
-        return next((one for one in noted if self.mirror.is_ancestor(one, tip)), None)
+        return next((commit for commit in noted if self.mirror.is_ancestor(commit, tip)), None)
 
     # --- the branch ----------------------------------------------------------------------------------
 
@@ -292,10 +296,10 @@ def git_identity(repository: Repository) -> str | None:
 def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[str] | None, *, stat: bool) -> str:
     """The text of a diff. No external program, text conversion or colour; attributes of the work are not read."""
     form = ["--stat=120", "--summary"] if stat else ["--patch"]
-    wanted = [path_bytes(path) for path in paths or ()]
+    chosen = [path_bytes(path) for path in paths or ()]
     base = merge_base(mirror, workdir, object_id(snapshot.commit))
     how = ("--no-color", "--no-ext-diff", "--no-textconv", "--find-renames", "--submodule=short")
-    answer = mirror.git.ask("diff", *how, *form, base, object_id(snapshot.commit), "--", *wanted, cut_at=DIFF_LIMIT)
+    answer = mirror.git.ask("diff", *how, *form, base, object_id(snapshot.commit), "--", *chosen, cut_at=DIFF_LIMIT)
     text = answer.output.decode("utf-8", "replace")
     return (
         text if len(answer.output) < DIFF_LIMIT else f"{text}\n(the diff goes on; name fewer files to see the rest)\n"
@@ -303,16 +307,20 @@ def diff(mirror: Mirror, workdir: Workdir, snapshot: Snapshot, paths: Sequence[s
 
 
 def _chosen(changes: Sequence[Change], paths: Sequence[str], key: str) -> list[Change]:
-    wanted = [path_bytes(path).rstrip(b"/") for path in paths]
+    chosen = [path_bytes(path).rstrip(b"/") for path in paths]
     unknown = [
         path_text(path)
-        for path in wanted
-        if not any(one.path == path or one.path.startswith(path + b"/") for one in changes)
+        for path in chosen
+        if not any(change.path == path or change.path.startswith(path + b"/") for change in changes)
     ]
-    if unknown or not wanted:
+    if unknown or not chosen:
         names = ", ".join(unknown[:_SHOWN]) or "no file"
         raise InvalidOperationError(f"{key} does not change {names}; see its diff for what it changes")
-    return [one for one in changes if any(one.path == path or one.path.startswith(path + b"/") for path in wanted)]
+    return [
+        change
+        for change in changes
+        if any(change.path == path or change.path.startswith(path + b"/") for path in chosen)
+    ]
 
 
 def _conflict(what: str, paths: Sequence[str]) -> MergeConflictError:

@@ -106,10 +106,10 @@ class Vault:
 
     def _aside(self, key: str, beside: Path) -> tuple[int, Path | None]:
         """The number of the entry to make, and the workdir that an earlier call has moved aside for it."""
-        for found in beside.glob(f"{_ASIDE}{key}-*") if beside.is_dir() else ():
-            if (number := _number(found.name.removeprefix(_ASIDE), key)) is not None:
-                return number, found
-        taken = [number for found in self.vault.iterdir() if (number := _number(found.name, key)) is not None]
+        for place in beside.glob(f"{_ASIDE}{key}-*") if beside.is_dir() else ():
+            if (number := _number(place.name.removeprefix(_ASIDE), key)) is not None:
+                return number, place
+        taken = [number for folder in self.vault.iterdir() if (number := _number(folder.name, key)) is not None]
         return max(taken, default=0) + 1, None
 
     def _publish(
@@ -140,7 +140,7 @@ class Vault:
             "allocated": packed.allocated,
             "archive": _file_digest(part / _ARCHIVE),
         }
-        lines = [json.dumps(one, ensure_ascii=True) for one in (head, *packed.items)]
+        lines = [json.dumps(line, ensure_ascii=True) for line in (head, *packed.items)]
         write_durably(part / _MANIFEST, ("\n".join(lines) + "\n").encode())
         part.rename(final)
         sync_folder(self.vault)
@@ -194,20 +194,20 @@ class Vault:
         """All of them, by key and number. What is damaged or half made is not among them."""
         if not self.vault.is_dir():
             return []
-        found = [self._entry(folder) for folder in self.vault.iterdir() if not folder.name.startswith(".")]
-        return sorted((entry for entry in found if entry), key=lambda entry: (entry.key, entry.number))
+        entries = [self._entry(folder) for folder in self.vault.iterdir() if not folder.name.startswith(".")]
+        return sorted((entry for entry in entries if entry), key=lambda entry: (entry.key, entry.number))
 
     def find(self, key: str) -> VaultEntry | None:
         """The last entry of a key."""
         if not self.vault.is_dir():
             return None
-        numbers = sorted(number for found in self.vault.iterdir() if (number := _number(found.name, key)) is not None)
+        numbers = sorted(number for folder in self.vault.iterdir() if (number := _number(folder.name, key)) is not None)
         return self._entry(self.vault / f"{key}-{numbers[-1]}") if numbers else None
 
     def orphans(self, keys: Collection[str]) -> list[Path]:
         """Workdirs on the disk, half made and half retired ones too, that none of the keys owns.
 
-        What is left of one that is in the vault already is none: it is removed, where that is possible by now.
+        The rest of a workdir that is in the vault already is not listed: it is removed, where that is possible by now.
         """
         if not self.work.is_dir():
             return []
@@ -243,9 +243,9 @@ class Vault:
 
 @contextmanager
 def _roots(work: Path | None, logs: Path | None) -> Iterator[list[tuple[bytes, int]]]:
-    wanted = [(top, path) for top, path in ((_WORK, work), (_LOGS, logs)) if path is not None and _is_folder(path)]
+    present = [(top, path) for top, path in ((_WORK, work), (_LOGS, logs)) if path is not None and _is_folder(path)]
     with ExitStack() as stack:
-        yield [(top, stack.enter_context(opened(path))) for top, path in wanted]
+        yield [(top, stack.enter_context(opened(path))) for top, path in present]
 
 
 def _is_folder(path: Path) -> bool:

@@ -157,7 +157,9 @@ class Workdirs:
         """Delete a checkout by descriptors, never through a link."""
         place = Path(os.path.abspath(path))  # noqa: ASYNC240,PTH100 - no file is touched, and `..` must go
         kept = (self.home, self._work, self._repos, self.home / "vault")
-        if any(one.is_relative_to(place) for one in kept) or any(place.is_relative_to(one) for one in kept[2:]):
+        if any(folder.is_relative_to(place) for folder in kept) or any(
+            place.is_relative_to(folder) for folder in kept[2:]
+        ):
             raise InvalidOperationError(f"{place} is no checkout, so it is not removed; retire a workdir instead")
         try:
             await self._run((), lambda: remove_tree(place))

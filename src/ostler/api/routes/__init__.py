@@ -15,6 +15,7 @@ from ostler.api.routes import (
     tasks,
     tokens,
     waits,
+    workspace,
 )
 
 #: By the name of the route.
@@ -30,4 +31,5 @@ HANDLERS: Handlers = {
     **events.HANDLERS,
     **audit.HANDLERS,
     **tokens.HANDLERS,
+    **workspace.HANDLERS,
 }

@@ -42,8 +42,8 @@ async def list_events(
     event_types = None if types is None else _known_types(types)
     cursor = last_event_id if last_event_id is not None else after
     if not follow:
-        events = await manager.list_events(instance, after=cursor, limit=limit)
-        return [_document(event) for event in events if event_types is None or event.event_type in event_types]
+        events = await manager.list_events(instance, after=cursor, limit=limit, types=event_types or ())
+        return [_document(event) for event in events]
     if cursor is not None:
         await manager.list_events(instance, after=cursor, limit=1)  # 410 before the stream has begun
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)

@@ -12,7 +12,7 @@ from ostler.loop.signals import BREAKPOINTS, note_refusal
 from ostler.model.loop import Breakpoint
 from ostler.model.validation import fault
 from ostler.store.reports import add_signal
-from ostler.tasks.shared import BY
+from ostler.tasks.context import BY
 
 
 async def iterations(task: str, loops: LoopsOf) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ async def put_in_loop(
     task: str, loops: LoopsOf, settings: Annotated[dict[str, Any], Body(embed=True)], agent: str | None = None
 ) -> dict[str, Any]:
     record = await loops.orchestrator.get(task)
-    return (await loops.put_in_loop(record, agent, **loops.given(settings))).to_dict()
+    return (await loops.put_in_loop(record, agent, **loops.checked_settings(settings))).to_dict()
 
 
 async def graph(loops: LoopsOf) -> dict[str, Any]:

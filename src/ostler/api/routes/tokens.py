@@ -13,13 +13,14 @@ from pydantic import Field
 
 from ostler.api.context import Handlers, ManagerOf
 from ostler.errors import NotFoundError
-from ostler.model.access import Actor, Principal, Role, Token
+from ostler.model.access import Actor, Permission, Principal, Role, Token
 from ostler.model.validation import fault
 from ostler.store import workspaces
 from ostler.store.transaction import Transaction
 
 PREFIX = "ostler_"
 _BYTES = 32
+_LOOKING = frozenset({Role.VIEWER, Role.REVIEWER})
 #: In seconds, up to ten years.
 Lifetime = Annotated[float, Field(gt=0, le=10 * 366 * 86400, allow_inf_nan=False)]
 
@@ -29,10 +30,15 @@ async def create(
     name: Annotated[str, Body()],
     role: Annotated[str, Body()] = Role.OPERATOR,
     expires_in: Annotated[Lifetime | None, Body()] = None,
+    permissions: Annotated[tuple[Permission, ...] | None, Body()] = None,
 ) -> dict[str, Any]:
     """The token itself is in this answer and nowhere else."""
     if role not in {*Role}:
         raise fault("role", f"must be one of {', '.join(Role)}", role)
+    if permissions is None:  # a token that only looks owns no agents, so it would see none in lists
+        permissions = (Permission.AGENTS_READ_ALL,) if role in _LOOKING else ()
+    for permission in permissions:
+        await manager.require(permission)
     now = manager.now()
     secret = PREFIX + secrets.token_urlsafe(_BYTES)
     principal = Principal(
@@ -40,6 +46,7 @@ async def create(
         name=name,
         workspace_id=manager.principal.workspace_id,
         roles=(Role(role),),
+        permissions=permissions,
         created_at=now,
     ).checked()
     token = Token(

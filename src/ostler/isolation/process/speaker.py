@@ -18,7 +18,7 @@ def is_agent(pid: int, home: Path) -> bool:
     """Whether the process may belong to an agent; also where it has ended already, so that it cannot be examined.
 
     The keeper lowers the bound that carries the tag; every process of an agent inherits it and cannot raise it again. A
-    process with a bound as high as ours was started by a person.
+    process with the same bound as ours, or with none, was started by a person.
     """
     try:
         bound, own = (resource.prlimit(process, RLIMIT_LOCKS)[1] for process in (pid, 0))
@@ -26,7 +26,7 @@ def is_agent(pid: int, home: Path) -> bool:
         return True
     except PermissionError:  # of root, and our agents cannot become root
         return False
-    if bound != resource.RLIM_INFINITY and (own == resource.RLIM_INFINITY or bound < own):
+    if bound not in {own, resource.RLIM_INFINITY}:
         return True
     token = _token(home)  # where the bound is too low to carry tags, only the environment is left to look at
     return tag_for("", "") is None and token is not None and (tree.mark_of(pid) or "").startswith(f"{token}:")

@@ -28,7 +28,7 @@ _JSON = "_json"
 _MICROS = "_us"
 
 
-class Rows(Generic[R]):
+class RecordTable(Generic[R]):
     """The columns of one table and their codecs.
 
     Numbers and text are columns as they are; ids, times, enums and flags are adapted by the connection; a duration
@@ -139,8 +139,8 @@ def _shared(load: Load, cls: type[Record]) -> Load:
     cached = lru_cache(maxsize=4096)(load)
 
     def read(text: Any) -> Any:
-        found = cached(text)
-        return load(text) if any(getattr(found, name) is not None for name in mappings) else found
+        record = cached(text)
+        return load(text) if any(getattr(record, name) is not None for name in mappings) else record
 
     return read if mappings else cached
 

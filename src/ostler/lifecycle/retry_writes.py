@@ -21,9 +21,9 @@ from ostler.store.requests import RequestEnd
 
 def write_failed(instance: Instance, message: WriteFailed) -> None:
     if isinstance(message.error, StaleWriterError):
-        instance.lose(message.error)
-    elif not instance.rewriting:
-        instance.rewriting = True
+        instance.lose_ownership(message.error)
+    elif not instance.retry_pending:
+        instance.retry_pending = True
         instance.runtime.log.emit("report_lost", instance_id=instance.instance_id, error=str(message.error))
         instance.runtime.clock.call_later(RETRY_SECONDS, lambda: instance.post(WriteDue()))
 
@@ -31,15 +31,15 @@ def write_failed(instance: Instance, message: WriteFailed) -> None:
 def write_due(instance: Instance, message: WriteDue) -> None:
     """As it is by now: the row takes the legal steps that it has missed."""
     del message
-    instance.rewriting = False
+    instance.retry_pending = False
     phase = instance.phase
     if isinstance(phase, Leaving) and phase.intent is not None and not phase.empty:
         instance.write(move_instance, phase.intent).add_done_callback(partial(_intent_written, instance))
     elif isinstance(phase, Serving | Adopting | Pausing) and instance.state is not instance.record.state:
         instance.write_state()
     reports.flush(instance, now=True)
-    for end in instance.owed.values():
-        writing = instance.write(commands.end_call, None, CallEnd(request=end, after=instance.said.last))
+    for end in instance.pending_ends.values():
+        writing = instance.write(commands.end_call, None, CallEnd(request=end, after=instance.outbox.last))
         writing.add_done_callback(partial(_written, instance, end))
 
 
@@ -51,8 +51,8 @@ def _written(instance: Instance, end: RequestEnd, writing: asyncio.Future[Any]) 
 def _settle(instance: Instance, end: RequestEnd) -> None:
     """The answer is durable now; the agent need not keep it any longer."""
     request = end.request
-    if instance.owed.get(request.request_id) is end:
-        del instance.owed[request.request_id]
+    if instance.pending_ends.get(request.request_id) is end:
+        del instance.pending_ends[request.request_id]
     if instance.cell is not None and request.attempt == instance.attempt:
         instance.cell.confirm(call_id_for(instance, request.request_id, request.tries))
 
@@ -82,6 +82,6 @@ def _intent_written(instance: Instance, writing: asyncio.Future[Any]) -> None:
 async def write_rest(instance: Instance) -> None:
     """All that the agent said and answered, before its end is written."""
     await reports.drain(instance)
-    for end in tuple(instance.owed.values()):
+    for end in tuple(instance.pending_ends.values()):
         await instance.runtime.store.run(commands.end_call, instance.current(), None, CallEnd(request=end))
         _settle(instance, end)

@@ -17,29 +17,29 @@ from ostler.model.instance import AgentHealthStatus, AgentMetrics
 from ostler.model.spawn import HealthCheckConfig
 
 _MINUTE = 60.0
-#: So many numbers of its own may one agent report by name.
+#: The largest number of metrics of its own that one agent may report.
 _MAX_METRICS = 100
 #: CPU below this is noise.
 _LEAST_CPU_PERCENT = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class Said:
+class Outbox:
     """What one attempt has said and is not durable yet."""
 
     signals: deque[Signal] = field(default_factory=deque)
     submitted_signals: deque[Signal] = field(default_factory=deque)
     #: Rises when a write fails: later writes of the same round fail with it.
-    round: int = 0
+    write_round: int = 0
     #: Numbers of messages: the last that was heard, the last submitted to the store, the last that is durable.
     last: int = 0
     submitted: int = 0
     durable: int = 0
     writing: asyncio.Future[Any] | None = None
     #: The store could not write: why, until it is tried again.
-    trouble: StoreError | None = None
+    write_error: StoreError | None = None
     #: Resolved when there is room for more signals.
-    room: asyncio.Future[None] | None = None
+    room_freed: asyncio.Future[None] | None = None
     progress: Progress | None = None
     progress_due: bool = False
     progress_at: float = float("-inf")
@@ -51,7 +51,7 @@ class Said:
         return self.last if self.last > self.durable else 0
 
 
-class Tally:
+class Counters:
     """What the instance has done."""
 
     __slots__ = ("_recent", "completed", "custom", "failed", "tokens")
@@ -83,7 +83,7 @@ class Tally:
 
     def tokens_wait(self, limit: int, now: float) -> float:
         """Seconds until the tokens of the last minute leave room for another request; 0 without a limit."""
-        recent = [one for one in self._recent if now - one[0] < _MINUTE]
+        recent = [entry for entry in self._recent if now - entry[0] < _MINUTE]
         over = sum(count for _, count in recent) - limit
         if not limit or over < 0:
             return 0.0
@@ -94,7 +94,7 @@ class Tally:
         return _MINUTE
 
 
-class Signs:
+class ObservedLiveness:
     """When the agent was last heard, when it last used CPU, and how healthy it is."""
 
     __slots__ = (
@@ -169,10 +169,10 @@ class Signs:
             self.output = max(self.output, now - min(age, now - self._log_looked))
         self._log_modified, self._log_looked = modified, now
 
-    def metrics_with(self, tally: Tally, open_tasks: int, sampled_at: datetime) -> AgentMetrics | None:
+    def metrics_with(self, counters: Counters, open_tasks: int, sampled_at: datetime) -> AgentMetrics | None:
         """None before the first sample and the first request."""
         usage = self._usage
-        if usage is None and not (tally.completed or tally.failed or tally.tokens or tally.custom):
+        if usage is None and not (counters.completed or counters.failed or counters.tokens or counters.custom):
             return None
         usage = usage or Usage()
         return AgentMetrics(
@@ -182,10 +182,10 @@ class Signs:
             memory_is_shared=usage.memory_is_shared,
             thread_count=usage.thread_count,
             open_tasks=open_tasks,
-            completed_tasks=tally.completed,
-            failed_tasks=tally.failed,
-            tokens_used=tally.tokens,
-            custom=dict(tally.custom) or None,
+            completed_tasks=counters.completed,
+            failed_tasks=counters.failed,
+            tokens_used=counters.tokens,
+            custom=dict(counters.custom) or None,
         )
 
     @property

@@ -10,11 +10,11 @@ from ostler.model.loop import CiResult, TaskLoop
 from ostler.model.spawn import TerminationOptions
 from ostler.model.states import AgentState
 from ostler.model.task import Receipt, Task, TaskState
-from ostler.store import loops as rows
-from ostler.store import tasks as task_rows
+from ostler.store import loops as loop_store
+from ostler.store import tasks as task_store
 from ostler.tasks import attempt
+from ostler.tasks.context import TaskContext
 from ostler.tasks.proof import checks_of, prove
-from ostler.tasks.shared import Tasks
 from ostler.workdirs.records import Snapshot, Workdir
 
 
@@ -56,8 +56,8 @@ class CiProvider(Protocol):
 
 
 @dataclass
-class LoopParts:
-    tasks: Tasks
+class LoopCollaborators:
+    tasks: TaskContext
     plan: Plan
     workspaces: WorkspaceManager
     branches: BranchManager
@@ -65,7 +65,7 @@ class LoopParts:
     ci: CiProvider
 
     @classmethod
-    def of(cls, tasks: Tasks, **given: Any) -> LoopParts:
+    def of(cls, tasks: TaskContext, **chosen: Any) -> LoopCollaborators:
         made = {
             "plan": TaskPlan(tasks),
             "workspaces": TaskWorkspaces(tasks),
@@ -73,18 +73,18 @@ class LoopParts:
             "terminals": LifecycleTerminals(tasks),
             "ci": LocalCi(tasks),
         }
-        return cls(tasks, **{**made, **{name: part for name, part in given.items() if part is not None}})
+        return cls(tasks, **{**made, **{name: part for name, part in chosen.items() if part is not None}})
 
 
 @dataclass
 class TaskPlan:
     """The tasks of the store and their dependencies. Review moves a proven task on, so there is nothing to mark."""
 
-    tasks: Tasks
+    tasks: TaskContext
 
     async def state_of(self, task: Task, key: str) -> TaskState | None:
-        found = await self.tasks.store.read(task_rows.find_task, task.workspace_id, key)
-        return None if found is None else found.state
+        other = await self.tasks.store.read(task_store.find_task, task.workspace_id, key)
+        return None if other is None else other.state
 
     async def completed(self, task: Task) -> None:
         """The state of the task says it."""
@@ -92,7 +92,7 @@ class TaskPlan:
 
 @dataclass
 class TaskWorkspaces:
-    tasks: Tasks
+    tasks: TaskContext
 
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         return await attempt.prepare(self.tasks, task, keep=True)
@@ -100,7 +100,7 @@ class TaskWorkspaces:
 
 @dataclass
 class TaskBranches:
-    tasks: Tasks
+    tasks: TaskContext
 
     async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
         return await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
@@ -108,7 +108,7 @@ class TaskBranches:
 
 @dataclass
 class LifecycleTerminals:
-    tasks: Tasks
+    tasks: TaskContext
 
     async def spawn(self, rules: attempt.AttemptRules, task: Task, workdir: Workdir) -> tuple[Task, AgentInstance]:
         return await attempt.spawn(rules, task, workdir)
@@ -126,7 +126,7 @@ class LifecycleTerminals:
 class LocalCi:
     """The declared commands, else the checks of the task, on a clean checkout of the branch."""
 
-    tasks: Tasks
+    tasks: TaskContext
 
     async def check(self, task: Task, workdir: Workdir, snapshot: Snapshot) -> CiResult | None:
         commands = self.commands(task)
@@ -142,7 +142,7 @@ class LocalCi:
             output=output,
             reported_at=self.tasks.manager.now(),
         )
-        return await self.tasks.store.run(rows.report_ci, result)
+        return await self.tasks.store.run(loop_store.report_ci, result)
 
     def commands(self, task: Task) -> tuple[str, ...]:
         return (task.loop or TaskLoop()).ci or checks_of(self.tasks, task)

@@ -22,7 +22,7 @@ from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.states import AgentState
 from ostler.model.task import Task, TaskSettings
-from ostler.store import tasks as rows
+from ostler.store import tasks as task_store
 from ostler.store.attempts import get_attempt
 from ostler.store.queries import list_instances
 from ostler.store.store import Store
@@ -57,7 +57,7 @@ class Taker:
     cure: str
 
 
-class Tasks:
+class TaskContext:
     """The tasks of one home, below the verbs of `TaskOrchestrator`."""
 
     def __init__(self, manager: AgentLifecycleManager, home: Path, settings: TaskSettings) -> None:
@@ -84,11 +84,11 @@ class Tasks:
         return self.manager.store
 
     async def change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
-        return await self.store.run(rows.change_task, task, changes, **how)
+        return await self.store.run(task_store.change_task, task, changes, **how)
 
     async def reload(self, task: Task) -> Task:
-        found = await self.store.read(rows.get_task, task.task_id)
-        return task if found is None else found
+        current = await self.store.read(task_store.get_task, task.task_id)
+        return task if current is None else current
 
     def takers_of(self, task: Task) -> tuple[Taker, ...]:
         return tuple(taker for ask in self.takers if (taker := ask(task)) is not None)
@@ -129,7 +129,7 @@ class Tasks:
 class Hooks:
     """Callables that are told of every change of state, after its commit. One that fails or hangs stops nothing."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskContext) -> None:
         self._tasks = tasks
         self._hooks: list[Callable[[TaskStateChangedEvent], Any]] = []
         self._is_watching = False
@@ -158,7 +158,7 @@ class Hooks:
 
 
 async def find_instance(
-    tasks: Tasks, task: Task, name: str, *, again_after_loss: bool = False
+    tasks: TaskContext, task: Task, name: str, *, again_after_loss: bool = False
 ) -> tuple[AgentInstance | None, int]:
     """The instance that was spawned under this name for a task, also one that a killed program did not note; and how
     many starts were cut off with their program, which count for nothing. With `again_after_loss` what was lost while
@@ -183,7 +183,7 @@ def workdir_key(workspace_id: UUID, key: str) -> str:
     return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
 
 
-def near_of(task: Task) -> Path | None:
+def source_directory_of(task: Task) -> Path | None:
     return None if task.near is None else Path(task.near)
 
 
