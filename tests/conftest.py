@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ostler.store.store import Store
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 
 pytest.register_assert_rewrite("isolation", "store_ground")
@@ -43,19 +45,36 @@ def postgres_server() -> Iterator[str]:
         pytest.skip(f"no PostgreSQL server here: {error}")
 
 
+@pytest.fixture(scope="session")
+def migrated(postgres_server: str) -> str:
+    """The name of a database with the tables of a store, to be copied."""
+    _on_server(postgres_server, "CREATE DATABASE migrated")
+
+    async def migrate() -> None:
+        async with Store(_address(postgres_server, "migrated")):
+            pass
+
+    asyncio.run(migrate())
+    return "migrated"
+
+
 @pytest.fixture
-def make_database(postgres_server: str) -> Iterator[Callable[[], str]]:
-    """Gives the address of a new, empty database each time it is called."""
+def make_database(postgres_server: str) -> Iterator[Callable[..., str]]:
+    """Gives the address of a new database each time it is called: an empty one, or a copy of another."""
     made: list[str] = []
 
-    def make() -> str:
+    def make(template: str = "template1") -> str:
         made.append(f"test_{next(_numbers)}")
-        _on_server(postgres_server, f"CREATE DATABASE {made[-1]}")
-        return postgres_server.replace("/postgres?", f"/{made[-1]}?")
+        _on_server(postgres_server, f"CREATE DATABASE {made[-1]} TEMPLATE {template}")
+        return _address(postgres_server, made[-1])
 
     yield make
     for name in made:
         _on_server(postgres_server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _address(server: str, database: str) -> str:
+    return server.replace("/postgres?", f"/{database}?")
 
 
 def _on_server(address: str, statement: str) -> None:
@@ -64,5 +83,11 @@ def _on_server(address: str, statement: str) -> None:
 
 
 @pytest.fixture
-def postgres_address(make_database: Callable[[], str]) -> str:
+def postgres_address(make_database: Callable[..., str]) -> str:
     return make_database()
+
+
+@pytest.fixture
+def migrated_address(make_database: Callable[..., str], migrated: str) -> str:
+    """Of a database that has its tables already; making them takes longer than a copy."""
+    return make_database(migrated)

@@ -64,7 +64,7 @@ _NAMES = {
         "AgentPriority AgentState AgentStateTransitions Enforcement HealthState IsolationLevel ProbeType "
         "RestartPolicyType SuspendDepth Tier"
     ),
-    "model.task": "Receipt Task TaskFilter TaskSettings TaskState TaskStatistics",
+    "model.task": "Receipt Task TaskFilter TaskSettings TaskState TaskStatistics TaskWhy",
     "policy.retention": "RetentionPolicy",
     "clock": "Clock SystemClock",
     "failpoints": "Seams",

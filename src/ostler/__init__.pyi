@@ -31,7 +31,7 @@ from ostler.model.query import GetInstancesFilter as GetInstancesFilter, Lifecyc
 from ostler.model.record import Record as Record
 from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminationOptions as TerminationOptions
 from ostler.model.states import AgentPriority as AgentPriority, AgentState as AgentState, AgentStateTransitions as AgentStateTransitions, Enforcement as Enforcement, HealthState as HealthState, IsolationLevel as IsolationLevel, ProbeType as ProbeType, RestartPolicyType as RestartPolicyType, SuspendDepth as SuspendDepth, Tier as Tier
-from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as TaskFilter, TaskSettings as TaskSettings, TaskState as TaskState, TaskStatistics as TaskStatistics
+from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as TaskFilter, TaskSettings as TaskSettings, TaskState as TaskState, TaskStatistics as TaskStatistics, TaskWhy as TaskWhy
 from ostler.model.validation import Fault as Fault, ValidationResult as ValidationResult
 from ostler.model.wait import Wait as Wait, WaitKind as WaitKind
 from ostler.policy.retention import RetentionPolicy as RetentionPolicy

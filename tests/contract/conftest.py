@@ -24,7 +24,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "memory":
             return Place(kind, ":memory:")
         case _:
-            return Place(kind, request.getfixturevalue("postgres_address"))
+            return Place(kind, request.getfixturevalue("migrated_address"))
 
 
 @pytest.fixture

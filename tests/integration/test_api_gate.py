@@ -165,4 +165,4 @@ async def test_any_other_address_than_loopback_is_refused(tmp_path: Path) -> Non
 
     for address in ("0.0.0.0:7177", "192.168.1.4:7177", "example.org:7177", "7177x"):
         with pytest.raises(ValidationError, match="loopback"):
-            await serve(tmp_path / "home", listen=address)
+            await serve(tmp_path / "home", listen=address, strict=True)

@@ -34,7 +34,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 @pytest.fixture(params=["sqlite", "memory", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     where = {"sqlite": str(tmp_path / "home"), "memory": ":memory:"}.get(request.param)
-    async with Store(where or request.getfixturevalue("postgres_address")) as store:
+    async with Store(where or request.getfixturevalue("migrated_address")) as store:
         yield store
 
 

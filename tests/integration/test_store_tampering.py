@@ -35,7 +35,7 @@ def copy_of(number: int, as_number: int) -> str:
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "sqlite":
         return Place("sqlite", str(tmp_path))
-    return Place("postgres", request.getfixturevalue("postgres_address"))
+    return Place("postgres", request.getfixturevalue("migrated_address"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ _ENDINGS = {
     "hopeless": "cannot be started",
 }
 #: Options of `loop run` that are settings of the loop; the others are of the task.
-_SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci")
+_SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci", "on_merge")
 _key = click.argument("key")
 
 
@@ -59,6 +59,9 @@ def loop() -> None:
 @click.option("--max-tokens", type=click.IntRange(1), help="Tokens at most.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
 @click.option("--ci", multiple=True, help="A command line that is the CI of its pull request; again for more.")
+@click.option(
+    "--on-merge", type=click.Choice(["accept", "continue"]), help="What follows the merge of its pull request."
+)
 @click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
 @click.option("--timeout", help="How long one start may work, such as 45m.")
 @click.option("-d", "--detach", is_flag=True, help="Only begin it.")

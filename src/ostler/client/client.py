@@ -195,8 +195,8 @@ class Client:
         return CiResult.from_dict(await self.call("report_ci", commit=commit, passed=passed, output=output))
 
     async def pull_requests(self, *, include_ended: bool = False) -> list[PullRequest]:
-        found = await self.call("pull_requests", include_ended=include_ended)
-        return [PullRequest.from_dict(values) for values in found]
+        replies = await self.call("pull_requests", include_ended=include_ended)
+        return [PullRequest.from_dict(values) for values in replies]
 
     async def pull_request(self, number: int) -> PullRequest:
         return PullRequest.from_dict(await self.call("pull_request", number=number))

@@ -29,7 +29,8 @@ class Monitor:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._task: asyncio.Task[None] | None = None
-        self._looks: set[asyncio.Task[None]] = set()
+        #: In the order in which they began: a set would end them in another one each time.
+        self._looks: dict[asyncio.Task[None], None] = {}
         self._swept = self._refreshed = runtime.clock.mono()
 
     def start(self) -> None:
@@ -73,8 +74,8 @@ class Monitor:
                 liveness.probing = True
                 look = self._look_at(instance, cell, probing, sampled)
                 task = self._runtime.loop.create_task(look, name="ostler-look")
-                self._looks.add(task)
-                task.add_done_callback(self._looks.discard)
+                self._looks[task] = None
+                task.add_done_callback(self._looks.pop)
 
     async def _look_at(self, instance: Instance, cell: Cell, probing: bool, sampled: bool) -> None:
         attempt = instance.attempt

@@ -113,7 +113,7 @@ class AgentLifecycleLoop:
 
         async with Client() as client:
             try:
-                await client.call("status")
+                await client.call("health")
             except StoreError as error:  # the socket of a daemon that is gone
                 raise _NoDaemonError from error
             own = [name for name, part in self._collaborators.items() if part is not None]

@@ -151,7 +151,7 @@ class Iteration(Record):
     instance_id: UUID | None = None
     snapshot: ContextSnapshot
     prompt: str
-    #: breakpoint, until, exit, error, check, limit, stopped.
+    #: breakpoint, until, exit, error, check, limit, lost, stopped.
     ended_by: str | None = None
     breakpoint: Breakpoint | None = None
     summary: str | None = None

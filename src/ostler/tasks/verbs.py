@@ -17,10 +17,9 @@ from ostler.errors import (
     InvalidOperationError,
     NotFoundError,
     StoreError,
-    TaskNotFoundError,
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.access import OWNER, Permission
+from ostler.model.access import Permission
 from ostler.model.events import TaskStateChangedEvent
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
@@ -31,19 +30,16 @@ from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
-from ostler.tasks import attempt, retire
-from ostler.tasks.context import TaskContext, exists, workdir_of
-from ostler.tasks.proof import CheckStoppedError, checks_of, discard_proof, prove
+from ostler.tasks import attempt, retire, review
+from ostler.tasks.context import TaskContext
 from ostler.tasks.retry import new_wait
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
-from ostler.workdirs.records import Accepted, Snapshot, Undone, Workdir
+from ostler.workdirs.records import Accepted, Undone
 
 _P = Permission
 _NO = frozenset({"no", "n"})
 #: A requeued task whose agent cannot be ended in this time is begun all the same; that ends what is left of it.
 _END_LIMIT = timedelta(minutes=1)
-#: Characters of the output of a failed check in a refusal.
-_SHOWN_OUTPUT = 1000
 #: Fields of a new task that are not of its request: a repeated request has others.
 _MADE_HERE = frozenset({"task_id", "created_at", "updated_at"})
 
@@ -114,13 +110,13 @@ class TaskVerbs:
     async def diff(self, key: str, *, paths: Sequence[str] = (), stat: bool = False) -> str:
         """What its work changes, against where it began."""
         task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
+        workdir, snapshot = await review.submitted(self.tasks, task)
         return await self.tasks.workdirs.diff(workdir, snapshot, paths=tuple(paths) or None, stat=stat)
 
     async def merge_state(self, key: str) -> dict[str, Any]:
         """How far its target has moved, and whether it merges cleanly."""
         task = await self.get(key)
-        workdir, snapshot = await self._submitted(task)
+        workdir, snapshot = await review.submitted(self.tasks, task)
         moved = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
         return {"target": workdir.target, "base": snapshot.base, **moved.to_dict()}
 
@@ -345,27 +341,12 @@ class TaskVerbs:
         task = await self._load(key)
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
-        moved = await self._moved_target(task)
+        moved = await review.moved_target(self.tasks, task)
         comment = "\n\n".join(part for part in (comment, moved) if part)
         if len(comment) > MAX_COMMENT or not comment.strip():
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
         changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
         return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
-
-    async def _moved_target(self, task: Task) -> str | None:
-        """What its target says against it, for its agent; whose repository then has the target as it is now."""
-        workdir, snapshot = await self._submitted(task)
-        if workdir.repository is None or not exists(workdir):
-            return None
-        change = await self.tasks.workdirs.changed_since_base(workdir, snapshot)
-        if change.merges_cleanly:
-            return None
-        await self.tasks.workdirs.bring_target(workdir)
-        return (
-            f"The branch {workdir.target} has moved on since you began, and your work conflicts with it in "
-            f"{', '.join(change.conflicts)}. It is in your repository as {workdir.target}. Run `git merge "
-            f"{workdir.target}`, edit these files until no <<<<<<< is left, then `git add -A` and `git commit`."
-        )
 
     async def accept(
         self, key: str, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
@@ -394,56 +375,7 @@ class TaskVerbs:
         repository. Twice is safe.
         """
         await self.manager.require(_P.TASKS_REVIEW)
-        workdir, snapshot = await self._submitted(task)
-        if workdir.repository is None:
-            if paths:
-                raise InvalidOperationError(
-                    f"{task.key} has no repository, so it is accepted whole; leave the paths out"
-                )
-            return None
-        chosen = tuple(paths) or None
-        accepted = await self.tasks.workdirs.accept(
-            workdir,
-            snapshot,
-            paths=chosen,
-            message=self._commit_message(task, message),
-            tree=await self._checked_tree(task, workdir, snapshot, chosen),
-            branch_only=branch_only,
-        )
-        if task.accepted is not None:
-            same = task.accepted["commit"] == accepted.commit
-            accepted = accepted.evolve(earlier=task.accepted.get("earlier") if same else task.accepted)
-        return accepted
-
-    def _commit_message(self, task: Task, message: str | None) -> str:
-        text = message or f"{task.title}\n\n{task.summary or ''}"
-        trailers = {"Ostler-Task": task.key, "Ostler-Agent": task.agent}
-        if self.manager.actor.name != OWNER.name:
-            trailers["Ostler-Accepted-By"] = self.manager.actor.name
-        lines = [f"{name}: {value}" for name, value in trailers.items() if value]
-        return "\n".join([text.strip(), "", *lines, ""])
-
-    async def _checked_tree(
-        self, task: Task, workdir: Workdir, snapshot: Snapshot, paths: tuple[str, ...] | None
-    ) -> str | None:
-        """Run the checks on the target with these files alone, for no check has seen that; its tree."""
-        if paths is None or not checks_of(self.tasks, task):
-            return None
-        preview = await self.tasks.workdirs.preview(workdir, snapshot, paths)
-        label = f"accept-{self.manager.new_id().hex[-12:]}"
-        try:
-            receipts = await prove(self.tasks, task, workdir, preview, label=label)
-        except CheckStoppedError as error:
-            await discard_proof(self.tasks, task, label)
-            raise InvalidOperationError(f"{error}, so nothing was accepted; try again") from error
-        failed = next((receipt for receipt in receipts if not receipt.passed), None)
-        if failed is not None:
-            how = "did not end in its time" if failed.exit_code is None else f"ended with code {failed.exit_code}"
-            raise InvalidOperationError(
-                f"with these files alone the check `{failed.command}` of {task.key} {how}; accept more files, or all. "
-                f"Nothing was changed. It said: {failed.output[-_SHOWN_OUTPUT:].strip()}"
-            )
-        return preview.tree
+        return await review.merge_work(self.tasks, task, paths, message, self.manager.actor, branch_only=branch_only)
 
     async def reject(self, key: str, *, reason: str) -> Task:
         """Final. Its workdir stays for the time of the retention, then it goes to the vault."""
@@ -496,11 +428,3 @@ class TaskVerbs:
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
-
-    async def _submitted(self, task: Task) -> tuple[Workdir, Snapshot]:
-        workdir = workdir_of(task) or retire.retired_workdir(task)
-        if workdir is None:
-            raise TaskNotFoundError(f"{task.key} has no workdir yet")
-        if task.snapshot is not None and task.state is not TaskState.RUNNING:
-            return workdir, Snapshot.from_dict(task.snapshot)
-        return workdir, await self.tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
