@@ -146,9 +146,11 @@ def _read(cls: type[T], source: Any) -> T:
 
 
 def _without(source: Any, path: list[str]) -> Any:
-    """The values of a mapping or a record without the field at the end of the path; None for anything else."""
+    """The values of a mapping, a list or a record without the field at the end of the path; None for anything else."""
     if isinstance(source, Record):
         source = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}  # type: ignore[arg-type]
+    if isinstance(source, list | tuple) and path[1:]:
+        return [_without(entry, path[1:]) if str(place) == path[0] else entry for place, entry in enumerate(source)]
     if not isinstance(source, Mapping):
         return None
     inner = _without(source.get(path[0]), path[1:]) if path[1:] else None
