@@ -22,7 +22,7 @@ from uuid import UUID
 import click
 
 from ostler.cli.common import the_home
-from ostler.cli.output import as_json, note, plain, table
+from ostler.cli.output import as_json, local_time, note, plain, show, table
 from ostler.errors import (
     DefinitionError,
     ExitCode,
@@ -290,20 +290,18 @@ def list_runs(count: int, output: str) -> None:
     """List the runs, newest first."""
     with view(the_home()) as reader:
         runs = simulations.list_runs(reader, limit=count + 1)
-    if output == "json":
-        as_json([_summary(run) for run in runs[:count]])
-    else:
-        table(("ID", "NAME", "TURN", "STATE", "SEED", "FROM", "BEGAN"), [_row(run) for run in runs[:count]])
+    head = ("ID", "NAME", "TURN", "STATE", "SEED", "FROM", "BEGAN")
+    show([_summary(run) for run in runs[:count]], output, head, _row)
     if len(runs) > count:
         note(f"only the newest {count} are shown; ask for more with -n")
 
 
-@sim.command()
+@sim.command("show")
 @_run_argument
 @click.option("--turn", type=_TURN, help="As it was after this turn; else after the last.")
 @_count_option
 @_output_option("table", "json")
-def show(run: str, turn: int | None, count: int, output: str) -> None:
+def show_run(run: str, turn: int | None, count: int, output: str) -> None:
     """Show a run: its settings, and its agents after a turn."""
     record = _find(run)
     at = record.turn if turn is None else turn
@@ -501,10 +499,10 @@ def _summary(run: SimulationRun) -> dict[str, Any]:
     return {**run.evolve(scenario=None).to_dict(), "scenario": (run.scenario or {}).get("path")}
 
 
-def _row(run: SimulationRun) -> tuple[str, ...]:
-    parent = f"{str(run.parent_id)[:13]}@{run.forked_at}" if run.parent_id is not None else "-"
-    began = f"{run.created_at.astimezone():%Y-%m-%d %H:%M:%S}"
-    return str(run.run_id), run.name, str(run.turn), run.state.value, str(run.seed), parent, began
+def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    parent = f"{run['parent_id'][:13]}@{run['forked_at']}" if run["parent_id"] else "-"
+    began, seed = local_time(run["created_at"]), str(run["settings"]["seed"])
+    return run["run_id"], run["name"], str(run["turn"]), run["state"], seed, parent, began
 
 
 def _facts(run: SimulationRun, played: PlayedTurn) -> list[tuple[str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
 
+from ostler.aio import finish
 from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError, SimulationError, SimulationNotFoundError, ValidationError
 from ostler.ids import Uuid7Source
@@ -142,14 +142,12 @@ class KeptRun(RecordedOrchestrator):
 
     async def _move(self, command: Callable[..., SimulationRun], *values: Any, **more: Any) -> None:
         """Also when it is cancelled, the commit is waited for: the run stands at the turn that the store has."""
-        committing = asyncio.ensure_future(self._commit(command, self.record, *values, **more))
-        try:
-            await asyncio.wait((committing,))
-        finally:
-            if not committing.done():
-                await asyncio.wait((committing,))
-            self.record = committing.result()
+
+        async def commit() -> None:
+            self.record = await self._commit(command, self.record, *values, **more)
             self._last_complete = self.record.turn
+
+        await finish(commit())
 
 
 # --- begin, resume, fork -------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
+from functools import cached_property
 from random import Random
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -233,33 +234,29 @@ def _as_json(state: Any) -> Any:
 class Decisions(Mapping[str, Any]):
     """Who decided what, in the order of joining. Agents that failed in this turn are not in it."""
 
-    __slots__ = ("_by_name", "members", "values_in_order")
-
     def __init__(self, members: Sequence[Member] = (), values: Sequence[Any] = ()) -> None:
         self.members = members
         self.values_in_order = values
-        self._by_name: dict[str, Any] | None = None
 
     def pairs(self) -> Iterator[tuple[Member, Any]]:
         """Members and decisions; the fastest way through many."""
         return zip(self.members, self.values_in_order, strict=True)
 
-    def _table(self) -> dict[str, Any]:
-        if self._by_name is None:
-            self._by_name = {member.name: value for member, value in self.pairs()}
-        return self._by_name
+    @cached_property
+    def _by_name(self) -> dict[str, Any]:
+        return {member.name: value for member, value in self.pairs()}
 
     def __getitem__(self, name: str) -> Any:
-        return self._table()[name]
+        return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table())
+        return iter(self._by_name)
 
     def __len__(self) -> int:
         return len(self.members)
 
     def __repr__(self) -> str:
-        return repr(self._table())
+        return repr(self._by_name)
 
 
 class Engine(Protocol):
