@@ -46,7 +46,6 @@ from ostler.simulation import (
     AgentGroup,
     AgentView,
     Brains,
-    KeptRun,
     Managed,
     OnFailure,
     PlayedTurn,
@@ -827,7 +826,3 @@ async def test_a_run_that_is_cancelled_can_be_resumed_with_the_same_future(store
     async with resume_run(store, run.run_id, economy()) as again:
         await again.finish()
         assert again.record.digest == whole
-
-
-def test_a_kept_run_is_an_orchestrator_with_a_record() -> None:
-    assert {"record", "run_id", "finish", "play_turn", "run", "add_agent", "between_turns"} <= set(dir(KeptRun))

@@ -305,6 +305,7 @@ def test_all_faults_come_at_once_each_with_its_line_and_the_key_as_written(fault
         "a.md:11: lifecycle.limits.threads must be at most 32, was 33",
         "a.md:12: lifecycle.restart.max-retries must be at most 10, was 30",
         "a.md:13: lifecycle.healthcheck.interval must be at least 1s, was 0.5s",
+        "a.md:13: lifecycle.healthcheck.target is required for a http probe",
         "a.md:14: lifecycle.initialization_timeout is not known; did you mean initialization-timeout?",
         "a.md:15: lifecycle.checks has no value; write one, or remove the key",
         "a.md:16: lifecycle.tags.1 must be 1 to 50 letters, digits and hyphens, was 'not ok'",

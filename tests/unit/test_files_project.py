@@ -136,6 +136,14 @@ memory = "1M"
     ]
 
 
+def test_a_wrong_key_does_not_hide_that_a_required_one_is_there(path: Path) -> None:
+    assert faults(path, '[crew.a]\nagent = "x"\ncount = -1\ntasks = "mine"\n') == [
+        "3: crew.a.count must be at least 0, was -1",
+        "4: crew.a.tasks must be `tag:NAME`, `agent:NAME` or `*`, was 'mine'",
+    ]
+    assert faults(path, "[crew.a]\ncount = 1\n") == ["1: crew.a.agent is required"]
+
+
 @pytest.mark.parametrize("name", ["KEYS", "phases", "__pydantic_config__"])
 def test_a_table_that_nothing_reads_is_a_fault(path: Path, name: str) -> None:
     assert faults(path, f"[{name}]\nx = 1\n") == [f"1: {name} is not known"]

@@ -36,7 +36,7 @@ n = 2
 
 
 def test_every_table_and_every_key_at_the_beginning_of_a_line_has_its_line() -> None:
-    assert read_toml(EVERYTHING).find_lines() == {
+    assert read_toml(EVERYTHING).lines == {
         "top": 2,
         "quoted key": 3,
         "li.teral": 7,
@@ -114,7 +114,7 @@ def test_no_key_of_the_file_is_without_a_line(first: list[tuple[str, str]], seco
     except tomllib.TOMLDecodeError:
         return  # the same key in two spellings
     document = read_toml(text)
-    assert set(document.data) <= set(document.find_lines())
+    assert set(document.data) <= set(document.lines)
 
 
 @given(st.text(st.sampled_from("ab=[]{}\"'#., \n\t1\\"), max_size=60))
@@ -123,4 +123,4 @@ def test_whatever_is_written_there_is_data_or_refused(text: str) -> None:
         document = read_toml(text)
     except UnreadableError:
         return
-    assert {named(key) for key in document.data} <= set(document.find_lines())
+    assert {named(key) for key in document.data} <= set(document.lines)

@@ -56,7 +56,7 @@ def test_keys_are_text_and_tags_of_plain_values_are_allowed() -> None:
 
 def test_every_key_and_item_has_its_line() -> None:
     page = front("name: a\nlist:\n  - one\n  - {k: v,\n     m: n}\ntext: |\n  x\n  y\nlast: 1\n")
-    assert page.find_lines() == {
+    assert page.lines == {
         "name": 2,
         "list": 3,
         "list.0": 4,

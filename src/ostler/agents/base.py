@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
@@ -17,8 +17,6 @@ from ostler.model.states import IsolationLevel
 from ostler.model.validation import Fault, fault, shown
 
 MaybeAsync = Awaitable[Any] | Any
-#: Of a function that is an agent: the request and the context.
-_MOST_PARAMETERS = 2
 #: The attribute of a decorated class; looked up on the class itself, for a subclass is another agent.
 _DECORATION = "__ostler_agent__"
 
@@ -72,31 +70,26 @@ class ManifestArguments(TypedDict, total=False):
     may_add_tasks: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decoration:
-    """What `@agent(...)` leaves on a class until a registry reads it."""
-
-    arguments: ManifestArguments = field(default_factory=ManifestArguments)
-    #: As under the key `lifecycle` of a definition file.
-    lifecycle: Mapping[str, Any] | None = None
-
-
 def agent(
     *, lifecycle: Mapping[str, Any] | None = None, **arguments: Unpack[ManifestArguments]
 ) -> Callable[[type[A]], type[A]]:
-    """Describe a class. It is not registered yet: `registry.register(cls)` reads what stands here."""
+    """Describe a class; `lifecycle` is as in a definition file.
+
+    It is not registered yet: `registry.register(cls)` reads what stands here.
+    """
     require_manifest_arguments(arguments)
 
     def decorate(cls: type[A]) -> type[A]:
-        setattr(cls, _DECORATION, Decoration(arguments=arguments, lifecycle=lifecycle))
+        setattr(cls, _DECORATION, (arguments, lifecycle))
         return cls
 
     return decorate
 
 
-def decoration_of(source: object) -> Decoration:
-    decoration = vars(source).get(_DECORATION) if isinstance(source, type) else None
-    return decoration if isinstance(decoration, Decoration) else Decoration()
+def decoration_of(source: object) -> tuple[ManifestArguments, Mapping[str, Any] | None]:
+    """The arguments of the decorator and the lifecycle."""
+    nothing = ManifestArguments(), None
+    return vars(source).get(_DECORATION, nothing) if isinstance(source, type) else nothing
 
 
 def require_manifest_arguments(arguments: Mapping[str, Any]) -> None:
@@ -177,10 +170,13 @@ def maker_of_callable(source: Callable[..., Any]) -> AgentMaker:
     """
     if isinstance(source, type):
         return source
-    required = _required_parameters(source)
-    if required is None or (not required and not (inspect.iscoroutinefunction(source) and _positional(source))):
+    try:
+        signature = inspect.signature(source)
+    except ValueError:  # there is none, as of some functions written in C
         return source
-    if len(required) > _MOST_PARAMETERS or any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required):
+    if _takes(signature, 0) and not (inspect.iscoroutinefunction(source) and _positional(source)):
+        return source
+    if not (_takes(signature, 1) or _takes(signature, 2)):
         raise fault(
             "agent", "must take nothing and make an Agent, or take a request, or a request and a context", source
         )
@@ -200,14 +196,13 @@ def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
 
 
-def _required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Those without a default; None where there is no signature, as of some functions written in C."""
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    """Whether it can be called with so many arguments."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:
-        return None
-    open_ended = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return [each for each in parameters if each.default is each.empty and each.kind not in open_ended]
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 def process_fault(agent: type[Agent]) -> Fault | None:

@@ -102,7 +102,7 @@ class CommandMaker:
 
 def require_runnable(spec: CommandSpec, context: AgentContext) -> None:
     """Refuse now what would keep every run from starting."""
-    spec.validate().require()
+    spec.checked()
     words = spec.fill(dict.fromkeys(PLACEHOLDERS, ""), context.data)
     if "{" not in spec.argv[0]:
         _require_program(words[0], environment(spec, context)["PATH"])

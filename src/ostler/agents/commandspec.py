@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from ostler.errors import ValidationError
 from ostler.model.record import Record, record
-from ostler.model.text import name_faults, unkeepable_faults, variable_faults
+from ostler.model.text import environment_faults, name_faults, unkeepable_faults, variable_faults
 from ostler.model.types import Interval, Parsed
 from ostler.model.validation import Fault, shown
 
@@ -89,14 +89,11 @@ class CommandSpec(Record):
     def rules(self) -> Iterator[Fault]:
         yield from _argv_faults(self.argv)
         yield from variable_faults("env", self.env)
-        yield from variable_faults("set_env", self.set_env or ())
-        for name, value in (self.set_env or {}).items():
-            yield from unkeepable_faults(f"set_env.{shown(name)}", value)
-        for code in self.exit_codes if isinstance(self.exit_codes, Mapping) else ():
-            if not _EXIT_CODE.fullmatch(str(code)) or int(code) > 255:
+        yield from environment_faults("set_env", self.set_env or {})
+        for code in self.exit_codes or ():
+            if not _EXIT_CODE.fullmatch(code) or int(code) > 255:
                 yield Fault(field="exit_codes", bound="must have exit codes of 0 to 255 as keys", value=shown(code))
-        if isinstance(self.cwd, str):
-            yield from _directory_faults(self.cwd)
+        yield from _directory_faults(self.cwd)
         yield from name_faults("driver", self.driver)
         yield from name_faults("model", self.model)
 
@@ -152,15 +149,12 @@ def _value(name: str | None, values: Mapping[str, str], context: Mapping[str, An
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _argv_faults(argv: Any) -> Iterator[Fault]:
-    if not isinstance(argv, tuple):
-        return
+def _argv_faults(argv: tuple[str, ...]) -> Iterator[Fault]:
     if not argv or argv[0] == "":
         yield Fault(field="argv", bound="must begin with a program")
     for index, argument in enumerate(argv):
-        if isinstance(argument, str):
-            yield from unkeepable_faults(f"argv.{index}", argument)
-            yield from _template_faults(f"argv.{index}", argument)
+        yield from unkeepable_faults(f"argv.{index}", argument)
+        yield from _template_faults(f"argv.{index}", argument)
 
 
 def _template_faults(field: str, argument: str) -> Iterator[Fault]:

@@ -23,7 +23,7 @@ from ostler.agents.messages import (
     WaitAsked,
     checked_message,
     duration_faults,
-    text_faults,
+    word_faults,
 )
 from ostler.clock import Clock
 from ostler.errors import ValidationError
@@ -178,7 +178,7 @@ class AgentContext:
     ) -> None:
         """Run this on an orderly stop, before `shutdown`. The last one added runs first; plain or async."""
         name = _hook_name(hook) if name is None else name
-        faults = (*_hook_faults(hook, self._hooks), *text_faults("name", name), *duration_faults("timeout", timeout))
+        faults = (*_hook_faults(hook, self._hooks), *word_faults("name", name), *duration_faults("timeout", timeout))
         if faults:
             raise ValidationError(faults)
         self._hooks = self._hooks or []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -102,57 +103,22 @@ M = TypeVar("M", bound=Message | WaitAsked)
 
 def checked_message(message: M) -> M:
     """The message with numbers as floats and texts cut to their length, or `ValidationError` with every fault."""
-    faults = tuple(_faults(message))
+    faults: list[Fault] = []
+    checked: dict[str, Any] = {}
+    if isinstance(message, Progress) and message.fraction is None and message.message is None and not message.details:
+        faults.append(Fault(field="report", bound="must say something: a fraction, a message or details"))
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if field.name in _CHECKS and (value is not None or field.default is not None):
+            faults.extend(_CHECKS[field.name](field.name, value))
+            checked[field.name] = value
     if faults:
         raise ValidationError(faults)
-    match message:
-        case Progress(fraction=fraction, message=text):
-            return replace(message, fraction=None if fraction is None else float(fraction), message=_cut(text))
-        case MetricReported(value=value):
-            return replace(message, value=float(value))
-        case WaitAsked(reason=reason):
-            return replace(message, reason=_cut(reason))
-        case _:
-            return message
-
-
-def _cut(text: str | None) -> str | None:
-    return None if text is None else clipped(text, MAX_TEXT)
-
-
-def _faults(message: Message | WaitAsked) -> Iterator[Fault]:
-    match message:
-        case Progress():
-            yield from _progress_faults(message)
-        case Signal():
-            yield from text_faults("name", message.name)
-            yield from _mapping_faults("payload", message.payload)
-            yield from _count_faults("number", message.number)
-        case TokensUsed():
-            yield from _count_faults("count", message.count)
-            yield from () if message.model is None else text_faults("model", message.model)
-            yield from _count_faults("number", message.number)
-        case MetricReported():
-            yield from text_faults("name", message.name)
-            yield from _number_faults("value", message.value)
-        case WaitAsked():
-            yield from text_faults("kind", message.kind)
-            yield from () if message.reason is None else text_faults("reason", message.reason, is_name=False)
-            yield from () if message.timeout is None else duration_faults("timeout", message.timeout)
-            yield from _mapping_faults("detail", message.detail)
-
-
-def _progress_faults(progress: Progress) -> Iterator[Fault]:
-    fraction, text = progress.fraction, progress.message
-    if fraction is None and text is None and not progress.details:
-        yield Fault(field="report", bound="must say something: a fraction, a message or details")
-    if fraction is not None:
-        faults = tuple(_number_faults("fraction", fraction))
-        yield from faults
-        if not faults and not 0 <= fraction <= 1:
-            yield Fault(field="fraction", bound="must be 0 to 1", value=shown(fraction))
-    yield from () if text is None else text_faults("message", text, is_name=False)
-    yield from _mapping_faults("details", progress.details)
+    for name in checked.keys() & {"fraction", "value"}:
+        checked[name] = float(checked[name])
+    for name in checked.keys() & {"message", "reason"}:
+        checked[name] = clipped(checked[name], MAX_TEXT)
+    return replace(message, **checked)
 
 
 def _number_faults(field: str, value: Any) -> Iterator[Fault]:
@@ -174,11 +140,21 @@ def _count_faults(field: str, value: Any) -> Iterator[Fault]:
         yield Fault(field=field, bound=f"must be 0 to {MAX_COUNT}", value=shown(value))
 
 
-def text_faults(field: str, value: Any, *, is_name: bool = True) -> Iterator[Fault]:
+def _fraction_faults(field: str, value: Any) -> Iterator[Fault]:
+    faults = tuple(_number_faults(field, value))
+    yield from faults
+    if not faults and not 0 <= value <= 1:
+        yield Fault(field=field, bound="must be 0 to 1", value=shown(value))
+
+
+def _text_faults(field: str, value: Any) -> Iterator[Fault]:
     if not isinstance(value, str):
         yield Fault(field=field, bound="must be text", value=shown(value))
-    elif is_name:
-        yield from name_faults(field, value)
+
+
+def word_faults(field: str, value: Any) -> Iterator[Fault]:
+    yield from _text_faults(field, value)
+    yield from name_faults(field, value)
 
 
 def duration_faults(field: str, value: Any) -> Iterator[Fault]:
@@ -187,6 +163,20 @@ def duration_faults(field: str, value: Any) -> Iterator[Fault]:
 
 
 def _mapping_faults(field: str, value: Any) -> Iterator[Fault]:
-    if value is not None and not isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
         yield Fault(field=field, bound="must be a mapping", value=shown(value))
     yield from json_faults(field, value)
+
+
+#: By field, which means the same in every message.
+_CHECKS: Mapping[str, Callable[[str, Any], Iterator[Fault]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("name", "kind", "model"), word_faults),
+        **dict.fromkeys(("message", "reason"), _text_faults),
+        **dict.fromkeys(("details", "payload", "detail"), _mapping_faults),
+        **dict.fromkeys(("count", "number"), _count_faults),
+        "fraction": _fraction_faults,
+        "value": _number_faults,
+        "timeout": duration_faults,
+    }
+)

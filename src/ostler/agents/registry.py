@@ -29,8 +29,8 @@ from ostler.model.context import json_faults
 from ostler.model.record import Record, record
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import IsolationLevel
-from ostler.model.text import clipped, name_faults, plain_text_faults, unkeepable_faults, variable_faults
-from ostler.model.validation import Fault, fault, named, shown
+from ostler.model.text import clean_text, clipped, environment_faults, name_faults, plain_text_faults
+from ostler.model.validation import Fault, fault, shown
 
 #: Ids of definitions are made within this; it must never change, for records name them.
 NAMESPACE = UUID("8c1f3f0e-6f0b-5d53-9c8e-0b6f2d1a7e44")
@@ -100,12 +100,6 @@ class AgentManifest(Record):
         yield from check_faults("checks", self.checks)
 
 
-def environment_faults(field: str, env: Mapping[str, str | None]) -> Iterator[Fault]:
-    yield from variable_faults(field, env)
-    for name, value in env.items():
-        yield from unkeepable_faults(f"{field}.{named(name)}", value or "")
-
-
 def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
     for index, line in enumerate(checks):
         yield from plain_text_faults(f"{field}.{index}", line, MAX_CHECK)
@@ -115,7 +109,7 @@ def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
 
 def definition_id(kind: AgentKind, name: str) -> UUID:
     """The same in every run and on every machine."""
-    return uuid5(NAMESPACE, f"{kind}:{name}")
+    return uuid5(NAMESPACE, f"{kind}:{clean_text(name)}")
 
 
 def maker_of(manifest: AgentManifest) -> AgentMaker:
@@ -137,7 +131,6 @@ class AgentRegistry:
         self._lock = threading.Lock()
         self._held: Mapping[str, tuple[AgentManifest, AgentMaker]] = {}
         self._listeners: tuple[Listener, ...] = ()
-        self._problems: tuple[Fault, ...] = ()
 
     # --- putting in ----------------------------------------------------------------------------------
 
@@ -157,18 +150,21 @@ class AgentRegistry:
         `ConflictError`, unless it is to `replace` it.
         """
         require_manifest_arguments(arguments)
-        decoration = decoration_of(agent)
-        fields: dict[str, Any] = {"name": _name(agent), **decoration.arguments, **arguments}
+        decorated, lifecycle = decoration_of(agent)
+        fields: dict[str, Any] = {"name": _name(agent), **decorated, **arguments}
         maker: AgentMaker
         if isinstance(agent, CommandSpec):
             kind, source, maker = AgentKind.COMMAND, None, CommandMaker("".join(agent.argv[:1]))
             fields["command"] = agent
         else:
             kind, source, maker = AgentKind.PYTHON, _source(agent), _maker(agent)
-        name = _required(fields["name"])
-        if decoration.lifecycle is not None:
-            fields = {**self._lifecycle(source or name, decoration.lifecycle), **fields}
-        manifest = AgentManifest(id=definition_id(kind, name), kind=kind, source=source, **fields)
+        name = fields["name"]
+        if name is None:
+            bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
+            raise fault("agent", bound)
+        if lifecycle is not None:
+            fields = {**self._lifecycle(source or name, lifecycle), **fields}
+        manifest = AgentManifest(id=definition_id(kind, str(name)), kind=kind, source=source, **fields)
         return self.add(manifest, maker, replace=replace)
 
     def add(self, manifest: AgentManifest, maker: AgentMaker, *, replace: bool = False) -> AgentManifest:
@@ -189,7 +185,7 @@ class AgentRegistry:
         return manifest
 
     def load_entry_points(self, group: str = ENTRY_POINTS) -> tuple[AgentManifest, ...]:
-        """Register the agents of installed packages. One that fails is in `problems`; the others load."""
+        """Register the agents of installed packages. One that fails is in the log; the others load."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - reads mail headers, which few programs need
 
         loaded = []
@@ -197,15 +193,9 @@ class AgentRegistry:
             try:
                 loaded.append(self.register(point.load(), name=point.name))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - importing runs foreign code
-                bound = clipped(f"({point.value}) cannot be loaded: {error_text(error)}", 500)
-                self._problems = (*self._problems, Fault(field=point.name, bound=bound))
-                _log.warning("the agent %s %s", point.name, bound)
+                reason = clipped(error_text(error), 500)
+                _log.warning("the agent %s (%s) cannot be loaded: %s", point.name, point.value, reason)
         return tuple(loaded)
-
-    @property
-    def problems(self) -> tuple[Fault, ...]:
-        """What could not be loaded, and why."""
-        return self._problems
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
         """Call it with the manifest after each registration. The function that comes back ends that."""
@@ -310,18 +300,6 @@ def _name(agent: Any) -> str | None:
         return None
     own_name = vars(agent).get("agent_name") if isinstance(agent, type) else None
     return own_name or f"{agent.__module__}.{qualname}"
-
-
-def _required(name: Any) -> str:
-    if name is None:
-        bound = "must have a name: write it as a class or as a function with `def`, or register it with name="
-        raise fault("agent", bound)
-    if not isinstance(name, str):
-        raise fault("name", "must be text", name)
-    faults = tuple(unkeepable_faults("name", name))
-    if faults:  # the rest is looked at in the manifest, for which an id is made of it first
-        raise ValidationError(faults)
-    return name
 
 
 def _source(agent: Any) -> str:

@@ -220,9 +220,7 @@ class Supervisor(Members):
         return crew.view(None)
 
     async def reload(self) -> list[CrewView]:
-        """Read the settings again. Live members keep theirs; every new one reads them fresh."""
-        if isinstance(self._config, ConfigFile):
-            self._config.reload()
+        """Follow the settings now. Live members keep theirs; every new one reads them fresh."""
         await self._follow_settings()
         self._wake.set()
         return await self.list_crews()

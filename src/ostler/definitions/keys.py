@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
 from ostler.agents.commandspec import CommandSpec, ExitMeaning, HomeKind, PromptBy, text_keys
-from ostler.agents.registry import PYTHON_DRIVER, AgentKind, check_faults, environment_faults
+from ostler.agents.registry import PYTHON_DRIVER, AgentKind, check_faults
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.spawn import (
     AgentSpawnOptions,
@@ -23,7 +23,7 @@ from ostler.model.spawn import (
     parse_restart,
 )
 from ostler.model.states import AgentPriority
-from ostler.model.text import tag_faults
+from ostler.model.text import environment_faults, tag_faults
 from ostler.model.types import Parsed
 from ostler.model.validation import Fault, as_written
 
@@ -129,9 +129,7 @@ class LimitKeys(FileRecord, ResourceLimits):
 
 @record
 class RestartKeys(FileRecord, RestartPolicy):
-    def rules(self) -> Iterator[Fault]:
-        for fault in RestartPolicy.rules(self):
-            yield Fault(field=self.spelled(fault.field), bound=fault.bound.replace("_", "-"), value=fault.value)
+    """The long form of `restart`."""
 
 
 @record

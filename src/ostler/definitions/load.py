@@ -17,7 +17,6 @@ from ostler.definitions.parse import Document, UnreadableError, read_toml, read_
 from ostler.errors import DefinitionError, ValidationError
 from ostler.model.record import Record
 from ostler.model.states import IsolationLevel
-from ostler.model.text import clean_text
 from ostler.model.validation import Fault, as_written, named
 
 MAX_BYTES = 256 * 1024
@@ -58,8 +57,7 @@ class CheckedFile:
     def __init__(self, path: str) -> None:
         self.path = path if path.isprintable() else ascii(path)
         self._faults: list[FileFault] = []
-        self._find_lines: Callable[[], Mapping[str, int]] = dict
-        self._lines: Mapping[str, int] | None = None
+        self._lines: Mapping[str, int] = {}
 
     def read(self, reader: Callable[..., Document], *arguments: Any) -> dict[str, Any]:
         """The data that `reader` finds; what it cannot read is raised at once."""
@@ -67,35 +65,26 @@ class CheckedFile:
             document = reader(*arguments)
         except UnreadableError as error:
             self.stop(error.line, error.sentence)
-        self._find_lines = document.find_lines
+        self._lines = document.lines
         for line, sentence in document.duplicates:
             self._add(line, sentence)
         return document.data
 
-    def check(self, cls: type[R], values: Any, prefix: str = "") -> R | None:
-        """The record that stands under `prefix`; None where something is wrong with it."""
-        if not isinstance(values, Mapping):
-            bound = "has no value; write one, or remove the key" if values is None else "must be a mapping"
-            self.add_faults([Fault(field=prefix, bound=bound, value="" if values is None else as_written(values))])
-            return None
+    def check(self, cls: type[R], values: Mapping[str, Any]) -> R | None:
+        """The record; None where something is wrong with it."""
         try:
             return cls.from_dict(values)
         except ValidationError as error:
-            # A value of a wrong type hides what the rules say of others, so each key is judged by itself as well.
-            single = [fault for key, value in values.items() for fault in _faults(cls, {key: value})]
-            self.add_faults(single or _own(error), prefix)
+            self.add_faults(fault for fault in error.faults if isinstance(fault, Fault))
             return None
 
-    def add_faults(self, faults: Iterable[Fault], prefix: str = "") -> None:
+    def add_faults(self, faults: Iterable[Fault]) -> None:
         """Each fault with the line of its field, or of the nearest key around it."""
         for fault in faults:
-            if self._lines is None:
-                self._lines = self._find_lines()
-            placed, lines = fault.under(prefix) if prefix else fault, self._lines
-            around = placed.field
-            while around and around not in lines:
+            around = fault.field
+            while around and around not in self._lines:
                 around = around.rpartition(".")[0]
-            self._add(lines.get(around, 1 if lines else 0), placed.message)
+            self._add(self._lines.get(around, 1 if self._lines else 0), fault.message)
 
     def stop(self, line: int, sentence: str) -> NoReturn:
         """Nothing more can be read."""
@@ -119,18 +108,6 @@ class CheckedFile:
         return DefinitionError(ordered)
 
 
-def _faults(cls: type[Record], values: Mapping[str, Any]) -> list[Fault]:
-    try:
-        cls.from_dict(values)
-    except ValidationError as error:
-        return _own(error)
-    return []
-
-
-def _own(error: ValidationError) -> list[Fault]:
-    return [fault for fault in error.faults if isinstance(fault, Fault)]
-
-
 # --- one file ----------------------------------------------------------------------------------------
 
 
@@ -148,32 +125,27 @@ def read_definition(shown: Path, real: Path, *, follow: bool = True) -> LoadedDe
     text = read_text(file, real, follow=follow)
     data, body, driver = _read_codex(file, text) if shown.suffix == ".toml" else _read_markdown(file, text)
     _find_misspelt_lifecycle(file, data)
-    lifecycle = data.pop(_LIFECYCLE, {})
-    top = file.check(AgentFile, {key: data.pop(key) for key in ("name", "description") if key in data}) or AgentFile()
+    ours = {key: data.pop(key) for key in ("name", "description", _LIFECYCLE) if key in data}
+    top = file.check(AgentFile, ours) or AgentFile()
     fields = {"name": top.name or shown.stem, "description": top.description, "prompt": body, "extra": data or None}
-    definition = define(file, fields, file.check(LifecycleKeys, lifecycle, _LIFECYCLE), driver=driver)
+    definition = define(file, fields, top.lifecycle, driver=driver)
     file.raise_faults()
     return definition
 
 
 def define(
-    file: CheckedFile,
-    texts: Mapping[str, Any],
-    keys: LifecycleKeys | None,
-    *,
-    driver: str = CLAUDE,
-    name_key: str = "name",
+    file: CheckedFile, texts: Mapping[str, Any], keys: LifecycleKeys, *, driver: str = CLAUDE
 ) -> LoadedDefinition:
     """From the keys of `lifecycle` and from `texts`: name, description, prompt and what else the manifest keeps.
 
     `driver` is for a definition that names none. Faults are added to `file`; the caller raises them.
     """
-    runs = keys.driver if keys is not None and "driver" in keys.fields_set else DriverKeys(name=driver)
-    fields = (keys or LifecycleKeys()).manifest_fields()
+    runs = keys.driver if "driver" in keys.fields_set else DriverKeys(name=driver)
+    fields = keys.manifest_fields()
     if runs.kind is AgentKind.COMMAND and "isolation_level" not in fields["defaults"].fields_set:
         fields["defaults"] = fields["defaults"].evolve(isolation_level=IsolationLevel.PROCESS)  # there is no other way
     manifest = AgentManifest(
-        id=definition_id(runs.kind, clean_text(texts["name"])),
+        id=definition_id(runs.kind, texts["name"]),
         kind=runs.kind,
         source=file.path,
         command=runs.spec,
@@ -182,20 +154,18 @@ def define(
         **fields,
     )
     result = manifest.validate()
-    for fault in result:
-        key = name_key if fault.field == "name" else fault.field.removeprefix("extra.")
-        file.add_faults([replace(fault, field=key)])
+    file.add_faults(replace(fault, field=fault.field.removeprefix("extra.")) for fault in result)
     return LoadedDefinition(manifest=result.value or manifest, maker=maker_of(manifest))
 
 
 def read_lifecycle(source: str, lifecycle: Mapping[str, Any]) -> dict[str, Any]:
     """The same keys on a class in Python, as fields of its manifest; an `AgentRegistry` takes this function."""
     file = CheckedFile(source)
-    keys = file.check(LifecycleKeys, lifecycle, _LIFECYCLE)
-    if keys is not None and "driver" in keys.fields_set:
+    keys = (file.check(AgentFile, {_LIFECYCLE: lifecycle}) or AgentFile()).lifecycle
+    if "driver" in keys.fields_set:
         file.add_faults([Fault(field=f"{_LIFECYCLE}.driver", bound="is not for a class, which runs itself")])
     file.raise_faults()
-    return {} if keys is None else keys.manifest_fields()
+    return keys.manifest_fields()
 
 
 # --- the text of a file ------------------------------------------------------------------------------

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,8 +24,8 @@ KeyPath = tuple[str | int, ...]
 @dataclass(kw_only=True, slots=True)
 class Document:
     data: dict[str, Any]
-    #: The line of a key by its path with dots; called where there is a fault to report.
-    find_lines: Callable[[], Mapping[str, int]]
+    #: The line of a key by its path with dots.
+    lines: Mapping[str, int]
     #: Line and sentence for each key that is written twice; the first one counts.
     duplicates: list[tuple[int, str]] = field(default_factory=list)
 
@@ -73,7 +72,7 @@ def read_yaml(text: str, first_line: int = 1) -> Document:
         raise UnreadableError(first_line, _TOO_DEEP) from None
     if not isinstance(data, dict):
         raise UnreadableError(first_line, "the front matter must be keys with values, such as name: fixer")
-    return Document(data=data, find_lines=lambda: walk.lines, duplicates=walk.duplicates)
+    return Document(data=data, lines=walk.lines, duplicates=walk.duplicates)
 
 
 def _quoted(prose: re.Match[str]) -> str:
@@ -201,7 +200,7 @@ def read_toml(text: str) -> Document:
         raise UnreadableError(1, _TOO_DEEP) from None
     except ValueError:
         raise UnreadableError(1, "a number has too many digits") from None
-    return Document(data=data, find_lines=partial(_toml_lines, text, masked))
+    return Document(data=data, lines=_toml_lines(text, masked))
 
 
 def _mask(match: re.Match[str]) -> str:

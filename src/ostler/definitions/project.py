@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import typing
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field, fields
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from ostler.model.loop import LoopSettings
 from ostler.model.record import adapter, record
 from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
-from ostler.model.text import variable_faults
+from ostler.model.text import name_faults, variable_faults
 from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
@@ -80,7 +79,7 @@ class OrchestratorTable(FileRecord):
 
 @record
 class ProjectSettings(FileRecord):
-    """Each field is a table. One that is a mapping of records is for tables with names, as `[agent.NAME]`."""
+    """Each field is a table; a mapping holds tables with names, as `[agent.NAME]`."""
 
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
@@ -89,6 +88,12 @@ class ProjectSettings(FileRecord):
     orchestrator: OrchestratorTable = field(default_factory=OrchestratorTable)
     crew: Mapping[str, CrewTable] = field(default_factory=dict)
     agent: Mapping[str, InlineAgent] = field(default_factory=dict)
+
+    def rules(self) -> Iterator[Fault]:
+        for name in self.crew:
+            yield from crew_name_faults(f"crew.{named(name)}", name)
+        for name in self.agent:
+            yield from name_faults(f"agent.{named(name)}", name)
 
 
 def load_settings(root: str | Path) -> ProjectSettings:
@@ -113,29 +118,13 @@ def read_project(
 ) -> tuple[ProjectSettings, tuple[LoadedDefinition, ...]]:
     """The settings, and the agents that have no file of their own."""
     file = CheckedFile(str(shown))
-    data = file.read(read_toml, read_text(file, real, follow=follow))
-    tables: dict[str, Any] = {}
-    table_names, hints = {each.name for each in fields(ProjectSettings)}, typing.get_type_hints(ProjectSettings)
-    for name, values in data.items():
-        kind = hints[name] if name in table_names else None
-        if kind is None:
-            file.check(ProjectSettings, {name: values})
-        elif typing.get_origin(kind) is not Mapping:
-            tables[name] = file.check(kind, values, name)
-        elif isinstance(values, Mapping):
-            entry = typing.get_args(kind)[1]
-            tables[name] = {key: file.check(entry, keys, f"{name}.{named(key)}") for key, keys in values.items()}
-        else:
-            file.add_faults([Fault(field=name, bound="must be a mapping", value=as_written(values))])
-    for name in tables.get("crew", {}):
-        file.add_faults(crew_name_faults(f"crew.{named(name)}", name))
+    settings = file.check(ProjectSettings, file.read(read_toml, read_text(file, real, follow=follow)))
     definitions = []
-    for name, keys in tables.get("agent", {}).items():
-        inline = keys or InlineAgent()
-        fields_of_manifest = {"name": name, "description": inline.description, "prompt": inline.instructions}
-        definitions.append(define(file, fields_of_manifest, keys, name_key=f"agent.{named(name)}"))
+    for name, keys in settings.agent.items() if settings is not None else ():
+        texts = {"name": name, "description": keys.description, "prompt": keys.instructions}
+        definitions.append(define(file, texts, keys))
     file.raise_faults()
-    return ProjectSettings(**tables), tuple(definitions)
+    return settings or ProjectSettings(), tuple(definitions)
 
 
 def json_schema(kind: Literal["agent", "project"] = "agent") -> dict[str, Any]:
@@ -172,13 +161,6 @@ class ConfigFile:
             if self._good is None and self._trouble is not None:
                 raise self._trouble
             return self._good or ProjectSettings()
-
-    def reload(self) -> ProjectSettings:
-        """Read the file again, whether it seems to have changed or not."""
-        with self._lock:
-            self._stamp = _stamp_of(find_project(self.root))
-            self._read()
-        return self()
 
     @property
     def trouble(self) -> DefinitionError | None:

@@ -466,7 +466,7 @@ class Instance:
 
 
 def refuse_with(message: Message, error: BaseException) -> bool:
-    """Answer the message with an error; False where no one waits for an answer."""
+    """Answer the message with an error; False where it is no message that is answered."""
     if isinstance(message, Verb):
         message.refuse(error)
         return True

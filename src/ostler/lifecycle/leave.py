@@ -512,7 +512,7 @@ def _count_restart(instance: Instance) -> None:
 async def _finish_fail(instance: Instance, phase: Leaving) -> None:
     """What ended it, whether it comes back and when: one commit."""
     runtime = instance.runtime
-    how = phase.exit or Exit(outcome=AttemptOutcome.UNKNOWN, detail="it ended, and no one saw how")
+    how = phase.exit or Exit(outcome=AttemptOutcome.UNKNOWN, detail="it ended, and how is not known")
     text = how.detail or how.outcome.value
     if instance.record.enforcement is not None:
         runtime.log.emit("crashed", instance_id=instance.instance_id, error=text, stack_trace=how.stack_trace)

@@ -110,10 +110,10 @@ class StartGate:
             return True
         left = self._entered[0] + _SECOND - self._clock.mono()
         if left > 0 and self._timer is None:
-            self._timer = self._clock.call_later(left, self._ring)
+            self._timer = self._clock.call_later(left, self._wake_next)
         return left <= 0
 
-    def _ring(self) -> None:
+    def _wake_next(self) -> None:
         self._timer = None
         self._admit()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,10 +12,6 @@ from ostler.model.validation import Fault, named, shown
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
-
-#: Characters that some store cannot keep.
-_UNKEEPABLE = re.compile("[\0\ud800-\udfff]")
-_TOO_DEEP = f"must be nested at most {MAX_DEPTH} deep"
 
 
 def context_faults(field: str, context: Any) -> Iterator[Fault]:
@@ -36,73 +30,53 @@ def json_faults(field: str, data: Any, limit: int = MAX_BYTES) -> Iterator[Fault
     """What keeps a mapping from being stored as JSON and read back the same; the first of each kind."""
     if not isinstance(data, Mapping):
         return
-    if _is_plain(dict(data), limit):
-        yield from _size_faults(field, data, limit)
-        return
-    # Every value costs a byte or more. This bounds the walk over lists that share their parts, which are short in
-    # memory and endless as JSON.
-    walk = itertools.islice(_item_faults((field,), dict(data)), limit + 2)
     first: dict[str, Fault] = {}
-    for count, fault in enumerate(walk):
-        if fault is not None:
-            first.setdefault(fault.bound, fault)
-        if count > limit:
-            first.setdefault(_too_large(limit), Fault(field=field, bound=_too_large(limit)))
-        if _TOO_DEEP in first:
-            break
+    for fault in _item_faults(field, dict(data), limit):
+        first.setdefault(fault.bound, fault)
     yield from first.values() if first else _size_faults(field, data, limit)
 
 
-def _is_plain(data: dict[Any, Any], limit: int) -> bool:
-    """A quick look that is enough for nearly all data: nothing can be wrong with it but its size."""
-    layer: list[Any] = [data]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in layer:
-            kind = type(item)
-            if kind is str:
-                if _UNKEEPABLE.search(item):
-                    return False
-            elif kind is list or kind is tuple:
-                below.extend(item)
-            elif kind is dict and all(type(key) is str for key in item):
-                below.extend(item)
-                below.extend(item.values())
-            elif not (item is None or kind is int or kind is bool or (kind is float and math.isfinite(item))):
-                return False
-            if len(below) > limit:
-                return False
-        if not below:
-            return True
-        layer = below
-    return False
+def _item_faults(field: str, data: dict[Any, Any], limit: int) -> Iterator[Fault]:
+    """Value by value; nothing more after one that is too deep or beyond the size.
+
+    Every value costs a byte or more. This bounds the walk over lists that share their parts, which are short in memory
+    and endless as JSON.
+    """
+    values: list[tuple[tuple[Any, ...], Any]] = [((field,), data)]
+    count = 1
+    while values:
+        path, value = values.pop()
+        kind = type(value)
+        if value is None or kind is int or kind is bool:
+            continue
+        if isinstance(value, dict | list | tuple):
+            count += len(value)
+            if len(path) > MAX_DEPTH or count > limit:
+                bound = _too_large(limit) if count > limit else f"must be nested at most {MAX_DEPTH} deep"
+                yield Fault(field=field, bound=bound)
+                return
+            if isinstance(value, dict):
+                yield from _key_faults(path, value)
+            children = value.items() if isinstance(value, dict) else enumerate(value)
+            values.extend(reversed([((*path, key), child) for key, child in children]))
+        elif isinstance(value, str):
+            yield from unkeepable_faults(_dotted(path), value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield Fault(field=_dotted(path), bound="must be a finite number", value=shown(value))
+        elif not isinstance(value, int | float):
+            yield Fault(field=_dotted(path), bound="must be a JSON value", value=shown(value))
 
 
-def _item_faults(path: tuple[str, ...], item: Any) -> Iterator[Fault | None]:
-    """The faults of a value and of those inside it; None for each value, so that the caller can count them."""
-    yield None
-    field = ".".join(path)
-    match item:
-        case str():
-            yield from unkeepable_faults(field, item)
-        case float() if not math.isfinite(item):
-            yield Fault(field=field, bound="must be a finite number", value=shown(item))
-        case dict() | list() | tuple() if len(path) > MAX_DEPTH:
-            yield Fault(field=path[0], bound=_TOO_DEEP)
-        case dict():
-            for key, child in item.items():
-                if isinstance(key, str):
-                    yield from unkeepable_faults(f"{field}.{named(key)}", key)
-                else:
-                    yield Fault(field=field, bound="must have only text as keys", value=shown(key))
-                yield from _item_faults((*path, named(key)), child)
-        case list() | tuple():
-            for index, child in enumerate(item):
-                yield from _item_faults((*path, str(index)), child)
-        case None | int() | float():
-            pass
-        case _:
-            yield Fault(field=field, bound="must be a JSON value", value=shown(item))
+def _key_faults(path: tuple[Any, ...], data: dict[Any, Any]) -> Iterator[Fault]:
+    for key in data:
+        if isinstance(key, str):
+            yield from unkeepable_faults(_dotted((*path, key)), key)
+        else:
+            yield Fault(field=_dotted(path), bound="must have only text as keys", value=shown(key))
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(named(str(part)) for part in path)
 
 
 def _too_large(limit: int) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
-from ostler.errors import ValidationError
-from ostler.model.validation import Fault, ValidationResult, fault, faults_of
+from ostler.model.validation import Fault, ValidationResult, fault, faults_of, named
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -59,7 +58,7 @@ class Record:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # every subclass is a dataclass
 
     def rules(self) -> Iterator[Fault]:
-        """Relations between fields that annotations cannot express. A fault of a field without its type is dropped."""
+        """Relations between fields that annotations cannot express; asked when each field has its type and range."""
         return iter(())
 
     def validate(self) -> ValidationResult[Self]:
@@ -67,12 +66,12 @@ class Record:
 
     def checked(self) -> Self:
         """The coerced copy, or `ValidationError` with every fault."""
-        return _required(self.validate())
+        return self.validate().require()
 
     @classmethod
     def coerced(cls, source: Any) -> Self:
         """The checked copy of a record of this class or of a subclass; the defaults for None."""
-        return _required(_validated(cls, cls() if source is None else source))
+        return _validated(cls, cls() if source is None else source).require()
 
     def to_json(self) -> str:
         return adapter(type(self)).dump_json(self).decode()
@@ -84,12 +83,12 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        return _required(_validated(cls, _parsed(cls, text)))
+        return _validated(cls, _parsed(cls, text)).require()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From values as a file or a caller gives them; unknown names are faults."""
-        return _required(_validated(cls, dict(values)))
+        return _validated(cls, dict(values)).require()
 
 
 class PartialRecord(Record):
@@ -122,13 +121,39 @@ def _validated(cls: type[T], source: Any) -> ValidationResult[T]:
     from pydantic import ValidationError as PydanticError  # noqa: PLC0415 - see `adapter`
 
     try:
-        value = adapter(cls).validate_python(source)
+        value = _read(cls, source)
     except PydanticError as error:
         faults = tuple(faults_of(cls, error.errors()))
-        return ValidationResult(faults=(*faults, *_other_faults(source, faults)))
+    else:
+        faults = tuple(_rule_faults(value))
+        return ValidationResult(faults=faults, value=None if faults else value)
+    rest = source
+    for known in faults:
+        rest = _without(rest, known.field.split("."))
+    try:
+        broken = tuple(_rule_faults(_read(cls, rest)))
+    except PydanticError:  # a required field is wrong: what the rules say of the others comes later
+        broken = ()
+    # A rule about all of a record may be broken only because a field of it was left out.
+    others = (each for each in broken if not any(f"{known.field}.".startswith(f"{each.field}.") for known in faults))
+    return ValidationResult(faults=(*faults, *others))
+
+
+def _read(cls: type[T], source: Any) -> T:
+    value: T = adapter(cls).validate_python(source)
     _carry_fields_set(source, value)
-    faults = tuple(_rule_faults(value))
-    return ValidationResult(faults=faults, value=None if faults else value)
+    return value
+
+
+def _without(source: Any, path: list[str]) -> Any:
+    """The values of a mapping or a record without the field at the end of the path; None for anything else."""
+    if isinstance(source, Record):
+        source = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}  # type: ignore[arg-type]
+    if not isinstance(source, Mapping):
+        return None
+    inner = _without(source.get(path[0]), path[1:]) if path[1:] else None
+    rest = {key: value for key, value in source.items() if key != path[0]}
+    return rest if inner is None else {**rest, path[0]: inner}
 
 
 def _parsed(cls: type[Any], text: str | bytes) -> Any:
@@ -140,46 +165,32 @@ def _parsed(cls: type[Any], text: str | bytes) -> Any:
         raise fault(cls.__name__, f"must be valid JSON ({error})") from None
 
 
-def _required(result: ValidationResult[T]) -> T:
-    if result.value is None:
-        raise ValidationError(result.faults)
-    return result.value
+def _rule_faults(value: Any, prefix: str = "") -> Iterator[Fault]:
+    """What the rules of a record and of those inside it say."""
+    if isinstance(value, Record):
+        yield from (broken.under(prefix) if prefix else broken for broken in value.rules())
+    for key, inner in _inside(value):
+        yield from _rule_faults(inner, f"{prefix}.{named(key)}".lstrip("."))
 
 
-def _rule_faults(value: Any, prefix: str = "", *, unchecked: bool = False) -> Iterator[Fault]:
-    """What the rules of a record and of those inside it say. An unchecked one may hold values of wrong types."""
-    try:
-        broken = tuple(value.rules())
-    except Exception:
-        if not unchecked:
-            raise
-        broken = ()  # a rule met a value of a wrong type, which is a fault already
-    yield from (each.under(prefix) if prefix else each for each in broken)
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if isinstance(inner, Record):
-            yield from _rule_faults(inner, f"{prefix}.{field.name}".lstrip("."), unchecked=unchecked)
-
-
-def _other_faults(source: Any, faults: tuple[Fault, ...]) -> Iterator[Fault]:
-    """Of a record that has fields of a wrong type or range: what its rules say of the others."""
-    for broken in _rule_faults(source, unchecked=True) if isinstance(source, Record) else ():
-        if not any(f"{broken.field}.".startswith(f"{fault.field}.") for fault in faults):
-            yield broken
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """What stands in a record, or in a mapping of records, by its key."""
+    if isinstance(value, Record):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
+            yield value.spelled(field.name), getattr(value, field.name)
+    elif isinstance(value, dict):
+        yield from ((key, inner) for key, inner in value.items() if isinstance(inner, Record))
 
 
 def _carry_fields_set(source: Any, value: Any) -> None:
     """Pydantic makes its copies without naming fields, so the names are taken from the source."""
-    if not isinstance(value, Record):
-        return
     is_mapping = isinstance(source, Mapping)
-    names = set()
-    for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
-        key = value.spelled(field.name)
-        if is_mapping and key in source:
-            names.add(field.name)
-        inner = source.get(key) if is_mapping else getattr(source, field.name, None)
-        _carry_fields_set(inner, getattr(value, field.name))
-    fields_set = frozenset(names) if is_mapping else getattr(source, "fields_set", None)
-    if isinstance(value, PartialRecord) and fields_set is not None:
-        object.__setattr__(value, "fields_set", fields_set)
+    for key, inner in _inside(value):
+        _carry_fields_set(source.get(key) if is_mapping else getattr(source, key, None), inner)
+    if isinstance(value, PartialRecord):
+        fields_set = getattr(source, "fields_set", None)
+        if is_mapping:
+            every = dataclasses.fields(value)  # type: ignore[arg-type]  # every subclass is a dataclass
+            fields_set = frozenset(field.name for field in every if value.spelled(field.name) in source)
+        if fields_set is not None:
+            object.__setattr__(value, "fields_set", fields_set)

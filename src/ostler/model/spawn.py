@@ -78,8 +78,8 @@ class RestartPolicy(Record):
 
     def rules(self) -> Iterator[Fault]:
         if self.max_delay < self.initial_delay:
-            bound = f"must be at least initial_delay ({shown(self.initial_delay)})"
-            yield Fault(field="max_delay", bound=bound, value=shown(self.max_delay))
+            bound = f"must be at least {self.spelled('initial_delay')} ({shown(self.initial_delay)})"
+            yield Fault(field=self.spelled("max_delay"), bound=bound, value=shown(self.max_delay))
 
 
 def parse_restart(value: Any) -> Any:
@@ -236,7 +236,7 @@ class AgentSpawnOptions(PartialRecord):
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)
-        yield from tag_faults("tags", self.tags)
+        yield from tag_faults("tags", self.tags or ())
         if self.workdir is not None:
             yield from unkeepable_faults("workdir", self.workdir)
             if not self.workdir.startswith("/"):

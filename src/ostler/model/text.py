@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ostler.model.validation import Fault, shown
+from ostler.model.validation import Fault, named, shown
 
 MAX_NAME = 200
 MAX_TAG = 50
@@ -68,23 +68,25 @@ def unkeepable_faults(field: str, text: str) -> Iterator[Fault]:
         yield Fault(field=field, bound="must be text without lone surrogates", value=shown(text))
 
 
-def variable_faults(field: str, names: Iterable[Any]) -> Iterator[Fault]:
+def variable_faults(field: str, names: Iterable[str]) -> Iterator[Fault]:
     """Of names of environment variables."""
     for name in names:
-        if not isinstance(name, str):
-            continue
         if not _VARIABLE.fullmatch(name):
             yield Fault(field=field, bound="must name variables by letters, digits and _", value=shown(name))
         elif name.startswith(_OURS):
             yield Fault(field=field, bound=f"must not name variables that begin with {_OURS}", value=shown(name))
 
 
-def tag_faults(field: str, tags: Any) -> Iterator[Fault]:
-    if not isinstance(tags, tuple):
-        return
+def environment_faults(field: str, env: Mapping[str, str | None]) -> Iterator[Fault]:
+    yield from variable_faults(field, env)
+    for name, value in env.items():
+        yield from unkeepable_faults(f"{field}.{named(name)}", value or "")
+
+
+def tag_faults(field: str, tags: Sequence[str]) -> Iterator[Fault]:
     if len(tags) > MAX_TAGS:
         yield Fault(field=field, bound=f"must have at most {MAX_TAGS} entries", value=f"{len(tags)} entries")
     for index, tag in enumerate(tags):
-        if isinstance(tag, str) and not _TAG.fullmatch(tag):
+        if not _TAG.fullmatch(tag):
             bound = f"must be 1 to {MAX_TAG} letters, digits and hyphens"
             yield Fault(field=f"{field}.{index}", bound=bound, value=shown(tag))

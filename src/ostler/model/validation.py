@@ -69,10 +69,11 @@ class ValidationResult(Generic[T]):
     def __iter__(self) -> Iterator[Fault]:
         return iter(self.faults)
 
-    def require(self) -> None:
-        """Raise one `ValidationError` that carries every fault."""
+    def require(self) -> T:
+        """The coerced copy; raises one `ValidationError` that carries every fault."""
         if self.faults:
             raise ValidationError(self.faults)
+        return self.value  # type: ignore[return-value]  # without a fault it is there
 
 
 def fault(field: str, bound: str, value: object = None) -> ValidationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -29,31 +29,17 @@ class Comparison:
         return self.differs_at is None
 
 
-class _Compared(RecordedOrchestrator):
-    """Writes turns for their digest only."""
-
-    def repeat(self, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Do again what was done from outside before the turn."""
-        for entry in operations:
-            if entry["cause"] == "outside":
-                self._repeat(Operation(entry["operation"]), entry["agent_name"], entry)
-
-    def _repeat(self, operation: Operation, name: str, entry: Mapping[str, Any]) -> None:
-        if not entry.get("done", True):
-            refused = Performed(operation=operation, agent_name=name, done=False, reason=entry["reason"])
-            self._outside.append(refused)
-        elif operation is Operation.ADD:
-            first = self.state.form.read(entry["initial_state"])
-            request = LifecycleRequest(
-                operation=operation, agent_name=name, kind=entry["kind"], params=entry["params"], initial_state=first
-            )
-            self.add_by(request)
-        elif operation is Operation.REMOVE:
-            self.remove_agent(name)
-        elif operation is Operation.PAUSE:
-            self.pause_agent(name, entry["auto_resume_turns"])
-        else:
-            self.resume_agent(name)
+def _repeat(run: RecordedOrchestrator, entry: Mapping[str, Any]) -> None:
+    """Do again what was done from outside before the turn."""
+    operation, name = Operation(entry["operation"]), entry["agent_name"]
+    if not entry.get("done", True):
+        run.note_outside(Performed(operation=operation, agent_name=name, done=False, reason=entry["reason"]))
+    elif operation is Operation.ADD:
+        more = {"kind": entry["kind"], "params": entry["params"]}
+        first = run.state.form.read(entry["initial_state"])
+        run.add_by(LifecycleRequest(operation=operation, agent_name=name, initial_state=first, **more))
+    else:
+        run.do(operation, name, entry.get("auto_resume_turns"))
 
 
 async def compare_run(
@@ -71,10 +57,12 @@ async def compare_run(
     if end < first:
         raise InvalidOperationError(f"run {run.run_id} has turns {first + 1} to {run.turn} of its own; choose one")
     kept = await kept_at(store, run, first)
-    async with _Compared.restored(scenario, run.settings, kept, manager) as again:
+    async with RecordedOrchestrator.restored(scenario, run.settings, kept, manager) as again:
         async for row in turns_after(store, run.run_id, first, end):
             core = kept.advance(row)  # raises where the row is not as it was written
-            again.repeat(core["operations"])
+            for entry in core["operations"]:
+                if entry["cause"] == "outside":
+                    _repeat(again, entry)
             await again.play_turn()
             if again.writer.digest != row.digest:
                 return Comparison(turns=row.turn - 1 - first, differs_at=row.turn)

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
-from uuid import UUID, uuid4
+from uuid import uuid4
+
+from pydantic_core import from_json
 
 from ostler.errors import InvalidOperationError, OstlerError, SimulationError, ValidationError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -34,6 +36,7 @@ from ostler.simulation.turn import (
     apply_failures,
     apply_requests,
 )
+from ostler.simulation.turn_record import TurnWriter, restore
 from ostler.simulation.view import Decisions, LifecycleRequest, MergeEngine, Operation, World
 
 #: Why a run ends in which no agent is active, and none will resume by itself.
@@ -43,8 +46,8 @@ NONE_ACTIVE = "no agent is active"
 class SimulationOrchestrator:
     """Use it with `async with`. Operations from outside are done between turns."""
 
-    #: Every turn is written down, and goes back to the event loop to be committed.
-    _is_recorded = False
+    #: Of a recorded run: writes every turn down, which then goes back to the event loop to be committed.
+    writer: TurnWriter | None = None
 
     def __init__(
         self,
@@ -69,11 +72,12 @@ class SimulationOrchestrator:
         limit = self.settings.decision_timeout
         self._asker = Asker(limit=limit.total_seconds(), concurrency=self.settings.concurrency)
         self._managed = None if manager is None else ManagedBrains(manager, limit)
-        self._operations = Operations(self.lifecycle_manager, self.state, self.brains, kept=self._is_recorded)
+        self._operations = Operations(self.lifecycle_manager, self.state, self.brains)
         self._engine_is_async = inspect.iscoroutinefunction(self.engine.update)
         #: Whether a turn of plain brains needs the event loop all the same.
         self._needs_loop = manager is not None or self._engine_is_async
-        self._own_id = uuid4()
+        #: Tags the instances of managed brains.
+        self.run_id = uuid4()
         self._active_brains = ActiveBrains(self.world, self._asker, self._managed)
         #: The types of the answers of the last turn, where no answer was a failure.
         self._answer_types: list[type] = []
@@ -87,11 +91,6 @@ class SimulationOrchestrator:
         self._refusal: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
-
-    @property
-    def run_id(self) -> UUID:
-        """Tags the instances of managed brains."""
-        return self._own_id
 
     # --- operations from outside -----------------------------------------------------------------
 
@@ -112,26 +111,27 @@ class SimulationOrchestrator:
         with self.state.lock:
             self._require_between()
             performed, result = self._operations.add(request)
-            self._note_outside(performed)
+            self.note_outside(performed)
         return result
 
     def remove_agent(self, name: str) -> bool:
-        return self._do(Operation.REMOVE, name)
+        return self.do(Operation.REMOVE, name)
 
     def pause_agent(self, name: str, auto_resume_turns: int | None = None) -> bool:
-        return self._do(Operation.PAUSE, name, auto_resume_turns)
+        return self.do(Operation.PAUSE, name, auto_resume_turns)
 
     def resume_agent(self, name: str) -> bool:
-        return self._do(Operation.RESUME, name)
+        return self.do(Operation.RESUME, name)
 
-    def _do(self, operation: Operation, name: str, turns: int | None = None) -> bool:
+    def do(self, operation: Operation, name: str, turns: int | None = None) -> bool:
+        """Remove, pause or resume."""
         with self.state.lock:
             self._require_between()
             performed = self._operations.do(operation, name, turns)
-            self._note_outside(performed)
+            self.note_outside(performed)
         return performed.done
 
-    def _note_outside(self, performed: Performed) -> None:
+    def note_outside(self, performed: Performed) -> None:
         self._outside.append(performed)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._changed.set)
@@ -239,7 +239,7 @@ class SimulationOrchestrator:
             if self._managed is not None:
                 self._managed.retire({member.number for member in self.state.members.values()})
         except BaseException as error:
-            complete = self.state.turn = self._complete_turn()
+            complete = self.state.turn = self._last_complete
             broken = f"turn {complete + 1} was not completed"
             self._refusal = self._refusal or f"{broken}, and the run stands at turn {complete}; resume it from there"
             if isinstance(error, OstlerError) or not isinstance(error, Exception):
@@ -257,8 +257,8 @@ class SimulationOrchestrator:
             nonlocal turn, most
             self._conclude(turn, answers)
             self._end_turn(turn)
-            if self._is_recorded:
-                self._write(turn.report())
+            if self.writer is not None:
+                self._write(self.writer, turn)
                 return None
             most -= 1
             if not most or self._lock_waiters or self._refusal is not None or self._is_idle():
@@ -286,8 +286,8 @@ class SimulationOrchestrator:
         if managed is not None and turn.failed:
             await managed.require_owner()
         self._end_turn(turn)
-        if self._is_recorded:
-            await self._asker.in_thread(lambda: self._write(turn.report()))
+        if (writer := self.writer) is not None:
+            await self._asker.in_thread(lambda: self._write(writer, turn))
 
     # --- a turn ----------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class SimulationOrchestrator:
                 turn.set_aside(failures_by_place(answers))
             else:
                 self._answer_types = types
-        if self._is_recorded and (unkept := self._note(turn.decisions)):
+        if self.writer is not None and (unkept := self.writer.note(turn.decisions)):
             turn.set_aside({place: Failed(False, "UnkeepableError", reason) for place, reason in unkept.items()})
         if not self._engine_is_async:
             try:
@@ -377,29 +377,25 @@ class SimulationOrchestrator:
     def _engine_error(self, error: BaseException) -> SimulationError:
         return SimulationError(f"the engine failed in turn {self._last_complete + 1}: {Failed.of(error).message}")
 
-    # --- what a kept run does otherwise ----------------------------------------------------------
-
-    def _note(self, decisions: Decisions) -> dict[int, str]:
-        """By place, why a decision cannot be kept. Called before the engine can change what was decided."""
-        del decisions
-        return {}
-
     def _replace_brain(self, member: Member) -> bool:
-        """In memory, what a brain has saved is not known; so a brain with `save` is waited for."""
-        if member.kind is None or hasattr(member.agent, "save"):
+        """As a resumed run makes it. In memory, what a brain has saved is not known; one with `save` is waited for."""
+        if member.kind is None or (self.writer is None and hasattr(member.agent, "save")):
             return False
-        member.agent = self.brains.make(member.kind, member.params)
+        brain = self.brains.make(member.kind, member.params)
+        if self.writer is not None and (memory := self.writer.memory_of(member)):
+            restore(brain, {"memory": from_json(memory)}, "memory", f"the brain of {member.name}")
+        member.agent = brain
         return True
 
-    def _write(self, report: TurnReport) -> None:
+    def _write(self, writer: TurnWriter, turn: Turn) -> None:
         """In a thread: write the turn as rows. Brains and engines save here, and a large state takes its time."""
+        whole = turn.number % self.settings.snapshot_every == 0
+        self._rows = writer.write(turn.report(), self.run_id, whole=whole)
+
+    # --- what a kept run does otherwise ----------------------------------------------------------
 
     async def _keep(self, report: TurnReport) -> None:
         """Commit the rows."""
-
-    def _complete_turn(self) -> int:
-        """The turn at which the run stands when one is broken off."""
-        return self._last_complete
 
     async def _end(self, outcome: str) -> None:
         """The run ends between two turns."""

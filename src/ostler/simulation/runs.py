@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Self
 from uuid import UUID
 
-from pydantic_core import from_json
-
 from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError, SimulationError, SimulationNotFoundError, ValidationError
 from ostler.ids import Uuid7Source
@@ -23,10 +21,10 @@ from ostler.simulation.history import Kept, find_run, kept_at, require_turn
 from ostler.simulation.membership import AddResult
 from ostler.simulation.orchestrator import SimulationOrchestrator
 from ostler.simulation.scenario import Scenario
-from ostler.simulation.state import Member, SimulationState
+from ostler.simulation.state import SimulationState
 from ostler.simulation.turn import RunReport, TurnReport
 from ostler.simulation.turn_record import TurnWriter, restore
-from ostler.simulation.view import Decisions, LifecycleRequest, Operation
+from ostler.simulation.view import LifecycleRequest, Operation
 from ostler.store import simulations
 from ostler.store.store import Store
 
@@ -35,9 +33,9 @@ _IDS = Uuid7Source(SystemClock())
 
 
 class RecordedOrchestrator(SimulationOrchestrator):
-    """Writes every turn down. What becomes of the rows is for its subclasses to say."""
+    """Writes every turn down. `KeptRun` commits the rows; a comparison only looks at their digest."""
 
-    _is_recorded = True
+    writer: TurnWriter
 
     def __init__(
         self,
@@ -56,6 +54,7 @@ class RecordedOrchestrator(SimulationOrchestrator):
         super().__init__(state, engine=engine, settings=settings, brains=scenario.brains, manager=manager)
         self._scenario = scenario
         self.writer = TurnWriter(state, self.engine, digest)
+        self._operations.kept = True
 
     @classmethod
     def restored(
@@ -74,21 +73,6 @@ class RecordedOrchestrator(SimulationOrchestrator):
         run.writer.learn()
         return run
 
-    def _note(self, decisions: Decisions) -> dict[int, str]:
-        return self.writer.note(decisions.members, decisions.values_in_order)
-
-    def _replace_brain(self, member: Member) -> bool:
-        """With what it saved last, as a resumed run would make it."""
-        brain = self.brains.make(member.kind, member.params)
-        if memory := self.writer.memory_of(member):
-            restore(brain, {"memory": from_json(memory)}, "memory", f"the brain of {member.name}")
-        member.agent = brain
-        return True
-
-    def _write(self, report: TurnReport) -> None:
-        whole = report.turn % self.settings.snapshot_every == 0
-        self._rows = self.writer.write(report, self.run_id, whole=whole)
-
     def join(self, request: LifecycleRequest) -> AddResult:
         """An agent of the scenario, which is there from the beginning."""
         return self._operations.add(request)[1]
@@ -106,11 +90,13 @@ class RecordedOrchestrator(SimulationOrchestrator):
 class KeptRun(RecordedOrchestrator):
     """A run in a store; given by `begin_run`, `resume_run` and `fork_run`."""
 
+    #: As the store has it.
+    record: SimulationRun
     #: The turn with which the run ends; None while it is played by `run` or `play_turn`.
     _last: int | None = None
 
     def attach(self, store: Store, record: SimulationRun) -> None:
-        self._record = record
+        self.record, self.run_id = record, record.run_id
         # A manager that was replaced can ask none of its agents any more: then a turn counts only for the owner.
         fenced = self._managed is not None and self._managed.manager.store is store
         self._commit: Callable[..., Any] = store.run if fenced else store.run_unfenced
@@ -130,16 +116,7 @@ class KeptRun(RecordedOrchestrator):
             **more,
         )
         self.attach(store, record.checked())
-        self._record = await self._commit(simulations.create_run, self._record, whole)
-
-    @property
-    def record(self) -> SimulationRun:
-        """The run as the store has it."""
-        return self._record
-
-    @property
-    def run_id(self) -> UUID:
-        return self._record.run_id
+        self.record = await self._commit(simulations.create_run, self.record, whole)
 
     async def finish(
         self, turns: int | None = None, *, on_turn: Callable[[TurnReport], None] | None = None
@@ -166,21 +143,19 @@ class KeptRun(RecordedOrchestrator):
         await self._move(simulations.append_turn, row, whole=body, ended=ended)
 
     async def _end(self, outcome: str) -> None:
-        if self._record.state is not RunState.ENDED:
+        if self.record.state is not RunState.ENDED:
             await self._move(simulations.end_run, outcome)
 
     async def _move(self, command: Callable[..., SimulationRun], *values: Any, **more: Any) -> None:
         """Also when it is cancelled, the commit is waited for: the run stands at the turn that the store has."""
-        committing = asyncio.ensure_future(self._commit(command, self._record, *values, **more))
+        committing = asyncio.ensure_future(self._commit(command, self.record, *values, **more))
         try:
             await asyncio.wait((committing,))
         finally:
             if not committing.done():
                 await asyncio.wait((committing,))
-            self._record = committing.result()
-
-    def _complete_turn(self) -> int:
-        return self._record.turn
+            self.record = committing.result()
+            self._last_complete = self.record.turn
 
 
 # --- begin, resume, fork -------------------------------------------------------------------------------

@@ -37,10 +37,10 @@ from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
 from ostler.model.states import IsolationLevel
 from ostler.model.text import clipped
-from ostler.model.types import MAX_COUNT, Interval
+from ostler.model.types import Interval
 from ostler.model.validation import Fault, shown
 from ostler.simulation.brains import Brains, ManagedKind
-from ostler.simulation.scenario import AgentGroup, Scenario
+from ostler.simulation.scenario import AgentGroup, Count, Scenario
 from ostler.simulation.schema import StateForm, write_json
 from ostler.simulation.view import MergeEngine
 
@@ -48,7 +48,6 @@ _SUFFIXES = (".toml", ".yaml", ".yml")
 _LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD, IsolationLevel.PROCESS)
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _MAX_ERROR = 300
-_Count = Annotated[int, Interval(ge=1, le=MAX_COUNT)]
 _Table = Mapping[str, Any]
 
 
@@ -56,7 +55,7 @@ _Table = Mapping[str, Any]
 class _Group(Record):
     name: str
     kind: str
-    count: _Count = 1
+    count: Count = 1
     params: _Table = field(default_factory=dict)
     state: _Table = field(default_factory=dict)
 
@@ -66,7 +65,7 @@ class _File(Record):
     """The keys of a scenario file."""
 
     name: str
-    turns: _Count = 10
+    turns: Count = 10
     seed: Annotated[int, Interval(ge=0, le=MAX_SEED)] = 0
     engine: str | None = None
     state: str | None = None
@@ -254,7 +253,7 @@ class _Builder:
             global_state=file.global_state,
             source=source,
         )
-        self._take(scenario.faults())
+        self._take(scenario.validate())
         count, most = sum(group.count for group in scenario.agents), scenario.settings.max_agents
         if count > most and not has_history:
             advice = "raise settings.max_agents, or have fewer"

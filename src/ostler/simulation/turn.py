@@ -146,21 +146,21 @@ class Turn:
 class Operations:
     """The four operations as a run does them: by the lifecycle manager, and reported."""
 
-    def __init__(self, manager: LifecycleManager, state: SimulationState, brains: Brains, *, kept: bool) -> None:
+    def __init__(self, manager: LifecycleManager, state: SimulationState, brains: Brains) -> None:
         self.manager = manager
         self.state = state
         self.brains = brains
         #: Only brains that can be made again may join, and states that can be written.
-        self._kept = kept
+        self.kept = False
 
     def add(self, request: LifecycleRequest, **by: Any) -> tuple[Performed, AddResult]:
         name, kind, params, agent = request.agent_name, request.kind, request.params, request.agent
         try:
             if kind is None and agent is not None:
                 kind, params = self.brains.kind_of(agent)
-            if self._kept:
+            if self.kept:
                 params = self._keepable_params(kind, params, request.initial_state, agent)
-            if kind is not None and (agent is None or self._kept):
+            if kind is not None and (agent is None or self.kept):
                 agent = self.brains.make(kind, params)  # as a resumed run makes it
             if agent is None:
                 raise fault("agent", f"is missing; give a brain, or a kind of the run's brains ({self.brains.listed})")
@@ -173,7 +173,7 @@ class Operations:
             return _performed(Operation.ADD, name, done=False, reason=result.reason, **by), result
         member = self.state.members[result.name]
         member.kind, member.params = kind, params
-        first = self.state.form.plain(member.state) if self._kept else None
+        first = self.state.form.plain(member.state) if self.kept else None
         more = {"resolved_name": result.name, "kind": kind, "params": params, "initial_state": first}
         return _performed(Operation.ADD, name, **more, **by), result
 

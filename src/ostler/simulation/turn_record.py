@@ -18,6 +18,7 @@ from ostler.simulation.ask import Failed
 from ostler.simulation.schema import MAX_VALUE_BYTES, UnkeepableError, read_back, write_decision, write_json
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.turn import TurnReport
+from ostler.simulation.view import Decisions
 
 
 def core_digest(before: str, core: str | bytes) -> str:
@@ -55,20 +56,19 @@ class TurnWriter:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    def note(self, members: Sequence[Member], values: Sequence[Any]) -> dict[int, str]:
+    def note(self, decisions: Decisions) -> dict[int, str]:
         """Write the decisions down before the engine can change them. By place, why one cannot be kept."""
         try:
-            texts, _ = read_back(values)
-            text = b",".join(texts)
+            text = b",".join(read_back(decisions.values_in_order)[0])
             if len(text) <= MAX_VALUE_BYTES:
-                self._decided = (members, b"[%b]" % text)
+                self._decided = (decisions.members, b"[%b]" % text)
                 return {}
         except UnkeepableError:
             pass
         kept: list[Member] = []
         written: list[bytes] = []
         unkept: dict[int, str] = {}
-        for place, (member, value) in enumerate(zip(members, values, strict=True)):
+        for place, (member, value) in enumerate(decisions.pairs()):
             try:
                 written.append(write_decision(value))
                 kept.append(member)

@@ -78,7 +78,7 @@ class Connection(ABC):
 
     @abstractmethod
     def stored_version(self) -> int:
-        """The shape of what is stored, told without changing it; 0 where there is none of ours."""
+        """The schema version of what is stored, read without changing it; 0 where there is no store of Ostler."""
 
     def filter_clause(self, clause: str, *, first: bool) -> str:
         """A clause of a filter. Only the first may choose the index, where the planner would choose badly."""
@@ -123,7 +123,7 @@ class Migration:
     down: str
 
     def statements(self, connection: Connection, direction: str = "up") -> Iterator[str]:
-        """Single statements; no script of ours holds a semicolon inside one."""
+        """Single statements; no migration holds a semicolon inside one."""
         script = self.up if direction == "up" else self.down
         # What a migration can say that a parameter cannot: the name of a type.
         tokens = {**connection.tokens, "$GENESIS": GENESIS}
