@@ -214,7 +214,7 @@ def thinkers(level: IsolationLevel = THREAD, turns: int = 6, **settings: Any) ->
 
 async def test_managed_brains_without_a_manager_are_told_before_anything_is_written(home: Path) -> None:
     async with Store(home) as store:
-        with pytest.raises(InvalidOperationError, match="no lifecycle manager is here to spawn it"):
+        with pytest.raises(InvalidOperationError, match="there is no lifecycle manager"):
             async with begin_run(store, thinkers()):
                 pytest.fail("began")
 

@@ -309,14 +309,14 @@ state = 4
         "10: settings.on_error must be one of pause, remove, keep, was 'explode'",
         "11: settings.seed must stand at the top of the file: seed = …",
         "15: brains.purse must name a class with a method `decide`; write one, was 'economy:Purse'",
-        "16: brains.remote.city is not known; there are agent and isolation",
         "16: brains.remote.isolation must be one of none, thread, process, was 'cloud'",
+        "16: brains.remote.city is not a known field",
         "16: brains.remote.agent must name a subclass of ostler.Agent, was 'economy:Trader'",
         (
             f"17: brains.lost names nowhere:Trader, but there is no nowhere.py in {folder}, "
             "and no module nowhere is installed"
         ),
-        '18: brains.nobody must name its class: agent = "module:Class"',
+        "18: brains.nobody.agent is required",
         '19: brains.words names economy, but it must be written as "module:Name"',
         "21: agents.0.name is required",
         "23: agents.0.params do not fit the brain trader: got an unexpected keyword argument 'zeal'",

@@ -9,7 +9,6 @@ import re
 import shlex
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, redirect_stdout
@@ -38,11 +37,11 @@ from ostler.lifecycle.open import open_manager
 from ostler.model.simulation import OnIdle, RunState, SimulationRun, SimulationSettings
 from ostler.model.validation import shown
 from ostler.simulation import (
+    Comparison,
     KeptRun,
     PlayedTurn,
     RunReport,
     Scenario,
-    TurnReport,
     begin_run,
     compare_run,
     export_turns,
@@ -88,10 +87,13 @@ _set_option = click.option(
     "--set", "changed", multiple=True, metavar="KEY=VALUE", help="Another value at a dotted key, as parameters.tax=0.2."
 )
 _quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress.")
+_count_option = click.option(
+    "-n", "count", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
+)
 
 
-def _output_option(*forms: str, help: str = "How to print it.") -> Callable[[Any], Any]:  # noqa: A002 - as click names it
-    return click.option("-o", "--output", type=click.Choice(forms), default=forms[0], help=help)
+def _output_option(*forms: str) -> Callable[[Any], Any]:
+    return click.option("-o", "--output", type=click.Choice(forms), default=forms[0], help="How to print it.")
 
 
 # --- playing -----------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ def _output_option(*forms: str, help: str = "How to print it.") -> Callable[[Any
 @_turns_option
 @_name_option
 @_set_option
-@_output_option("text", "json", help="How to end.")
+@_output_option("text", "json")
 @_quiet_option
 def run(scenario: str, changed: tuple[str, ...], output: str, quiet: bool, **more: Any) -> int:
     """Begin a run of a scenario file, TOML or YAML, and play it to its last turn."""
@@ -116,7 +118,7 @@ def run(scenario: str, changed: tuple[str, ...], output: str, quiet: bool, **mor
 @_run_argument
 @_turns_option
 @_scenario_option
-@_output_option("text", "json", help="How to end.")
+@_output_option("text", "json")
 @_quiet_option
 def resume(run: str, turns: int | None, file: str | None, output: str, quiet: bool) -> int:
     """Go on after the last complete turn of a run, whatever has stopped it."""
@@ -136,7 +138,7 @@ def resume(run: str, turns: int | None, file: str | None, output: str, quiet: bo
 @_name_option
 @_set_option
 @_scenario_option
-@_output_option("text", "json", help="How to end.")
+@_output_option("text", "json")
 @_quiet_option
 def fork(run: str, at: int, changed: tuple[str, ...], file: str | None, output: str, quiet: bool, **more: Any) -> int:
     """Begin a run that shares the turns of another up to one of them, with other settings from there on."""
@@ -214,10 +216,17 @@ async def _play_plan(plan: _Plan, quiet: bool) -> None:
         plan.run = run
         note(f"run {run.run_id}")
         has_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        progress = _progress(plan.turns or plan.scenario.turns) if has_terminal and not quiet else None
-        plan.report = await run.finish(plan.turns, on_turn=progress)
-        if progress is not None:
+        last = plan.turns or plan.scenario.turns
+        if has_terminal and not quiet:
+            plan.report = await run.finish(last, on_turn=lambda report: _show_progress(report.turn, last))
             click.echo("", err=True)
+        else:
+            plan.report = await run.finish(last)
+
+
+def _show_progress(turn: int, last: int) -> None:
+    """One line that is written anew."""
+    click.echo(f"\rturn {turn} of {last}", nl=False, err=True)
 
 
 @asynccontextmanager
@@ -271,25 +280,11 @@ def _handle_signals(plan: _Plan) -> None:
         signal.signal(number, stop)
 
 
-def _progress(last: int) -> Callable[[TurnReport], None]:
-    """One line that is written anew, ten times a second at most."""
-    shown_at = 0.0
-
-    def show(report: TurnReport) -> None:
-        nonlocal shown_at
-        now = time.monotonic()
-        if now - shown_at >= 0.1 or report.turn == last:
-            shown_at = now
-            click.echo(f"\rturn {report.turn} of {last}", nl=False, err=True)
-
-    return show
-
-
 # --- looking -----------------------------------------------------------------------------------------
 
 
 @sim.command("list")
-@click.option("-n", "count", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many runs.")
+@_count_option
 @_output_option("table", "json")
 def list_runs(count: int, output: str) -> None:
     """List the runs, newest first."""
@@ -306,7 +301,7 @@ def list_runs(count: int, output: str) -> None:
 @sim.command()
 @_run_argument
 @click.option("--turn", type=_TURN, help="As it was after this turn; else after the last.")
-@click.option("-n", "count", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many agents.")
+@_count_option
 @_output_option("table", "json")
 def show(run: str, turn: int | None, count: int, output: str) -> None:
     """Show a run: its settings, and its agents after a turn."""
@@ -332,7 +327,7 @@ def show(run: str, turn: int | None, count: int, output: str) -> None:
 @click.option("--from", "first", type=_TURN, default=0, help="From this turn on; else from the beginning.")
 @_to_option
 @click.option("-v", "--verbose", is_flag=True, help="Every operation of each turn.")
-@_output_option("text", "jsonl", help="How to print the turns.")
+@_output_option("text", "jsonl")
 def replay_command(run: str, first: int, last: int | None, verbose: bool, output: str) -> None:
     """Show the turns of a run as they were played, from the record alone."""
     for played in _replayed(_find(run), first, last):
@@ -352,10 +347,7 @@ def check(run: str, last: int | None, file: str | None) -> int:
     record = _find(run)
     scenario = _scenario_of(record, file)
 
-    async def compare() -> Any:
-        if not scenario.brains.needs_manager:
-            with _reading() as store:
-                return await compare_run(store, record.run_id, scenario, last=last)
+    async def compare() -> Comparison:
         async with _open_store(scenario) as (store, manager):
             return await compare_run(store, record.run_id, scenario, last=last, manager=manager)
 
@@ -412,14 +404,14 @@ def rm(run: str, yes: bool) -> int:
 # --- runs and scenarios ------------------------------------------------------------------------------
 
 
+@dataclass
 class _View:
     """Queries on one connection that cannot write, as a store answers them."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    reader: Reader
 
     async def read(self, query: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        return query(self._reader, *args, **kwargs)
+        return query(self.reader, *args, **kwargs)
 
 
 @contextmanager
@@ -440,15 +432,13 @@ def _replayed(record: SimulationRun, first: int, last: int | None) -> Iterator[P
 
 def _find(text: str) -> SimulationRun:
     """By id, the beginning of an id, a name that only one run has, `last`, `last~1` and so on."""
-    counted = _LAST.fullmatch(text)
-    skipped = -1 if counted is None else int(counted[1] or 0)
-    matches: list[SimulationRun] = []
     with view(the_home()) as reader:
-        for place, run in enumerate(_all_runs(reader)):
-            if place == skipped:
-                return run
-            if counted is None and text and (text == run.name or str(run.run_id).startswith(text.lower())):
-                matches.append(run)
+        runs = _all_runs(reader)
+        if counted := _LAST.fullmatch(text):
+            place = int(counted[1] or 0)
+            matches = list(islice(runs, place, place + 1))
+        else:
+            matches = [run for run in runs if text and (text == run.name or str(run.run_id).startswith(text.lower()))]
     if len(matches) == 1:
         return matches[0]
     if not matches:

@@ -54,9 +54,7 @@ class ActiveBrains:
         state = self._world.state
         active = ActiveSet(state.version, set(state.paused_agents), state.active_members())
         for place, member in enumerate(active.members):
-            view = member.view
-            if view is None or view.closed or view.agent is not member.agent or view.world is not self._world:
-                view = self._new_view(member)
+            view = self.view_of(member)
             late = self._late.get(member.number)
             if late is not None and late.agent is member.agent and self._asker.still_runs(late):
                 active.unasked[place] = _STILL_RUNS
@@ -71,7 +69,11 @@ class ActiveBrains:
         self._current = None if active.unasked else active
         return active
 
-    def _new_view(self, member: Member) -> AgentView:
+    def view_of(self, member: Member) -> AgentView:
+        """Raises `InvalidOperationError` for a brain that cannot be asked here."""
+        view: AgentView | None = member.view
+        if view is not None and view.agent is member.agent and view.world is self._world and not view.closed:
+            return view
         call = call_of(member.agent)
         if isinstance(member.agent, Managed):
             if self._managed is None:

@@ -51,10 +51,9 @@ class ManagedKind:
 
     definition: Any
     isolation: IsolationLevel | str = IsolationLevel.PROCESS
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, **params: Any) -> Managed:
-        return Managed(self.definition, self.isolation, params, self.options)
+        return Managed(self.definition, self.isolation, params)
 
 
 def call_of(agent: Any) -> Call | None:

@@ -34,12 +34,11 @@ def _repeat(run: RecordedOrchestrator, entry: Mapping[str, Any]) -> None:
     operation, name = Operation(entry["operation"]), entry["agent_name"]
     if not entry.get("done", True):
         run.note_outside(Performed(operation=operation, agent_name=name, done=False, reason=entry["reason"]))
-    elif operation is Operation.ADD:
-        more = {"kind": entry["kind"], "params": entry["params"]}
-        first = run.state.form.read(entry["initial_state"])
-        run.add_by(LifecycleRequest(operation=operation, agent_name=name, initial_state=first, **more))
-    else:
-        run.do(operation, name, entry.get("auto_resume_turns"))
+        return
+    more = {key: entry[key] for key in ("kind", "params", "auto_resume_turns") if key in entry}
+    if operation is Operation.ADD:
+        more["initial_state"] = run.state.form.read(entry["initial_state"])
+    run.perform(LifecycleRequest(operation=operation, agent_name=name, **more))
 
 
 async def compare_run(

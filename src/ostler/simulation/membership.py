@@ -32,10 +32,6 @@ class Verdict:
 
     reason: str | None = None
 
-    @property
-    def is_valid(self) -> bool:
-        return self.reason is None
-
     def __bool__(self) -> bool:
         return self.reason is None
 
@@ -217,15 +213,8 @@ class LifecycleManager:
         return Verdict("; ".join(broken) or None)
 
     def log_refusal(self, operation: str, name: Any, reason: str | None, state: SimulationState) -> None:
-        """Log a refusal."""
-        log_event(
-            logging.WARNING,
-            "lifecycle_validation_failed",
-            operation=operation,
-            agent_name=name,
-            reason=reason,
-            turn=state.turn,
-        )
+        fields = {"operation": operation, "agent_name": name, "reason": reason, "turn": state.turn}
+        log_event(logging.WARNING, "lifecycle_validation_failed", **fields)
 
     def _done(self, operation: str, name: str, state: SimulationState, **more: Any) -> None:
         log_event(logging.INFO, "lifecycle_operation", operation=operation, agent_name=name, **more, turn=state.turn)

@@ -102,34 +102,27 @@ class SimulationOrchestrator:
         return result.name
 
     def try_add_agent(self, name: str, agent: Any, initial_state: Mapping[str, Any]) -> AddResult:
-        return self.add_by(
-            LifecycleRequest(operation=Operation.ADD, agent_name=name, agent=agent, initial_state=initial_state)
-        )
-
-    def add_by(self, request: LifecycleRequest) -> AddResult:
-        """The addition that a request describes, by its brain or by its kind."""
-        with self.state.lock:
-            self._require_between()
-            performed, result = self._operations.add(request)
-            self.note_outside(performed)
-        return result
+        done = self._ask_for(Operation.ADD, name, agent=agent, initial_state=initial_state)
+        return AddResult(added=done.done, name=done.resolved_name or name, reason=done.reason, faults=done.faults)
 
     def remove_agent(self, name: str) -> bool:
-        return self.do(Operation.REMOVE, name)
+        return self._ask_for(Operation.REMOVE, name).done
 
     def pause_agent(self, name: str, auto_resume_turns: int | None = None) -> bool:
-        return self.do(Operation.PAUSE, name, auto_resume_turns)
+        return self._ask_for(Operation.PAUSE, name, auto_resume_turns=auto_resume_turns).done
 
     def resume_agent(self, name: str) -> bool:
-        return self.do(Operation.RESUME, name)
+        return self._ask_for(Operation.RESUME, name).done
 
-    def do(self, operation: Operation, name: str, turns: int | None = None) -> bool:
-        """Remove, pause or resume."""
+    def _ask_for(self, operation: Operation, name: str, **more: Any) -> Performed:
+        return self.perform(LifecycleRequest(operation=operation, agent_name=name, **more))
+
+    def perform(self, request: LifecycleRequest) -> Performed:
         with self.state.lock:
             self._require_between()
-            performed = self._operations.do(operation, name, turns)
+            performed = self._operations.perform(request)
             self.note_outside(performed)
-        return performed.done
+        return performed
 
     def note_outside(self, performed: Performed) -> None:
         self._outside.append(performed)

@@ -16,13 +16,11 @@ from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.simulation import RunState, SimulationRun, SimulationSettings
 from ostler.model.validation import Fault, fault
 from ostler.simulation.ask import Failed
-from ostler.simulation.brains import Managed
 from ostler.simulation.history import Kept, find_run, kept_at, require_turn
-from ostler.simulation.membership import AddResult
 from ostler.simulation.orchestrator import SimulationOrchestrator
 from ostler.simulation.scenario import Scenario
 from ostler.simulation.state import SimulationState
-from ostler.simulation.turn import RunReport, TurnReport
+from ostler.simulation.turn import Performed, RunReport, TurnReport
 from ostler.simulation.turn_record import TurnWriter, restore
 from ostler.simulation.view import LifecycleRequest, Operation
 from ostler.store import simulations
@@ -73,18 +71,14 @@ class RecordedOrchestrator(SimulationOrchestrator):
         run.writer.learn()
         return run
 
-    def join(self, request: LifecycleRequest) -> AddResult:
+    def join(self, request: LifecycleRequest) -> Performed:
         """An agent of the scenario, which is there from the beginning."""
-        return self._operations.add(request)[1]
+        return self._operations.perform(request)
 
     def require_manager(self) -> None:
         """Raise where a brain is managed and there is no lifecycle manager to ask it."""
-        managed = [member.name for member in self.state.members.values() if isinstance(member.agent, Managed)]
-        if managed and self._managed is None:
-            raise InvalidOperationError(
-                f"the brain of {managed[0]} is an instance of Ostler, and no lifecycle manager is here to spawn it; "
-                "pass it as manager="
-            )
+        for member in self.state.members.values():
+            self._active_brains.view_of(member)
 
 
 class KeptRun(RecordedOrchestrator):
@@ -238,17 +232,11 @@ def _populate(run: KeptRun, scenario: Scenario) -> None:
         raise fault("settings.max_agents", bound, run.settings.max_agents)
     faults: list[Fault] = []
     for place, group in enumerate(scenario.agents):
+        more: dict[str, Any] = {"kind": group.kind, "params": group.params, "initial_state": group.initial_state}
+        request = LifecycleRequest(operation=Operation.ADD, agent_name=group.name, **more)
         for _ in range(group.count):
-            result = run.join(
-                LifecycleRequest(
-                    operation=Operation.ADD,
-                    agent_name=group.name,
-                    kind=group.kind,
-                    params=group.params,
-                    initial_state=group.initial_state,
-                )
-            )
-            if not result:
+            result = run.join(request)
+            if not result.done:
                 wrong = result.faults or (Fault(field="name", bound=f"cannot join: {result.reason}"),)
                 faults += [fault.under(f"agents.{place}") for fault in wrong]
                 break

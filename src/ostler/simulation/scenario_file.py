@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic_core import from_json
@@ -35,7 +35,6 @@ from ostler.isolation.process.sources import source_of
 from ostler.model.context import json_faults
 from ostler.model.record import Record, record
 from ostler.model.simulation import MAX_SEED, SimulationRun, SimulationSettings
-from ostler.model.states import IsolationLevel
 from ostler.model.text import clipped
 from ostler.model.types import Interval
 from ostler.model.validation import Fault, shown
@@ -45,10 +44,10 @@ from ostler.simulation.schema import StateForm, write_json
 from ostler.simulation.view import MergeEngine
 
 _SUFFIXES = (".toml", ".yaml", ".yml")
-_LEVELS = (IsolationLevel.NONE, IsolationLevel.THREAD, IsolationLevel.PROCESS)
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _MAX_ERROR = 300
 _Table = Mapping[str, Any]
+R = TypeVar("R", bound=Record)
 
 
 @record
@@ -58,6 +57,12 @@ class _Group(Record):
     count: Count = 1
     params: _Table = field(default_factory=dict)
     state: _Table = field(default_factory=dict)
+
+
+@record
+class _ManagedBrain(Record):
+    agent: str
+    isolation: Literal["none", "thread", "process"] = "process"
 
 
 @record
@@ -219,11 +224,7 @@ class _Builder:
 
     def build(self, source: Mapping[str, Any], *, has_history: bool) -> Scenario:
         """With a history, whether there are too many agents is for the state of the run to say."""
-        file = _File(name="unnamed")
-        try:
-            file = _File.from_dict(self._data)
-        except ValidationError as error:
-            self._take(fault for fault in error.faults if isinstance(fault, Fault))
+        file = self._read(_File, self._data) or _File(name="unnamed")
         settings = self._data.get("settings")
         for name in ("seed", "parameters"):
             if isinstance(settings, Mapping) and name in settings:
@@ -259,6 +260,13 @@ class _Builder:
             advice = "raise settings.max_agents, or have fewer"
             self._blame("agents", f"are {count}, but there may be {most} at a time; {advice}")
         return scenario
+
+    def _read(self, cls: type[R], values: Mapping[str, Any], key: str = "") -> R | None:
+        try:
+            return cls.from_dict(values)
+        except ValidationError as error:
+            self._take(fault.under(key) if key else fault for fault in error.faults if isinstance(fault, Fault))
+            return None
 
     def _take(self, faults: Iterable[Fault]) -> None:
         for fault in faults:
@@ -308,25 +316,18 @@ class _Builder:
         return checked
 
     def _managed(self, key: str, written: Mapping[str, Any]) -> Callable[..., Any] | None:
-        for name in written.keys() - {"agent", "isolation"}:
-            self._blame(f"{key}.{name}", "is not known; there are agent and isolation")
-        if "agent" not in written:
-            self._blame(key, 'must name its class: agent = "module:Class"')
-            return None
-        level = written.get("isolation", IsolationLevel.PROCESS)
-        if level not in _LEVELS:
-            self._blame(f"{key}.isolation", f"must be one of {', '.join(_LEVELS)}", shown(level))
-        agent = self._find(f"{key}.agent", written["agent"])
+        entry = self._read(_ManagedBrain, written, key)
+        agent = self._find(f"{key}.agent", written.get("agent"))
         if agent is None:
             return None
         if not (isinstance(agent, type) and issubclass(agent, Agent)):
             self._blame(f"{key}.agent", "must name a subclass of ostler.Agent", shown(written["agent"]))
-        elif level == IsolationLevel.PROCESS:
+        elif entry is not None and entry.isolation == "process":
             try:
                 source_of(agent)
             except AgentInitializationError as error:
                 self._blame(f"{key}.agent", f"cannot run in a process of its own: {error}")
-        return ManagedKind(agent, level)
+        return None if entry is None else ManagedKind(agent, entry.isolation)
 
     def _check_groups(self, schema: Any, brains: Mapping[str, Callable[..., Any]]) -> None:
         """What only shows when the parts are seen together."""

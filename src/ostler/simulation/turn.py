@@ -18,7 +18,7 @@ from ostler.model.validation import Fault, fault, shown
 from ostler.simulation.active_brains import ActiveSet
 from ostler.simulation.ask import Failed
 from ostler.simulation.brains import Brains
-from ostler.simulation.membership import AddResult, LifecycleManager, log_event
+from ostler.simulation.membership import LifecycleManager, log_event
 from ostler.simulation.schema import StateForm, UnkeepableError
 from ostler.simulation.state import Member, SimulationState
 from ostler.simulation.view import AgentView, Decisions, LifecycleRequest, Operation
@@ -61,6 +61,8 @@ class Performed:
     initial_state: Any = None
     #: Of a pause.
     auto_resume_turns: int | None = None
+    #: Of a refused addition: everything that is wrong with the brain or the first state.
+    faults: tuple[Fault, ...] = field(default=(), compare=False, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """Without the fields that mean nothing for this operation."""
@@ -153,8 +155,32 @@ class Operations:
         #: Only brains that can be made again may join, and states that can be written.
         self.kept = False
 
-    def add(self, request: LifecycleRequest, **by: Any) -> tuple[Performed, AddResult]:
-        name, kind, params, agent = request.agent_name, request.kind, request.params, request.agent
+    def perform(self, request: LifecycleRequest, **by: Any) -> Performed:
+        """`by` says who asked: `cause`, and the agent."""
+        manager, state, name, turns = self.manager, self.state, request.agent_name, request.auto_resume_turns
+        match request.operation:
+            case Operation.ADD:
+                return self._add(request, **by)
+            case Operation.REMOVE:
+                reason = manager.validator.validate_remove(name, state).reason
+                done = manager.remove_agent(name, state)
+            case Operation.PAUSE:
+                reason = manager.validator.validate_pause(name, turns, state).reason
+                done = manager.pause_agent(name, turns, state)
+            case Operation.RESUME:
+                reason = manager.validator.validate_resume(name, state).reason
+                done = manager.resume_agent(name, state)
+        if not done:
+            return _performed(request, done=False, reason=reason, **by)
+        return _performed(request, auto_resume_turns=turns, **by)
+
+    def refuse(self, request: LifecycleRequest, reason: str, **more: Any) -> Performed:
+        """A refusal for which the validator is not needed."""
+        self.manager.log_refusal(request.operation.value, request.agent_name, reason, self.state)
+        return _performed(request, done=False, reason=reason, **more)
+
+    def _add(self, request: LifecycleRequest, **by: Any) -> Performed:
+        kind, params, agent = request.kind, request.params, request.agent
         try:
             if kind is None and agent is not None:
                 kind, params = self.brains.kind_of(agent)
@@ -166,38 +192,15 @@ class Operations:
                 raise fault("agent", f"is missing; give a brain, or a kind of the run's brains ({self.brains.listed})")
         except ValidationError as error:
             faults = tuple(entry for entry in error.faults if isinstance(entry, Fault))
-            refused = AddResult(added=False, name=name, reason=str(error), faults=faults)
-            return self.refuse(Operation.ADD, name, str(error), **by), refused
-        result = self.manager.try_add_agent(name, agent, request.initial_state, self.state)
+            return self.refuse(request, str(error), faults=faults, **by)
+        result = self.manager.try_add_agent(request.agent_name, agent, request.initial_state, self.state)
         if not result:
-            return _performed(Operation.ADD, name, done=False, reason=result.reason, **by), result
+            return _performed(request, done=False, reason=result.reason, faults=result.faults, **by)
         member = self.state.members[result.name]
         member.kind, member.params = kind, params
         first = self.state.form.plain(member.state) if self.kept else None
         more = {"resolved_name": result.name, "kind": kind, "params": params, "initial_state": first}
-        return _performed(Operation.ADD, name, **more, **by), result
-
-    def do(self, operation: Operation, name: Any, turns: int | None = None, **by: Any) -> Performed:
-        """Remove, pause or resume."""
-        manager, state = self.manager, self.state
-        match operation:
-            case Operation.REMOVE:
-                reason = manager.validator.validate_remove(name, state).reason
-                done = manager.remove_agent(name, state)
-            case Operation.PAUSE:
-                reason = manager.validator.validate_pause(name, turns, state).reason
-                done = manager.pause_agent(name, turns, state)
-            case _:
-                reason = manager.validator.validate_resume(name, state).reason
-                done = manager.resume_agent(name, state)
-        if not done:
-            return _performed(operation, name, done=False, reason=reason, **by)
-        return _performed(operation, name, auto_resume_turns=turns, **by)
-
-    def refuse(self, operation: Operation, name: Any, reason: str, **by: Any) -> Performed:
-        """A refusal for which the validator is not needed."""
-        self.manager.log_refusal(operation.value, name, reason, self.state)
-        return _performed(operation, name, done=False, reason=reason, **by)
+        return _performed(request, **more, **by)
 
     def _keepable_params(self, kind: str | None, params: Any, initial_state: Any, agent: Any) -> Mapping[str, Any]:
         """The params as they read back. Raises `ValidationError` for what a resumed run could not make again."""
@@ -219,8 +222,9 @@ class Operations:
         return kept
 
 
-def _performed(operation: Operation, name: Any, **more: Any) -> Performed:
-    return Performed(operation=operation, agent_name=name if isinstance(name, str) else shown(name), **more)
+def _performed(request: LifecycleRequest, **more: Any) -> Performed:
+    name = request.agent_name
+    return Performed(operation=request.operation, agent_name=name if isinstance(name, str) else shown(name), **more)
 
 
 # --- failures and requests ---------------------------------------------------------------------------
@@ -234,11 +238,11 @@ def apply_failures(
     performed: list[Performed] = []
     for member, answer in failed:
         policy = settings.on_timeout if answer.timed_out else settings.on_error
-        if policy is OnFailure.REMOVE:
-            performed.append(operations.do(Operation.REMOVE, member.name, cause="policy"))
-        elif policy is OnFailure.PAUSE:
-            turns = settings.failure_pause_turns
-            performed.append(operations.do(Operation.PAUSE, member.name, turns, cause="policy"))
+        if policy is not OnFailure.KEEP:
+            operation = Operation.PAUSE if policy is OnFailure.PAUSE else Operation.REMOVE
+            turns = settings.failure_pause_turns if policy is OnFailure.PAUSE else None
+            request = LifecycleRequest(operation=operation, agent_name=member.name, auto_resume_turns=turns)
+            performed.append(operations.perform(request, cause="policy"))
         fields = {"error_type": answer.error_type, "message": answer.message, "became": _BECAME[policy]}
         log_event(logging.WARNING, "agent_failed", agent_name=member.name, **fields, turn=operations.state.turn)
         failures[member.name] = Failure(timed_out=answer.timed_out, **fields)
@@ -259,12 +263,10 @@ def apply_requests(
 def _apply_request(view: AgentView, request: LifecycleRequest, operations: Operations) -> Performed:
     by: dict[str, Any] = {"cause": "agent", "by": view.name}
     name = request.agent_name
-    if request.operation is Operation.ADD:
-        return operations.add(request, **by)[0]
     member = operations.state.members.get(name) if isinstance(name, str) else None
-    if member is not None and member.number != request.number:
+    if request.operation is not Operation.ADD and member is not None and member.number != request.number:
         reason = f"the agent {shown(name)} that was meant has left, and another has its name now"
         if request.number is None:
             reason = f"there was no agent {shown(name)} when this was asked; ask in the next turn"
-        return operations.refuse(request.operation, name, reason, **by)
-    return operations.do(request.operation, name, request.auto_resume_turns, **by)
+        return operations.refuse(request, reason, **by)
+    return operations.perform(request, **by)
