@@ -92,6 +92,13 @@ def test_run_ends_with_the_documented_exit_codes(sh: Shell, words: tuple[str, ..
     assert code in {0, 137} or said.err
 
 
+def test_run_without_the_dashes_says_how_a_program_is_run(sh: Shell) -> None:
+    said = sh.run("run", "echo", "hello there")
+    assert (said.code, said.out) == (4, "")
+    assert "echo is a program; run it with: ostler run -- echo 'hello there'\n" in said.err
+    assert "is a program" not in sh.run("run", "nobody", "hello").err
+
+
 def test_run_removes_what_it_made_where_it_is_told_to(sh: Shell) -> None:
     sh.ok("run", "--rm", "--name", "gone", "--", "true")
     assert "gone" not in sh.ok("ps", "-a", "-q").split()

@@ -33,7 +33,7 @@ from ostler import (
     WaitKind,
 )
 from ostler.failpoints import FaultPlan
-from ostler.home import DATABASE_FILE
+from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.process import home as process_home
 from ostler.isolation.process import link
@@ -115,7 +115,7 @@ async def copy(wreck: tuple[Path, dict[str, str], datetime], home: Path, stage: 
     wrecked, names, then = wreck
     home.mkdir()
     for file in wrecked.iterdir():
-        if file.is_file():
+        if file.is_file() and file.name != IDENTITY_FILE:  # else it would be a copy, which takes up nothing
             (home / file.name).write_bytes(file.read_bytes())
     crew = Copy(home, ManualClock(then), stage, THREAD)
     crew.names = dict(names)

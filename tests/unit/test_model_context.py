@@ -78,7 +78,7 @@ def test_the_first_of_each_kind_of_fault_in_a_context_is_named() -> None:
 
 
 def test_context_is_read_with_keys_in_any_case() -> None:
-    data = SpawnRequest(agent_definition_id=ID, context={"TaskId": 5}).context_data
+    data = ContextData({"TaskId": 5})
     assert data["taskid"] == data["TASKID"] == 5
     assert "taskID" in data
     assert list(data) == ["TaskId"]

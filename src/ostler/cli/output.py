@@ -132,7 +132,7 @@ def counted(number: int, noun: str) -> str:
 
 def first_line(text: str | None) -> str:
     """The first line of an error or a summary."""
-    return (text or "").strip().split("\n", 1)[0].removesuffix("; its last lines:")
+    return (text or "").strip().split("\n", 1)[0].removesuffix("; its last lines:").removesuffix(":")
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

@@ -56,7 +56,7 @@ class _RunCommand(click.Command):
 @click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
 @click.option("--model", help="The model that a coding agent uses.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD... | NAME [PROMPT]")
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
@@ -67,16 +67,18 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
     is not passed on.
     """
-    daemon = Daemon(makes_home=True)
+    daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
     try:
         _require_free(daemon, chosen["name"])
-        body = _body(daemon, words, chosen, is_command=click.get_current_context().meta[_IS_COMMAND])
+        body = _body(daemon, words, chosen, is_command=is_command)
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
     except DaemonError as error:
         for sentence in error.faults or (str(error),):
             note(sentence)
+        if error.code == "not_found" and not is_command:
+            _tell_how_programs_run(words)
         code: int = exit_code_of(error.code)
         failed = code in {ExitCode.FAILED, ExitCode.TIMED_OUT}
         raise click.exceptions.Exit(_COULD_NOT_START if failed else code) from error
@@ -120,6 +122,14 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _tell_how_programs_run(words: tuple[str, ...]) -> None:
+    import shlex  # noqa: PLC0415 - only a mistake needs it
+    import shutil  # noqa: PLC0415 - likewise
+
+    if shutil.which(words[0]):
+        note(f"{words[0]} is a program; run it with: ostler run -- {shlex.join(words)}")
 
 
 def _is_python(daemon: Daemon, name: str) -> bool:

@@ -126,7 +126,10 @@ def send_back(key: str, message: str | None) -> None:
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
     """Show what a task changed."""
     reply = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
-    click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+    if reply["diff"]:
+        click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+    else:
+        note(f"{plain(reply['task']['key'])} changes nothing{' in these paths' if paths else ''}")
     _tell_merge_state(reply["merge"])
     for receipt in reply["task"]["receipts"]:
         passed = receipt["exit_code"] == 0

@@ -175,12 +175,14 @@ def _rule_faults(value: Any, prefix: str = "") -> Iterator[Fault]:
         yield from _rule_faults(inner, f"{prefix}.{named(key)}".lstrip("."))
 
 
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """What stands in a record, or in a mapping of records, by its key."""
+def _inside(value: Record | dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The records and mappings in a record, or the records in a mapping, each by its key."""
     if isinstance(value, Record):
         for field in dataclasses.fields(value):  # type: ignore[arg-type]  # every subclass is a dataclass
-            yield value.spelled(field.name), getattr(value, field.name)
-    elif isinstance(value, dict):
+            inner = getattr(value, field.name)
+            if isinstance(inner, (Record, dict)):
+                yield value.spelled(field.name), inner
+    else:
         yield from ((key, inner) for key, inner in value.items() if isinstance(inner, Record))
 
 

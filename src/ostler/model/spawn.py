@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ostler.home import TOKEN_VARIABLE
 from ostler.model.access import HOME_WORKSPACE_ID
-from ostler.model.context import ContextData, context_faults, json_faults
+from ostler.model.context import context_faults, json_faults
 from ostler.model.record import PartialRecord, Record, record
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel, ProbeType, RestartPolicyType
 from ostler.model.text import MAX_NAME, MAX_REASON, name_faults, plain_text_faults, tag_faults, unkeepable_faults
@@ -276,10 +276,6 @@ class SpawnRequest(Record):
     #: A request that the instance works on as soon as it is ready, and again after a restart. When it is answered the
     #: instance is terminated; when it fails the instance fails, and its restart policy decides.
     job: Mapping[str, Any] | None = None
-
-    @property
-    def context_data(self) -> ContextData:
-        return ContextData(self.context)
 
     def is_valid(self) -> bool:
         """Whether a definition is named; `validate()` checks everything."""

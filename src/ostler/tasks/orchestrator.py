@@ -1,4 +1,7 @@
-"""`TaskOrchestrator`: agents with one record each. `AgentLifecycle` is a view of a task, and `agent_id` its key."""
+"""`TaskOrchestrator`: the verbs on tasks, and the same tasks as agents with one record each.
+
+There `AgentLifecycle` is a view of a task, and `agent_id` its key.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ def view_of(task: Task) -> AgentLifecycle:
 
 
 class TaskOrchestrator(TaskVerbs):
-    """Use it with `async with`, or call `initialize` and `close`."""
+    """The verbs of `TaskVerbs`, and those of one record per agent. Use it with `async with`, or call `initialize` and
+    `close`.
+    """
 
     @property
     def active_agents(self) -> dict[str, Workdir]:

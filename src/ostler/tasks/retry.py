@@ -142,4 +142,4 @@ def new_wait(tasks: TaskContext, task: Task, kind: WaitKind, reason: str, **more
 
 def first_line(error: str) -> str:
     lines = error.strip().splitlines() or ["no reason was given"]
-    return lines[0].removesuffix("; its last lines:")
+    return lines[0].removesuffix("; its last lines:").removesuffix(":")

@@ -92,7 +92,7 @@ def explain(facts: TaskFacts) -> TaskWhy:
 def _history(facts: TaskFacts) -> list[str]:
     task, lines = facts.task, []
     if task.attempt:
-        lines.append(f"attempts: {task.attempt}, of which {task.failures} of {task.max_failures} failures are counted")
+        lines.append(f"attempts: {task.attempt}; failures that count: {task.failures} of {task.max_failures}")
     if task.error and not any(wait.reason and first_line(task.error) in wait.reason for wait in facts.waits):
         lines.append(f"at last: {first_line(task.error)}")
     return lines
