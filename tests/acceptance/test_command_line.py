@@ -92,6 +92,11 @@ def test_run_ends_with_the_documented_exit_codes(sh: Shell, words: tuple[str, ..
     assert code in {0, 137} or said.err
 
 
+def test_run_follows_what_it_runs_over_restarts(sh: Shell) -> None:
+    said = sh.run("run", "--restart", "on-failure:1", "--", "sh", "-c", "echo try; exit 4")
+    assert (said.code, said.out) == (4, "try\ntry\n")
+
+
 def test_run_without_the_dashes_says_how_a_program_is_run(sh: Shell) -> None:
     said = sh.run("run", "echo", "hello there")
     assert (said.code, said.out) == (4, "")

@@ -23,13 +23,12 @@ from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
+from ostler.lifecycle.observe import is_over
 from ostler.model.instance import AgentInstance
 from ostler.model.record import Record, record
-from ostler.model.states import INACTIVE_STATES
 from ostler.model.text import clean_text
 from ostler.model.types import Moment, from_micros
 from ostler.model.validation import fault
-from ostler.store import moves
 
 #: How often a followed file is looked at.
 LOOK_SECONDS = 0.2
@@ -77,7 +76,7 @@ class LogWindow:
     #: The number of last lines; None: all.
     tail: int | None = None
     since: datetime | None = None
-    #: Go on until the instance has ended.
+    #: Go on over restarts, until the instance has ended.
     follow: bool = False
     #: As a person reads it; None: as it was written. A line for which it gives None is left out.
     render: Render | None = None
@@ -91,8 +90,7 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
     reader = _LogReader(folder, window.attempt, window.after, _MAX_LINE if window.render is None else _MAX_RENDERED)
     first = True
     while True:
-        current = await runtime.store.read(moves.get_instance, instance.instance_id)
-        over = not window.follow or current is None or current.state in INACTIVE_STATES
+        over = not window.follow or await runtime.store.read(is_over, instance.instance_id)
         fresh = reader.read(last=over)
         lines: Iterator[LogLine] | deque[LogLine] = fresh if window.render is None else _rendered(fresh, window.render)
         if window.since is not None:

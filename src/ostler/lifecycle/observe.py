@@ -272,7 +272,7 @@ class Observation(AsyncIterator[Seen]):
 
     async def _close_if_over(self, instance_id: UUID, buffer: Buffer) -> None:
         """Where the instance had ended before, nothing will come. Where it ends now, its last event is on the way."""
-        if await self._store.read(_is_over, instance_id):
+        if await self._store.read(is_over, instance_id):
             since = await self._store.read(log.read_events, self._seen, instance_id=instance_id, limit=1)
             if not since.events:
                 buffer.close()
@@ -296,8 +296,8 @@ class Observation(AsyncIterator[Seen]):
         await self.aclose()
 
 
-def _is_over(reader: Reader, instance_id: UUID) -> bool:
-    """A restart that was decided on is a wait in the very commit that says failed."""
+def is_over(reader: Reader, instance_id: UUID) -> bool:
+    """Ended without a restart to come: one that was decided on is a wait in the very commit that says failed."""
     record: AgentInstance | None = moves.get_instance(reader, instance_id)
     if record is None or record.state not in INACTIVE_STATES:
         return record is None
