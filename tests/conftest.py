@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -54,7 +55,8 @@ def migrated(postgres_server: str) -> str:
         async with Store(_address(postgres_server, "migrated")):
             pass
 
-    asyncio.run(migrate())
+    with ThreadPoolExecutor(1) as pool:  # the loop of a test may run already
+        pool.submit(lambda: asyncio.run(migrate())).result()
     return "migrated"
 
 

@@ -39,7 +39,7 @@ for old in $(cat "$stage/pids" 2>/dev/null); do kill -0 "$old" 2>/dev/null && ec
 echo $$ >> "$stage/pids"
 number=$(wc -l < "$stage/pids")
 cat "$OSTLER_PROMPT_FILE" > "$stage/prompt-$number"
-put() { file=${2:-communications.json}; printf '%s' "$1" > "$file.new" && mv "$file.new" "$file"; }
+put() { printf '%s' "$1" > "$stage/new" && mv "$stage/new" "${2:-communications.json}"; }
 entry() {
   printf '{"agent-%s": {"lifecycle_state": "%s", "breakpoint": {"type": "%s", "task_id": "%s", "summary": "%s"%s}}}' \
     "$OSTLER_TASK" "$1" "$2" "$OSTLER_TASK" "$3" "$4"

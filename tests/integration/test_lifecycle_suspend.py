@@ -327,7 +327,7 @@ async def test_a_frozen_agent_can_be_parked_restarted_and_terminated(crew: Crew)
 @at(PROCESS)
 async def test_a_caller_that_gives_up_a_frozen_request_does_not_cost_the_agent(crew: Crew) -> None:
     agent = await crew.start()
-    given_up, late = await crew.busy(agent, id="r-1"), await crew.busy(agent, timeout=60)
+    given_up, late = await crew.busy(agent, id="r-1"), await crew.busy(agent, timeout=30)
     await agent.pause("freeze")
     given_up.cancel()
     await asyncio.wait([given_up])
