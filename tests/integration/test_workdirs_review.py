@@ -290,6 +290,35 @@ async def test_uncommitted_changes_in_a_touched_file_are_never_overwritten(groun
     assert ground.git("show", "main:a.txt") == "agent\ntwo\nthree\n"
 
 
+@pytest.mark.parametrize("new", [True, False], ids=["untracked too", "tracked only"])
+async def test_the_refusal_names_every_file_in_the_way(ground: Ground, new: bool) -> None:
+    for name in ("m.txt", "same.txt", "gone.txt"):
+        commit_all_with(ground, name, "old\n")
+    names = ["a.txt", "b.txt", "m.txt", *(["q.txt"] if new else [])]
+    free = ["free.txt", "gone.txt", "same.txt"]
+    workdir, snapshot = await ground.changed(**{name.replace(".", "_"): "agent\n" for name in [*names, *free]})
+    for name in names:
+        (ground.repository / name).write_text("user\n")
+    ground.git("add", "b.txt")
+    (ground.repository / "same.txt").write_text("agent\n")
+    (ground.repository / "gone.txt").unlink()
+    error = await ground.refused(workdir, snapshot)
+    assert error.paths == tuple(names)
+    assert f"{', '.join(names)} cannot follow (changes of yours" in str(error)
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    assert f"{', '.join(names)} cannot follow (changes of yours" in str(accepted.why_not_followed)
+
+
+async def test_a_refusal_names_twenty_files_and_counts_the_rest(ground: Ground) -> None:
+    names = [f"n{number:02}.txt" for number in range(23)]
+    workdir, snapshot = await ground.changed(**{name.replace(".", "_"): "agent\n" for name in names})
+    for name in names:
+        (ground.repository / name).write_text("user\n")
+    error = await ground.refused(workdir, snapshot)
+    assert error.paths == tuple(names)
+    assert "n18.txt, n19.txt and 3 more cannot follow" in str(error)
+
+
 async def test_what_it_says_brings_the_files_up_to_date(ground: Ground) -> None:
     workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n")
     (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")

@@ -34,7 +34,7 @@ _LINK = b"120000"
 _NO_FILTER = frozenset({b"unspecified", b"unset"})
 #: How `ls-files -t` marks what a sparse checkout leaves out.
 _SKIPPED = "S"
-_SHOWN = 5
+_SHOWN = 20
 _CHANGED = "changes of yours that are not committed"
 _REMEDY = "commit or stash them and try again, or move only the branch (--branch-only)"
 
@@ -124,7 +124,7 @@ class Follower:
                 git, obstacle = self._compare(scratch / "index")
                 if obstacle is None:
                     answer = git.ask("read-tree", "-m", "-u", "-n", self.before, self.after)
-                    obstacle = None if answer.code == 0 else self._refused(answer.error)
+                    obstacle = None if answer.code == 0 else self._refused(git, answer.error)
         except (OSError, GitError) as error:
             return Obstacle((), f"the files cannot follow: {error}")
         return obstacle
@@ -170,7 +170,7 @@ class Follower:
             if answer.code == 0:
                 self._install(index)
                 return None
-            obstacle = self._refused(answer.error)
+            obstacle = self._refused(git, answer.error)
         # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
         # not take back what was accepted.
         index.write_bytes(current.read_bytes())
@@ -196,10 +196,11 @@ class Follower:
         obstacle = Obstacle(tuple(path_text(path) for path in blocked), why)
         return git, obstacle._replace(remedy=_REMEDY) if why is _CHANGED else obstacle
 
-    def _refused(self, error: str) -> Obstacle:
-        """What git itself says that it would overwrite."""
-        names = [path_text(change.path) for change in self._touched()]
-        refused = tuple(name for name in names if f"'{name}'" in error)
+    def _refused(self, git: Git, error: str) -> Obstacle:
+        """What git would overwrite. It names only the first file itself."""
+        changed = self._changed(git)
+        names = [(path_text(change.path), change.path in changed) for change in self._touched()]
+        refused = tuple(name for name, is_changed in names if is_changed or f"'{name}'" in error)
         return Obstacle(refused, _CHANGED, _REMEDY) if refused else Obstacle((), f"the files cannot follow: {error}")
 
     def _adopt(self, git: Git, root: int, touched: Sequence[Change], entries: Entries) -> None:
@@ -224,9 +225,17 @@ class Follower:
         if filtered:
             return filtered, "written by a filter such as git-lfs, which Ostler does not run"
         deleted = {change.path for change in touched if change.status == "D"}
-        return [
-            change.path for change in touched if change.status == "A" and _in_the_way(root, change, deleted)
-        ], _CHANGED
+        blocked = {change.path for change in touched if change.status == "A" and _in_the_way(root, change, deleted)}
+        if blocked:
+            blocked |= self._changed(git)
+        return [change.path for change in touched if change.path in blocked], _CHANGED
+
+    def _changed(self, git: Git) -> set[bytes]:
+        """Paths that the user changed, staged or not, and did not stage as they are in `after`."""
+        form = ("--name-only", "-z", "--no-renames", "--ignore-submodules=all")
+        unstaged = git.names("diff-files", *form, "--diff-filter=d")  # git brings back a file that is only missing
+        staged = git.names("diff-index", "--cached", *form, self.before)
+        return {*unstaged, *staged} & set(git.names("diff-index", "--cached", *form, self.after))
 
     def _install(self, index: Path) -> None:
         """Put the new index in the place of the old one. That is the end of the lock."""
@@ -285,7 +294,7 @@ def _in_this_home(facts: dict[str, str], mirror: Mirror) -> dict[str, str]:
 
 
 def named(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:_SHOWN]) + (" …" if len(paths) > _SHOWN else "")
+    return ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
 
 
 def _is_new(root: int, change: Change) -> bool:
