@@ -388,6 +388,43 @@ async def test_an_unfinished_merge_is_refused(ground: Ground) -> None:
         await ground.workdirs.undo(accepted)
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["back", "reverting"])
+async def test_undo_names_every_file_that_it_leaves(ground: Ground, later: bool) -> None:
+    workdir, snapshot = await ground.changed(lib="lib\n", use="use\n")
+    accepted = await ground.accept(workdir, snapshot)
+    if later:
+        commit_all_with(ground, "b.txt", "later\n")
+    (ground.repository / "use").write_text("use\nmine\n")
+    undone = await ground.workdirs.undo(accepted)
+    assert not undone.followed
+    assert f"lib, use in {ground.repository} were left as they are" in str(undone.why_not_followed)
+    assert "the work is out of the branch" in str(undone.why_not_followed)
+    assert "git apply" not in str(undone.why_not_followed)
+    assert (ground.repository / "use").read_text() == "use\nmine\n"
+    assert ground.git("ls-tree", "--name-only", "main", "lib", "use") == ""
+
+
+async def test_undo_says_nothing_where_the_checkout_never_had_the_work(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n", b_txt="agent\n", lib="lib\n")
+    (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    undone = await ground.workdirs.undo(accepted)
+    assert (undone.followed, undone.why_not_followed) == (True, None)
+    assert ground.tip() == accepted.before
+    assert ground.status() == " M a.txt\n"
+    assert (ground.repository / "a.txt").read_text() == "one\ntwo\nuser\n"
+
+
+async def test_undo_names_the_files_that_the_user_brought_up_to_date(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n", b_txt="agent\n")
+    (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    ground.git("checkout", "--", "b.txt")
+    undone = await ground.workdirs.undo(accepted)
+    assert (ground.repository / "a.txt").read_text() == "one\ntwo\nuser\n"
+    assert "a.txt, b.txt in" in str(undone.why_not_followed)
+
+
 async def test_while_the_users_git_works_the_files_are_left(ground: Ground) -> None:
     workdir, snapshot = await ground.changed(a_txt="agent\n")
     lock = ground.repository / ".git" / "index.lock"

@@ -24,6 +24,7 @@ from ostler.store.relocate import Paths
 from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
 from ostler.workdirs.git import Git, path_text
 from ostler.workdirs.mirror import Change, Mirror
+from ostler.workdirs.records import Accepted
 from ostler.workdirs.repository import Checkout, Repository
 
 _LOCK_SECONDS = 2.0
@@ -65,6 +66,8 @@ class Follower:
     before: str
     after: str
     fault: FaultPoint
+    #: What is taken back, where this is an undo.
+    undone: Accepted | None = None
 
     @property
     def _journal(self) -> Path:
@@ -141,8 +144,7 @@ class Follower:
 
     def why_behind(self) -> str | None:
         """Why the files are not at `after`, or None where they are."""
-        with opened(self.checkout.path) as root:
-            behind = [path_text(change.path) for change in self._touched() if not _is_new(root, change)]
+        behind = self._behind()
         return f"{named(behind)} in {self.checkout.path} differ from the commit" if behind else None
 
     @property
@@ -151,6 +153,11 @@ class Follower:
             return self._lock.samefile(self._mark)
         except OSError:
             return False
+
+    def _behind(self) -> list[str]:
+        """The touched files that are not as they are in `after`."""
+        with opened(self.checkout.path) as root:
+            return [path_text(change.path) for change in self._touched() if not _is_new(root, change)]
 
     # --- the steps -----------------------------------------------------------------------------------
 
@@ -176,7 +183,7 @@ class Follower:
         index.write_bytes(current.read_bytes())
         if git.ask("read-tree", "-m", "-i", self.before, self.after).code == 0:
             self._install(index)
-        return self._left(obstacle)
+        return self._left(obstacle) if self.undone is None else self._left_by_undo(obstacle, self.undone)
 
     def _compare(self, index: Path) -> tuple[Git, Obstacle | None]:
         """A copy of the user's index at `index`, up to date with the files, and what keeps them from following."""
@@ -256,6 +263,21 @@ class Follower:
             f"the files in {self.checkout.path} were left as they are, for {obstacle.sentence}; "
             f"to merge your changes with the accepted ones there: git diff --binary {self.before[:12]} > mine.patch && "
             "git checkout -- . && git apply --3way mine.patch"
+        )
+
+    def _left_by_undo(self, obstacle: Obstacle, undone: Accepted) -> str | None:
+        behind = self._behind()
+        if undone.why_not_followed is not None:
+            # The files never got the accepted work, unless the user brought it there: only then is one as in `before`.
+            with opened(self.checkout.path) as root:
+                accepted = self.mirror.changes(self.after, self.before)
+                behind = behind if any(change.status != "D" and _is_new(root, change) for change in accepted) else []
+        if not behind:
+            return None
+        return (
+            f"the work is out of the branch, but {named(behind)} in {self.checkout.path} were left as they are, "
+            f"for {obstacle.sentence}; see git status there. git restore FILE sets one back, git clean -f FILE removes "
+            "an untracked one; both drop your changes in it"
         )
 
 

@@ -189,7 +189,7 @@ class Review:
                 return Undone(target=self.target, commit=tip, before=tip, reverted=bool(done), followed=True)
             back = tip == commit and not self.repository.published(commit)
             new = before if back else self._reverting(tip, accepted, author)
-            outcome = self._move(tip, new, f"ostler: undo {accepted.key}", branch_only=True)
+            outcome = self._move(tip, new, f"ostler: undo {accepted.key}", branch_only=True, undone=accepted)
             if outcome is not None:
                 return Undone(
                     target=self.target,
@@ -221,12 +221,14 @@ class Review:
 
     # --- the branch ----------------------------------------------------------------------------------
 
-    def _move(self, old: str, new: str, reason: str, *, branch_only: bool) -> Outcome | None:
+    def _move(
+        self, old: str, new: str, reason: str, *, branch_only: bool, undone: Accepted | None = None
+    ) -> Outcome | None:
         """Compare and set, and let the checkouts follow. None when the target was moved meanwhile.
 
         With `branch_only` a checkout that cannot follow is left as it is; else nothing moves.
         """
-        followers = self._followers(old, new)
+        followers = self._followers(old, new, undone)
         for follower in followers:
             require_finished(follower.checkout, self.target)
         locked = [follower for follower in followers if follower.begin(self.target)]
@@ -264,7 +266,7 @@ class Review:
                     paths=obstacle.paths,
                 )
 
-    def _followers(self, before: str, after: str) -> list[Follower]:
+    def _followers(self, before: str, after: str, undone: Accepted | None = None) -> list[Follower]:
         return [
             Follower(
                 mirror=self.mirror,
@@ -273,6 +275,7 @@ class Review:
                 before=before,
                 after=after,
                 fault=self.fault,
+                undone=undone,
             )
             for checkout in self.repository.checkouts(self.target)
         ]
