@@ -297,10 +297,20 @@ async def test_an_accept_is_undone_and_can_be_done_again(ground: TaskGround) -> 
     undone = await ground.tasks.undo(task.key)
     assert (undone.state, undone.accepted, ground.tip()) == (T.COMPLETED, None, before)
     assert not (ground.repository / "made.txt").exists()
-    assert await ground.tasks.undo(task.key) == undone, "twice is safe"
+    with pytest.raises(InvalidOperationError, match="T001 is completed and nothing of it is accepted"):
+        await ground.tasks.undo(task.key)
+    assert (await ground.get(task), ground.tip()) == (undone, before)
     again = await ground.tasks.accept(task.key)
     assert again.state is T.ACCEPTED
     assert ground.shown("made.txt") == "new\n"
+
+
+async def test_undo_of_what_was_never_accepted_is_refused(ground: TaskGround) -> None:
+    task = await ground.done(EDIT)
+    with pytest.raises(InvalidOperationError, match="only an accepted task can be undone"):
+        await ground.tasks.undo(task.key)
+    assert await ground.get(task) == task
+    assert await ground.audited("task.undo") == []
 
 
 async def test_an_undo_below_later_work_reverts(ground: TaskGround) -> None:

@@ -391,7 +391,9 @@ class TaskVerbs:
         await self.manager.require(_P.TASKS_REVIEW)
         task = await self._load(key)
         if task.state is TaskState.COMPLETED and task.accepted is None:
-            return task, []
+            raise InvalidOperationError(
+                f"{task.key} is completed and nothing of it is accepted; only an accepted task can be undone"
+            )
         if task.state not in {TaskState.ACCEPTED, TaskState.COMPLETED}:
             raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted task can be undone")
         undone: list[Undone] = []
