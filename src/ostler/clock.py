@@ -92,7 +92,7 @@ class Deadline:
             self._timer.cancel()
         if not self.expired or self._task is None:
             return
-        # Cancelled by us alone: a time-out. Cancelled by somebody else as well: theirs goes first.
+        # Cancelled by this deadline alone: a time-out. A cancellation of another caller goes first.
         if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error
 

@@ -148,6 +148,20 @@ def test_run_says_that_data_in_a_pipe_is_not_passed_on(sh: Shell) -> None:
     assert "standard input" not in sh.run("run", "--", "cat").err
 
 
+def test_run_of_a_command_leaves_every_byte_as_it_is_in_a_pipe(sh: Shell) -> None:
+    """Also what is no UTF-8, NUL, each end of a line, a line longer than a piece of the log, and no last newline."""
+    written = b"a\r\nb\0c\r" + bytes(range(256)) * 3 + b"\xc3\xa9" * 40_000 + b"\n\n\xe2\x82"
+    (sh.project / "written").write_bytes(written)
+    command = [str(sh.program), "run", "--name", "exact", "--", "cat", "written"]
+    done = subprocess.run(
+        command, env=sh.environment, cwd=sh.project, stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert done.stdout == written
+    lines = [json.loads(line)["text"] for line in sh.ok("logs", "exact", "-o", "jsonl").splitlines()]
+    assert lines[0] == "a"
+    assert lines[1].startswith("b\ufffdc\r")
+
+
 def test_run_lets_only_colours_of_an_agent_reach_a_terminal(sh: Shell) -> None:
     """Clipboard, title and cursor never; through a pipe everything stays as it is."""
     text = "\x1b[31mred\x1b[0m \x1b]52;c;aGk=\x07 \x1b]0;title\x07 \x1b[2J\x1b[1;1Hx"

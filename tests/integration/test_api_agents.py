@@ -16,6 +16,7 @@ from workdirs_ground import make_repository
 
 from ostler.client.blocking import BlockingClient, DaemonError
 from ostler.daemon.run import serve
+from ostler.errors import ExitCode
 from ostler.home import HOME_NAME, SOCKET_FILE
 
 pytestmark = pytest.mark.anyio
@@ -196,3 +197,12 @@ async def test_a_person_is_the_owner(probes: Probes) -> None:
     assert made["token"]
     with pytest.raises(DaemonError, match="no agent of this home"):
         await probes.call("signal", name="complete")
+
+
+async def test_a_program_that_an_agent_inside_the_daemon_has_started_is_no_person(probes: Probes) -> None:
+    """At levels none and thread an agent has no process of its own; what it starts is a child of the daemon."""
+    words = ("-m", "ostler", "--home", str(probes.home), "token", "create", "mine")
+    child = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
+    _, complaint = await child.communicate()
+    assert child.returncode == ExitCode.NOT_ALLOWED
+    assert b"agent:unknown is an agent and may not call create_token" in complaint

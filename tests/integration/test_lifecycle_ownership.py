@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
@@ -93,6 +94,10 @@ async def test_an_opening_that_is_called_off_leaves_the_home_free(tmp_path: Path
         async with ostler.open(tmp_path / "home"):
             await asyncio.Event().wait()
 
+    def writers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "ostler-writer"}
+
+    earlier = writers()
     for steps in range(0, 40, 3):
         task = asyncio.create_task(opening())
         for _ in range(steps):
@@ -101,6 +106,7 @@ async def test_an_opening_that_is_called_off_leaves_the_home_free(tmp_path: Path
         await asyncio.wait([task])
     async with ostler.open(tmp_path / "home") as manager:
         assert (await manager.get_statistics()).active_instances == 0
+    await until(lambda: not writers() - earlier, "a store that came up late was not closed")
 
 
 async def one_ready(crew: Crew) -> dict[str, Any]:

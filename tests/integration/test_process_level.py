@@ -24,6 +24,7 @@ from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError, ValidationError
 from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
+from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.isolation.wire import MAX_MESSAGE
 from ostler.model.attempt import AttemptOutcome
@@ -342,6 +343,31 @@ async def test_a_newer_manager_takes_over_and_nothing_is_killed(begin: Begin, si
     await cell.destroy()
     assert await found.call(Verb.PROCESS, do("echo", value=2)) == 2
     await found.destroy()
+    await heir.close()
+
+
+async def test_one_that_dies_while_it_is_taken_over_is_told_as_it_ended(
+    begin: Begin, isolation: ProcessIsolation, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for()
+    cell = await begin(plan)
+    await isolation.close()
+    heir = ProcessIsolation(SystemClock(), replace(site, epoch=2))
+    ask = KeeperHome.ask
+
+    def ask_and_kill(home: KeeperHome, op: str, /, **fields: Any) -> asyncio.Future[Any]:
+        async def answer() -> Any:
+            answered = await ask(home, op, **fields)
+            os.kill(cell.handle["pid"], signal.SIGKILL)
+            await until(lambda: all(tenant.is_gone for tenant in home._tenants.values()))  # type: ignore[attr-defined]  # noqa: SLF001 - cells
+            return answered
+
+        return asyncio.ensure_future(answer()) if op == "attach" else ask(home, op, **fields)
+
+    monkeypatch.setattr(KeeperHome, "ask", ask_and_kill)
+    found = await heir.recover(cell.handle, plan, RecordingListener())
+    assert isinstance(found, Exit)
+    assert (found.outcome, found.signal) == (AttemptOutcome.SIGNAL, signal.SIGKILL)
     await heir.close()
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,8 +28,11 @@ from ostler.testing.clock import ManualClock
 pytestmark = pytest.mark.anyio
 
 
-def our_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("ostler")]
+def our_threads(earlier: Collection[threading.Thread]) -> list[str]:
+    """Threads of stores that were opened since: another test's may still be closing."""
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("ostler") and thread not in earlier
+    ]
 
 
 # --- opening -----------------------------------------------------------------------------------------
@@ -53,12 +57,13 @@ class Headless(MemoryDatabase):
 async def test_an_opening_that_fails_after_the_writer_began_leaves_no_thread_and_can_be_tried_again(
     tmp_path: Path,
 ) -> None:
+    earlier = threading.enumerate()
     for database in (Blind(tmp_path / "ostler.db"), Headless()):
         store = Store(database)
         for _ in range(2):
             with pytest.raises(StoreError):
                 await store.open()
-            assert our_threads() == []
+            assert our_threads(earlier) == []
             with pytest.raises(StoreClosedError):
                 store.submit(do_nothing)
 
@@ -77,6 +82,7 @@ class Slow(SqliteDatabase):
 
 
 async def test_an_opening_that_is_cancelled_in_the_middle_is_closed_when_it_comes_up(tmp_path: Path) -> None:
+    earlier = threading.enumerate()
     slow = Slow(tmp_path / "ostler.db")
     store = Store(slow)
     opening = asyncio.ensure_future(store.open())
@@ -87,20 +93,21 @@ async def test_an_opening_that_is_cancelled_in_the_middle_is_closed_when_it_come
     with pytest.raises(StoreClosedError):
         store.submit(do_nothing)
     slow.go_on.set()
-    while our_threads():  # noqa: ASYNC110 - threads end without an event; the time limit of the test bounds it
+    while our_threads(earlier):  # noqa: ASYNC110 - threads end without an event; the time limit of the test bounds it
         await asyncio.sleep(0.002)
     async with store:
         await reserved(store)
 
 
 def test_a_store_may_be_opened_in_one_loop_and_used_in_the_next(tmp_path: Path) -> None:
+    earlier = threading.enumerate()
     store = Store(tmp_path)
     asyncio.run(store.open())
     first = asyncio.run(reserved(store))
     second = asyncio.run(reserved(store))
     asyncio.run(store.close())
     assert first.instance_id != second.instance_id
-    assert our_threads() == []
+    assert our_threads(earlier) == []
 
 
 # --- fork --------------------------------------------------------------------------------------------

@@ -45,6 +45,11 @@ async def left(repository: Path, home: Path, script: str = GATE, **more: Any) ->
         task = await ground.add(script, **more)
         running = asyncio.create_task(ground.tasks.run(task.key))
         await until((ground.place(task) / "begun").exists)
+
+        async def is_noted() -> bool:
+            return (await ground.get(task.key)).instance_id is not None
+
+        await until_async(is_noted)  # the agent may be quicker than the record of its task
         yield ground
         ground.manager.keep_agents = True
         running.cancel()

@@ -86,7 +86,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     if detach:
         click.echo(plain(instance["name"]))
         return
-    code = _follow(daemon, instance, raw=chosen["raw"])
+    exact = (is_command or chosen["raw"]) and not sys.stdout.isatty()
+    code = _follow(daemon, instance, raw=chosen["raw"], exact=exact)
     if not has_warned:
         _warn_of_input()
     if code == ExitCode.OK and {"definition", "job"} <= body.keys() and _is_python(daemon, words[0]):
@@ -179,8 +180,8 @@ def _warn_of_input() -> bool:
     return count > 0
 
 
-def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> int:
-    """Its output until it has ended; then its exit code."""
+def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool) -> int:
+    """Its output until it has ended, with `exact` byte for byte; then its exit code."""
     key, interrupts = instance["instance_id"], 0
 
     def on_interrupt(*_: object) -> None:
@@ -196,7 +197,10 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool = False) -> i
     before = signal.signal(signal.SIGINT, on_interrupt)
     signal.signal(signal.SIGTERM, on_interrupt)
     try:
-        for item in daemon.stream("logs", instance=key, raw=raw):
+        for item in daemon.stream("logs", instance=key, raw=raw, exact=exact):
+            if exact:
+                click.echo(item.data["text"].encode("latin-1"), nl=False)
+                continue
             # What a coding agent says may have several lines.
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
             click.echo(text, color=True)

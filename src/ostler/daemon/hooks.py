@@ -24,6 +24,8 @@ class Hooks:
         self._on_wait = None if on_wait is None else shlex.split(on_wait)
         self._on_change = None if on_change is None else shlex.split(on_change)
         self._task: asyncio.Task[None] | None = None
+        #: Process ids of the commands that run now.
+        self.running: set[int] = set()
 
     def start(self) -> None:
         if self._on_wait or self._on_change:
@@ -78,6 +80,7 @@ class Hooks:
         except OSError as error:
             _log.warning("%s cannot be run: %s", name, error)
             return
+        self.running.add(process.pid)
         try:
             async with asyncio.timeout(_LIMIT_SECONDS):
                 code = await process.wait()
@@ -87,3 +90,5 @@ class Hooks:
         else:
             if code:
                 _log.warning("%s ended with exit code %d", name, code)
+        finally:
+            self.running.discard(process.pid)

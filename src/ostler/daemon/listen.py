@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ostler.api.gate import Gate
 from ostler.api.speaker import AGENT, PERSON
 from ostler.home import SOCKET_FILE
 from ostler.isolation.process.speaker import is_agent
+from ostler.keeper import tree
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.validation import fault
 
@@ -85,6 +87,8 @@ class _LocalProtocol(_Protocol):
     """Only the user of the daemon, and root, may speak to its socket; whatever the rights of the file say."""
 
     home: Path
+    #: Processes of the user's hooks, which the daemon runs on behalf of a person.
+    hooks: AbstractSet[int]
     is_agent: bool = False
 
     def _admits(self, transport: Any) -> bool:
@@ -92,12 +96,17 @@ class _LocalProtocol(_Protocol):
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
         # At this moment, because the process may end before it is served, and another one get its number.
-        self.is_agent = is_agent(pid, self.home)
+        self.is_agent = is_agent(pid, self.home) or self._is_started_here(pid)
         self.client = (AGENT if self.is_agent else PERSON, pid)
         if uid not in {0, os.getuid()}:
             _log.warning("refused a connection of user %d", uid)
             return False
         return True
+
+    def _is_started_here(self, pid: int) -> bool:
+        """Whether an agent inside this program (levels none and thread) has started the process, and no hook."""
+        ancestors = tree.ancestors(pid)
+        return os.getpid() in ancestors and not self.hooks & {pid, *ancestors}
 
     def _are_too_many(self) -> bool:
         agents = [peer for peer in self.connections if isinstance(peer, _LocalProtocol) and peer.is_agent]
@@ -107,9 +116,9 @@ class _LocalProtocol(_Protocol):
 class Listener:
     """One socket, served by one server with its own gate."""
 
-    def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager) -> None:
+    def __init__(self, app: Any, sock: socket.socket, manager: AgentLifecycleManager, hooks: AbstractSet[int]) -> None:
         is_local = sock.family == socket.AF_UNIX
-        local = type("LocalProtocol", (_LocalProtocol,), {"home": manager.require_home()})
+        local = type("LocalProtocol", (_LocalProtocol,), {"home": manager.require_home(), "hooks": hooks})
         config = uvicorn.Config(
             Gate(app, manager, is_local_socket=is_local),
             http=local if is_local else _Protocol,

@@ -161,7 +161,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
         app = create_app(context)
         sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])
-        listeners = [Listener(app, sock, manager) for sock in sockets]
+        listeners = [Listener(app, sock, manager, hooks.running) for sock in sockets]
         context.listens = [str(home / SOCKET_FILE)] + ([address_of(tcp)] if tcp is not None else [])
         with _signals(stop, lambda: context.run(supervisor.reload())):
             await supervisor.open(await queue.open())

@@ -80,6 +80,8 @@ class LogWindow:
     follow: bool = False
     #: As a person reads it; None: as it was written. A line for which it gives None is left out.
     render: Render | None = None
+    #: Each character of a text is one byte that was written (ISO 8859-1), the end of the line among them.
+    exact: bool = False
 
 
 async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow) -> AsyncIterator[LogLine]:
@@ -87,7 +89,8 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
     if runtime.home is None:
         return
     folder = runtime.home / LOGS / str(instance.instance_id)
-    reader = _LogReader(folder, window.attempt, window.after, _MAX_LINE if window.render is None else _MAX_RENDERED)
+    max_line = _MAX_LINE if window.render is None else _MAX_RENDERED
+    reader = _LogReader(folder, window.attempt, window.after, max_line, _exact_text if window.exact else _text)
     first = True
     while True:
         over = not window.follow or await runtime.store.read(is_over, instance.instance_id)
@@ -117,9 +120,17 @@ def _rendered(lines: Iterator[LogLine], render: Render) -> Iterator[LogLine]:
 class _LogReader:
     """Remembers how far each file was read."""
 
-    def __init__(self, folder: Path, attempt: int | None, after: str | None, max_line: int = _MAX_LINE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int | None,
+        after: str | None,
+        max_line: int = _MAX_LINE,
+        decode: Callable[[bytes], str] | None = None,
+    ) -> None:
         self._folder = folder
         self._max_line = max_line
+        self._decode = decode or _text
         self._attempt = attempt
         self._places: dict[str, int] = {}
         self._skip_until: str | None = None
@@ -160,12 +171,12 @@ class _LogReader:
                     place = max(place, begins)
                     while piece := opened.readline(self._max_line):
                         whole = piece.endswith(b"\n") or len(piece) == self._max_line
-                        if not whole and not (last and path == file.path):
-                            break
+                        if not whole and not last and path == file.path:
+                            break  # its end is not written yet; a file that was turned over grows no more
                         place += len(piece)
                         yield LogLine(
                             attempt=file.attempt,
-                            text=_text(piece),
+                            text=self._decode(piece),
                             cursor=f"{file.key()}:{place}",
                             time=_time_at(times, place - 1),
                         )
@@ -203,6 +214,10 @@ def _time_at(times: list[tuple[int, int]], place: int) -> datetime | None:
 
 def _text(line: bytes) -> str:
     return clean_text(line.decode("utf-8", "replace")).rstrip("\r\n")
+
+
+def _exact_text(line: bytes) -> str:
+    return line.decode("latin-1")
 
 
 def render_of(manifest: AgentManifest) -> Render | None:

@@ -202,16 +202,21 @@ class AgentLifecycleManager:
         since: datetime | None = None,
         follow: bool = False,
         raw: bool = False,
+        exact: bool = False,
     ) -> AsyncGenerator[LogLine, None]:
         """What the agent wrote, line by line; with `follow` it goes on until the instance has ended.
 
-        The output of a coding agent is given as a person reads it, with `raw` as it was written.
+        The output of a coding agent is given as a person reads it, with `raw` as it was written. With
+        `exact` no byte is lost: `text.encode("latin-1")` is what was written, with the end of the line.
         """
         record = await self.require_instance(instance_id)
         render = None
         with contextlib.suppress(AgentNotFoundError, ValidationError):  # of a definition that is not known any more
-            render = None if raw else render_of(await self._runtime.definitions.manifest(record.definition_id))
-        window = LogWindow(after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render)
+            manifest = await self._runtime.definitions.manifest(record.definition_id)
+            render = None if raw or exact else render_of(manifest)
+        window = LogWindow(
+            after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
+        )
         async for line in read_log(self._runtime, record, window):
             yield line
 

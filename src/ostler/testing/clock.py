@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 from ostler.clock import Timer
 
@@ -15,7 +16,7 @@ _START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 class ManualClock:
     """Time passes only when it is told to. `advance` moves all three clocks; `jump` sets the wall clock alone.
 
-    Whoever sleeps on it wakes when it has been advanced far enough, in the order in which they are due.
+    A task that sleeps on it wakes when it has been advanced far enough, in the order in which they are due.
     """
 
     def __init__(self, start: datetime = _START) -> None:
@@ -60,8 +61,10 @@ class ManualClock:
         with self._lock:
             self._seconds += seconds
             self._wall += timedelta(seconds=seconds)
-            due = sorted((one for one in self._sleepers if one[0] <= self._seconds), key=lambda one: one[0])
-            self._sleepers = [one for one in self._sleepers if one[0] > self._seconds and not one[2].done()]
+            due = sorted((sleeper for sleeper in self._sleepers if sleeper[0] <= self._seconds), key=itemgetter(0))
+            self._sleepers = [
+                sleeper for sleeper in self._sleepers if sleeper[0] > self._seconds and not sleeper[2].done()
+            ]
         for _, loop, woken in due:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, woken)

@@ -78,18 +78,18 @@ class Wire(Protocol):
 
 def shell_call(tools: Sequence[tuple[str, Mapping[str, Any]]], command: str) -> tuple[str, Document]:
     """The name and the arguments of the shell tool among those of the request."""
-    known = dict(tools)
-    name = next((one for one in _SHELLS if one in known), None)
+    schemas = dict(tools)
+    name = next((shell for shell in _SHELLS if shell in schemas), None)
     if name is None:
-        name = next((one for one, schema in tools if _command_key(schema) is not None), None)
+        name = next((tool for tool, schema in tools if _command_key(schema) is not None), None)
     if name is None:
-        raise ScriptError(f"the request offers no shell tool, only {sorted(known)}; use say() instead of run()")
-    schema = known[name]
+        raise ScriptError(f"the request offers no shell tool, only {sorted(schemas)}; use say() instead of run()")
+    schema = schemas[name]
     key = _command_key(schema) or _COMMAND_KEYS[0]
     properties = schema.get("properties") or {}
     is_list = (properties.get(key) or {}).get("type") == "array"
     value: Any = command if not is_list else ["sh", "-c", command] if key == "command" else [command]
-    filled = {one: _filler(properties.get(one) or {}) for one in schema.get("required") or ()}
+    filled = {required: _filler(properties.get(required) or {}) for required in schema.get("required") or ()}
     return name, {**filled, key: value}
 
 
@@ -147,7 +147,7 @@ class _Messages:
     def _blocks(self, turn: Turn, body: Body) -> list[Document]:
         if not _is_run(turn):
             return [{"type": "text", "text": turn.text}]
-        tools = [(one["name"], one.get("input_schema") or {}) for one in body.get("tools") or () if "name" in one]
+        tools = [(tool["name"], tool.get("input_schema") or {}) for tool in body.get("tools") or () if "name" in tool]
         name, arguments = shell_call(tools, turn.text)
         return [{"type": "tool_use", "id": _id("toolu"), "name": name, "input": arguments}]
 
@@ -231,7 +231,7 @@ class _Responses:
         if not _is_run(turn):
             content = [{"type": "output_text", "text": turn.text, "annotations": []}]
             return {"type": "message", "id": _id("msg"), "role": "assistant", "status": "completed", "content": content}
-        tools = [(one["name"], one.get("parameters") or {}) for one in body.get("tools") or () if "name" in one]
+        tools = [(tool["name"], tool.get("parameters") or {}) for tool in body.get("tools") or () if "name" in tool]
         name, arguments = shell_call(tools, turn.text)
         return {
             "type": "function_call",
@@ -308,8 +308,10 @@ class _Chat:
     def _message(self, turn: Turn, body: Body) -> Document:
         if not _is_run(turn):
             return {"role": "assistant", "content": turn.text}
-        functions = [one.get("function") or {} for one in body.get("tools") or ()]
-        name, arguments = shell_call([(one["name"], one.get("parameters") or {}) for one in functions], turn.text)
+        functions = [tool.get("function") or {} for tool in body.get("tools") or ()]
+        name, arguments = shell_call(
+            [(function["name"], function.get("parameters") or {}) for function in functions], turn.text
+        )
         call = {"id": _id("call"), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 

@@ -153,8 +153,8 @@ class ScriptedModel:
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
                 "CLAUDE_CODE_MAX_RETRIES": "0",
             }
-        known = {"OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": KEY, "OPENAI_MODEL": MODEL}
-        return {**known, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"} if driver == "pi" else known
+        environment = {"OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": KEY, "OPENAI_MODEL": MODEL}
+        return {**environment, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"} if driver == "pi" else environment
 
     # --- what came -----------------------------------------------------------------------------------
 

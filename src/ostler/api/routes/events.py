@@ -128,12 +128,15 @@ async def logs(
     since: datetime | None = None,
     follow: bool = False,
     raw: bool = False,
+    exact: bool = False,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Any:
     """Lines of output with their cursors; with `follow` a stream until the instance has ended."""
     cursor = last_event_id or after
     last = tail if cursor is None else None  # a caller that goes on from a line gets every line after it
-    lines = manager.log(instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw)
+    lines = manager.log(
+        instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw, exact=exact
+    )
     if not follow:
         return [line.to_dict() async for line in lines]
     await manager.require_instance(instance)  # refused before the stream has begun

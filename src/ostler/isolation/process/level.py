@@ -202,6 +202,9 @@ class ProcessIsolation(Isolation):
             for one in fds:
                 cell.hear_out(socket.socket(fileno=one))
             return exit_of(status["exit"], cell.memory_mb)
+        if cell.is_gone and cell.ended is not None:  # the notice of its end came between the answer and here
+            cell.hear_out(socket.socket(fileno=fds[0]))
+            return cell.ended
         await cell.adopt(socket.socket(fileno=fds[0]), status)
         # One that has only said that it is about to end is still to be seen to its end.
         return (cell.ended if cell.is_gone else None) or self._noted(cell)

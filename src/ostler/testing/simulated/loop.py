@@ -60,7 +60,7 @@ class VirtualClock:
 
 
 def _at_least(seconds: float) -> float:
-    """Less than this is lost in the rounding of the clock, and whoever waits for the rest would wait for ever."""
+    """Less than this is lost in the rounding of the clock, and a task that waits for the rest would wait for ever."""
     return max(seconds, _SHORTEST_SECONDS) if seconds > 0 else 0.0
 
 
