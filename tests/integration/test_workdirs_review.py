@@ -422,7 +422,17 @@ async def test_undo_names_the_files_that_the_user_brought_up_to_date(ground: Gro
     ground.git("checkout", "--", "b.txt")
     undone = await ground.workdirs.undo(accepted)
     assert (ground.repository / "a.txt").read_text() == "one\ntwo\nuser\n"
-    assert "a.txt, b.txt in" in str(undone.why_not_followed)
+    assert "but b.txt in" in str(undone.why_not_followed), "a.txt has only changes of the user"
+
+
+async def test_undo_names_a_file_in_which_the_user_merged_the_work(ground: Ground) -> None:
+    workdir, snapshot = await ground.changed(a_txt="agent\ntwo\nthree\n")
+    (ground.repository / "a.txt").write_text("one\ntwo\nuser\n")
+    accepted = await ground.accept(workdir, snapshot, branch_only=True)
+    shell(ground.repository, str(accepted.why_not_followed).partition("accepted ones there: ")[2])
+    undone = await ground.workdirs.undo(accepted)
+    assert (ground.repository / "a.txt").read_text() == "agent\ntwo\nuser\n"
+    assert "but a.txt in" in str(undone.why_not_followed)
 
 
 async def test_while_the_users_git_works_the_files_are_left(ground: Ground) -> None:

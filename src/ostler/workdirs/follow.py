@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,6 @@ from ostler.store.relocate import Paths
 from ostler.workdirs.files import open_file, opened, parent_of, status, sync_folder, walk, write_durably
 from ostler.workdirs.git import Git, path_text
 from ostler.workdirs.mirror import Change, Mirror
-from ostler.workdirs.records import Accepted
 from ostler.workdirs.repository import Checkout, Repository
 
 _LOCK_SECONDS = 2.0
@@ -33,6 +33,8 @@ _CHUNK = 1024 * 1024
 _MODULE = b"160000"
 _LINK = b"120000"
 _NO_FILTER = frozenset({b"unspecified", b"unset"})
+#: An entry of `ls-files -z --debug`: its path, and the time that is zero where git never wrote or compared the file.
+_DEBUG_ENTRY = re.compile(rb"([^\0]+)\0  ctime: (\d+:\d+)\n(?:.*\n){4}")
 #: How `ls-files -t` marks what a sparse checkout leaves out.
 _SKIPPED = "S"
 _SHOWN = 20
@@ -66,8 +68,8 @@ class Follower:
     before: str
     after: str
     fault: FaultPoint
-    #: What is taken back, where this is an undo.
-    undone: Accepted | None = None
+    #: Takes back what was accepted.
+    is_undo: bool = False
 
     @property
     def _journal(self) -> Path:
@@ -178,12 +180,13 @@ class Follower:
                 self._install(index)
                 return None
             obstacle = self._refused(git, answer.error)
+        why = self._left_by_undo(obstacle, git) if self.is_undo else self._left(obstacle)
         # The files stay. The index goes on where the user has staged nothing in it, so that the user's next commit does
         # not take back what was accepted.
         index.write_bytes(current.read_bytes())
         if git.ask("read-tree", "-m", "-i", self.before, self.after).code == 0:
             self._install(index)
-        return self._left(obstacle) if self.undone is None else self._left_by_undo(obstacle, self.undone)
+        return why
 
     def _compare(self, index: Path) -> tuple[Git, Obstacle | None]:
         """A copy of the user's index at `index`, up to date with the files, and what keeps them from following."""
@@ -265,13 +268,11 @@ class Follower:
             "git checkout -- . && git apply --3way mine.patch"
         )
 
-    def _left_by_undo(self, obstacle: Obstacle, undone: Accepted) -> str | None:
-        behind = self._behind()
-        if undone.why_not_followed is not None:
-            # The files never got the accepted work, unless the user brought it there: only then is one as in `before`.
-            with opened(self.checkout.path) as root:
-                accepted = self.mirror.changes(self.after, self.before)
-                behind = behind if any(change.status != "D" and _is_new(root, change) for change in accepted) else []
+    def _left_by_undo(self, obstacle: Obstacle, git: Git) -> str | None:
+        """None where only files differ that never got the work: the accept left them, with changes of the user."""
+        entries = _DEBUG_ENTRY.findall(git.run("ls-files", "-z", "--debug"))
+        unwritten = {path_text(path) for path, changed_at in entries if changed_at == b"0:0"}
+        behind = [path for path in self._behind() if path not in unwritten]
         if not behind:
             return None
         return (

@@ -189,7 +189,7 @@ class Review:
                 return Undone(target=self.target, commit=tip, before=tip, reverted=bool(done), followed=True)
             back = tip == commit and not self.repository.published(commit)
             new = before if back else self._reverting(tip, accepted, author)
-            outcome = self._move(tip, new, f"ostler: undo {accepted.key}", branch_only=True, undone=accepted)
+            outcome = self._move(tip, new, f"ostler: undo {accepted.key}", branch_only=True, is_undo=True)
             if outcome is not None:
                 return Undone(
                     target=self.target,
@@ -221,14 +221,12 @@ class Review:
 
     # --- the branch ----------------------------------------------------------------------------------
 
-    def _move(
-        self, old: str, new: str, reason: str, *, branch_only: bool, undone: Accepted | None = None
-    ) -> Outcome | None:
+    def _move(self, old: str, new: str, reason: str, *, branch_only: bool, is_undo: bool = False) -> Outcome | None:
         """Compare and set, and let the checkouts follow. None when the target was moved meanwhile.
 
         With `branch_only` a checkout that cannot follow is left as it is; else nothing moves.
         """
-        followers = self._followers(old, new, undone)
+        followers = self._followers(old, new, is_undo=is_undo)
         for follower in followers:
             require_finished(follower.checkout, self.target)
         locked = [follower for follower in followers if follower.begin(self.target)]
@@ -266,7 +264,7 @@ class Review:
                     paths=obstacle.paths,
                 )
 
-    def _followers(self, before: str, after: str, undone: Accepted | None = None) -> list[Follower]:
+    def _followers(self, before: str, after: str, *, is_undo: bool = False) -> list[Follower]:
         return [
             Follower(
                 mirror=self.mirror,
@@ -275,7 +273,7 @@ class Review:
                 before=before,
                 after=after,
                 fault=self.fault,
-                undone=undone,
+                is_undo=is_undo,
             )
             for checkout in self.repository.checkouts(self.target)
         ]
