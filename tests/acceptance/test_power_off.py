@@ -7,6 +7,7 @@ second attempt needs a restart in the record.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from shell import until
 from test_tasks_killed import Home
 
 from ostler.client.blocking import DaemonError
+from ostler.home import LOCK_FILE
 
 RUN = 'echo "$OSTLER_INSTANCE $OSTLER_ATTEMPT" >> {witness}; sleep {seconds}'
 AGENT = """---
@@ -94,6 +96,14 @@ class PoweredHome(Home):
             if keeper := keeper_of(self.home):
                 os.kill(keeper, signal.SIGKILL)
         self.end()
+        # A child that the daemon had just forked holds its lock until it has executed its program.
+        until(self._is_unlocked, "a child of the killed daemon holds its lock")
+
+    def _is_unlocked(self) -> bool:
+        with (self.home / LOCK_FILE).open("rb") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
 
 
 @pytest.fixture

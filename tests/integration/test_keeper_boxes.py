@@ -291,6 +291,7 @@ def test_a_sweep_ends_what_an_earlier_keeper_left(ground: Ground) -> None:
     pids = {_ready(ground, box, _DAEMON), _ready(ground, frozen, _DEAF)}
     frozen.freeze()
     stranger = ground.start(ground.box("box.3"), _SLEEP, enter=False)
+    assert said(stranger) == "ready"  # before it has executed its program it has no mark
 
     killed = probing.sweep(ground.token)
 
