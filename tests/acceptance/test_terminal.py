@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from shell import Shell, until
@@ -21,8 +23,9 @@ def sh(open_shell: Shell) -> Shell:
     return open_shell
 
 
-def run(sh: Shell, *words: str, columns: int = 80, **more: str) -> Terminal:
-    return Terminal([sh.program, *words], environment=sh.environment | more, folder=sh.project, columns=columns)
+def run(sh: Shell, *words: str, columns: int = 80, variables: Mapping[str, str] = MappingProxyType({})) -> Terminal:
+    environment = {**sh.environment, **variables}
+    return Terminal([sh.program, *words], environment=environment, folder=sh.project, columns=columns)
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -96,7 +99,7 @@ def test_a_short_diff_needs_no_key(sh: Shell, key: str) -> None:
 
 def test_ctrl_c_is_for_the_pager(sh: Shell, key: str) -> None:
     pager = "cat > /dev/null; trap 'echo caught; exit' INT; echo paging; while :; do sleep 0.05; done"
-    with run(sh, "diff", key, OSTLER_PAGER=pager) as terminal:
+    with run(sh, "diff", key, variables={"OSTLER_PAGER": pager}) as terminal:
         terminal.expect("paging")
         terminal.send("\x03")
         terminal.expect("caught")
@@ -115,14 +118,14 @@ def test_ctrl_c_is_for_the_pager(sh: Shell, key: str) -> None:
     ],
 )
 def test_the_pager_is_chosen_as_git_does_it(sh: Shell, key: str, variables: dict[str, str], begins: str) -> None:
-    with run(sh, "diff", key, "short.txt", **variables) as terminal:
+    with run(sh, "diff", key, "short.txt", variables=variables) as terminal:
         assert terminal.wait() == 0
         assert terminal.output.startswith(begins)
         assert "\x1b[" not in terminal.output
 
 
 def test_a_pager_that_is_missing_keeps_nothing_back(sh: Shell, key: str) -> None:
-    with run(sh, "diff", key, "short.txt", PAGER="no-such-pager") as terminal:
+    with run(sh, "diff", key, "short.txt", variables={"PAGER": "no-such-pager"}) as terminal:
         assert terminal.wait() == 0
         assert "+short" in terminal.output
 
