@@ -69,6 +69,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
             "workspace": ("setup", "Show or change the plan, the flags and the token share."),
+            "df": ("machine", "Say what the home takes on the disk."),
             "up": ("daemon", "Start the daemon."),
             "down": ("daemon", "Stop the agents and the daemon."),
             "status": ("daemon", "Say how the daemon is."),
