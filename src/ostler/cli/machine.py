@@ -1,13 +1,14 @@
-"""Commands on this machine: what a home takes on the disk."""
+"""Commands on this machine: what a home takes on the disk, and its start at boot."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon
-from ostler.cli.output import as_json, note, table
+from ostler.cli.common import Daemon, fail, the_home
+from ostler.cli.output import as_json, note, short_path, table
 from ostler.durations import size_text
 
 #: As the daemon names them, in the order in which they are shown.
@@ -49,3 +50,57 @@ def df(count: int, form: str) -> None:
 def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
     sizes = (size_text(task[name]) if task[name] else "" for name in ("workdir", "vault", "logs", "total"))
     return task["key"], task["state"], *sizes
+
+
+# --- at boot -----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("--linger/--no-linger", default=None, help="Start it at boot, not only at your login; else it asks.")
+def enable(linger: bool | None) -> None:
+    """Start the daemon of this home at boot, by systemd; its tasks and crews go on."""
+    from ostler.client import boot  # noqa: PLC0415 - only here
+
+    home = the_home()
+    try:
+        enabled = boot.enable(home)
+        lingers = enabled.lingers or _linger(linger)
+    except boot.BootError as error:
+        refusal = fail(str(error))
+        if error.cron is not None:
+            click.echo(error.cron)
+        raise refusal from None
+    click.echo(f"{short_path(home)} is enabled: {short_path(enabled.unit.path)}")
+    if not enabled.started:
+        note("a daemon runs already; systemd takes over at the next boot")
+    if enabled.unverified:
+        note(f"the unit was not verified: {enabled.unverified}")
+    if not lingers:
+        note("it starts when you log in; to start it at boot: ostler enable --linger")
+
+
+def _linger(chosen: bool | None) -> bool:
+    """Whether the user's units start at boot from now on."""
+    from ostler.client import boot  # noqa: PLC0415 - only here
+
+    if chosen is None and sys.stdin.isatty() and sys.stdout.isatty():
+        chosen = click.confirm("Start it at boot, before you log in (loginctl enable-linger)?", default=True)
+    if chosen:
+        boot.enable_linger()
+    return bool(chosen)
+
+
+@click.command()
+def disable() -> None:
+    """Start the daemon of this home no longer at boot. One that runs goes on."""
+    from ostler.client import boot  # noqa: PLC0415 - only here
+
+    home = the_home()
+    try:
+        was_enabled = boot.disable(home)
+    except boot.BootError as error:
+        raise fail(str(error)) from None
+    if was_enabled:
+        click.echo(f"{short_path(home)} is not started at boot any more. Stop its daemon now: ostler down")
+    else:
+        note(f"{short_path(home)} is not enabled; nothing was changed")

@@ -69,6 +69,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
             "workspace": ("setup", "Show or change the plan, the flags and the token share."),
+            "enable": ("machine", "Start the daemon of this home at boot."),
+            "disable": ("machine", "Start it at boot no longer."),
             "df": ("machine", "Say what the home takes on the disk."),
             "up": ("daemon", "Start the daemon."),
             "down": ("daemon", "Stop the agents and the daemon."),

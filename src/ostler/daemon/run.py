@@ -23,7 +23,7 @@ from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socke
 from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
-from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.errors import DefinitionError, LeaseHeldError, OstlerError, ValidationError
 from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -59,7 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
         asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
-        sys.exit(2 if isinstance(error, ValidationError) else 1)
+        # Where another daemon has the home, systemd must not try again and again: see `client/boot.py`.
+        sys.exit(2 if isinstance(error, ValidationError) else 7 if isinstance(error, LeaseHeldError) else 1)
 
 
 def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:
