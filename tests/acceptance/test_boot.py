@@ -1,4 +1,4 @@
-"""After a reboot the program that `ostler enable` lets systemd start goes on with tasks and crews."""
+"""Commands on the machine. After a reboot what `ostler enable` lets systemd start goes on with tasks and crews."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def test_tasks_and_crews_go_on_after_a_reboot(shell: Shell) -> None:
         until(lambda: shell.run("--no-start", "status").code == 0, "the daemon did not come up")
         until(lambda: {state(shell, alone), state(shell, of_crew)} == {"completed"})
         assert crews(shell)["coder"]["is_up"]
+        (home,) = json.loads(shell.ok("homes", "-o", "json"))
+        assert (home["path"], home["state"], home["tasks"]) == (str(shell.home), "running", 2)
+        assert "completed" in shell.ok("df")
     finally:
         shell.run("down")
         assert daemon.wait(60) == 0

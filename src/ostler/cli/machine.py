@@ -1,4 +1,4 @@
-"""Commands on this machine: what a home takes on the disk, and its start at boot."""
+"""Commands on this machine: what a home takes on the disk, its start at boot, all homes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, the_home
-from ostler.cli.output import as_json, note, short_path, table
-from ostler.durations import size_text
+from ostler.cli.output import as_json, note, seconds_since, short_path, show, table
+from ostler.durations import rough_duration, size_text
 
 #: As the daemon names them, in the order in which they are shown.
 _KINDS = ("workdirs", "vault", "logs", "repositories", "homes", "store", "other")
@@ -104,3 +104,26 @@ def disable() -> None:
         click.echo(f"{short_path(home)} is not started at boot any more. Stop its daemon now: ostler down")
     else:
         note(f"{short_path(home)} is not enabled; nothing was changed")
+
+
+# --- homes -------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json", "jsonl", "name"]), default="table")
+def homes(form: str) -> None:
+    """List every home of yours on this machine that was started, with its daemon. Starts none."""
+    from ostler.client.homes import list_homes  # noqa: PLC0415 - only here
+
+    views = [home._asdict() for home in list_homes([the_home()])]
+    if not views and form == "table":
+        note("there is no home yet; `ostler init` prepares a project, `ostler run -- CMD` runs something")
+        return
+    show(views, form, ("HOME", "STATE", "UP", "AGENTS", "TASKS", "VERSION", "BOOT"), _home_row, name="path")
+
+
+def _home_row(home: dict[str, Any]) -> tuple[str, ...]:
+    up = "" if home["started_at"] is None else rough_duration(seconds_since(home["started_at"]))
+    counts = ("" if home[name] is None else str(home[name]) for name in ("agents", "tasks"))
+    boot = "enabled" if home["enabled"] else ""
+    return short_path(home["path"]), home["state"], up, *counts, home["version"] or "", boot

@@ -71,6 +71,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "workspace": ("setup", "Show or change the plan, the flags and the token share."),
             "enable": ("machine", "Start the daemon of this home at boot."),
             "disable": ("machine", "Start it at boot no longer."),
+            "homes": ("machine", "List every home of yours on this machine."),
             "df": ("machine", "Say what the home takes on the disk."),
             "up": ("daemon", "Start the daemon."),
             "down": ("daemon", "Stop the agents and the daemon."),

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 _RIGHT = frozenset(
-    {
+    [
         "UP",
         "RESTARTS",
         "CPU",
@@ -29,7 +29,9 @@ _RIGHT = frozenset(
         "VAULT",
         "LOGS",
         "TOTAL",
-    }
+        "AGENTS",
+        "TASKS",
+    ]
 )
 _COLOURS = {
     "processing": "green",

@@ -17,6 +17,7 @@ from typing import Any
 
 from ostler.api.app import create_app
 from ostler.api.context import Context
+from ostler.client.homes import note_home
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     home = chosen_home(chosen.home)
     configure_log(home)
+    note_home(home)
     try:
         asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
