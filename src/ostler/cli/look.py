@@ -68,6 +68,26 @@ def _print_event(event: dict[str, Any], form: str) -> None:
 
 
 @click.command()
+@output_option()
+def inbox(form: str) -> None:
+    """List what needs you, the oldest first, each with its next command."""
+    show_inbox(form)
+
+
+def show_inbox(form: str) -> None:
+    rows = Daemon().call("inbox")
+    if not rows and form == "table":
+        click.echo("Nothing needs you.")
+        return
+    show(rows, form, ("KIND", "KEY", "SINCE", "WHAT", "NEXT"), _inbox_row, name="key")
+
+
+def _inbox_row(row: dict[str, Any]) -> tuple[str, ...]:
+    since = rough_duration(seconds_since(row["since"]))
+    return row["kind"], row["key"], since, sentence(row["sentence"]), row["next"]
+
+
+@click.command()
 @click.argument("agent", required=False)
 @click.option("--graph", is_flag=True, help="Which task waits for which, and where that leads back.")
 @output_option(name=False)

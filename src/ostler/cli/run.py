@@ -71,6 +71,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=is_command)
+        if not detach and "job" in body:
+            body["job"]["attended"] = True  # how it ends is seen here: it need not be in the inbox
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise

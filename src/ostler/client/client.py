@@ -23,7 +23,7 @@ from ostler.model.crew import CrewView
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
-from ostler.model.query import LifecycleStatistics
+from ostler.model.query import InboxRow, LifecycleStatistics
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
@@ -124,6 +124,10 @@ class Client:
 
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first."""
+        return [InboxRow.from_dict(values) for values in await self.call("inbox")]
 
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")

@@ -220,6 +220,15 @@ def get_config(root: str | os.PathLike[str] | None = None) -> ProjectSettings:
     return _config_file(str(project_of(default_home()) if root is None else Path(root).absolute()))()
 
 
+def settings_fault(root: str | os.PathLike[str]) -> tuple[Path, DefinitionError] | None:
+    """The broken `ostler.toml` of the project at `root` and what is wrong with it; None where nothing is."""
+    config = _config_file(str(Path(root).absolute()))
+    with suppress(DefinitionError):
+        config()
+    path = find_project(Path(root))
+    return None if config.trouble is None or path is None else (path, config.trouble)
+
+
 @lru_cache(maxsize=64)
 def _config_file(root: str) -> ConfigFile:
     return ConfigFile(root)

@@ -15,6 +15,7 @@ from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationEr
 from ostler.failpoints import Seams
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
+from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
@@ -28,12 +29,12 @@ from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
+from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
 from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
@@ -242,6 +243,19 @@ class AgentLifecycleManager:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
         return sorted(open_waits, key=lambda wait: wait.created_at)
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first. A row is there as long as its cause."""
+        space = self.principal.workspace_id
+        reads_all = await self._may_read_all(space)
+        viewer = Viewer(
+            runtime=self._runtime,
+            workspace_id=space,
+            owner_id=None if reads_all else self.principal.principal_id,
+            may_read_tasks=bool(decide_access(self.principal, Permission.TASKS_READ, space, tier=self.tier_of(space))),
+            waits=tuple(wait for wait in await self.open_waits() if wait.kind is WaitKind.HUMAN),
+        )
+        return await read_inbox(viewer)
 
     # --- acting ----------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"
+#: The error of a task that was rejected by Ostler itself, before the place where it was worked on.
+WORKDIR_GONE = "its workdir {} is gone; it was {}"
 
 
 # --- looking -----------------------------------------------------------------------------------------
@@ -84,6 +86,16 @@ def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
     """Of all workspaces, oldest first; for recovery and retention."""
     names = ", ".join(f"'{state}'" for state in sorted(states))
     return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state IN ({names}) ORDER BY id"))
+
+
+def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
+    """Rejected by Ostler itself, because the workdir was removed under their agents."""
+    rows = reader.fetch(
+        f"{TASKS.select} WHERE workspace_id = :space AND state = 'rejected' AND error LIKE :error ORDER BY id",
+        space=workspace_id,
+        error=WORKDIR_GONE.format("%", "%"),
+    )
+    return TASKS.read(rows)
 
 
 def claimable_tasks(
