@@ -290,6 +290,8 @@ def test_events_stats_audit_and_status(sh: Shell) -> None:
     assert [one["sequence"] for one in sh.run("events", "told", "-o", "json").json()] == numbers
     assert "spawned" in sh.ok("stats")
     assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0
+    assert "of agents, in sum" in sh.ok("report", "--since", "1h")
+    assert sh.run("report", "-o", "json").json()["is_whole"]
     assert "spawn" in sh.ok("audit", "log")
     assert sh.ok("audit", "verify").startswith("sound: ")
     assert str(sh.home) in sh.ok("status")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -253,6 +254,18 @@ def seconds_of(option: str, text: str | None) -> float | None:
     if text is not None and seconds is None:
         raise click.UsageError(f"{option} must be a duration such as 30s, was {text}")
     return seconds
+
+
+def since_moment(text: str) -> str:
+    """The moment that --since was given, as a duration or as a time."""
+    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
+    if seconds is not None:
+        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
+    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
 
 
 #: Fields of the API by the parameters of the command line, where the two differ.

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence, show, table
+from ostler.cli.common import Daemon, fail, on_agent, output_option, since_moment
+from ostler.cli.output import as_json, cost_text, local_time, note, plain, seconds_since, sentence, show, table
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
@@ -85,6 +85,29 @@ def show_inbox(form: str) -> None:
 def _inbox_row(row: dict[str, Any]) -> tuple[str, ...]:
     since = rough_duration(seconds_since(row["since"]))
     return row["kind"], row["key"], since, sentence(row["sentence"]), row["next"]
+
+
+@click.command()
+@click.option("--since", default="10h", show_default=True, help="So long ago, or a time such as 2026-11-17T22:00.")
+@click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="How to print it.")
+def report(since: str, form: str) -> None:
+    """Say what happened: tasks done, accepted, failed and parked; restarts, time, tokens and cost of agents."""
+    reply = Daemon().call("report", since=since_moment(since))
+    if form == "json":
+        as_json(reply)
+        return
+    lists = [(name, reply[name]) for name in ("done", "accepted", "rejected", "failed", "parked")]
+    rows = [(name, str(len(keys)), ", ".join(keys)) for name, keys in lists]
+    rows += [
+        ("restarts", str(reply["restarts"]), ""),
+        ("time", rough_duration(reply["time"]), "of agents, in sum"),
+        ("tokens", str(reply["tokens"]), ""),
+        ("cost", cost_text(reply["cost_usd"]), ""),
+    ]
+    click.echo(f"Since {local_time(reply['since'])}, {rough_duration(seconds_since(reply['since']))} ago:")
+    table(("WHAT", "NUMBER", "WHICH"), rows)
+    if not reply["is_whole"]:
+        note("the log goes less far back: `[retention] events` of ostler.toml says how far")
 
 
 @click.command()

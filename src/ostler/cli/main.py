@@ -59,6 +59,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         "Looking": {
             "events": ("look", "Show the numbered log."),
             "inbox": ("look", "List what needs you, each with its next command."),
+            "report": ("look", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),
             "answer": ("look", "Answer a waiting agent."),
             "stats": ("look", "Totals."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -22,6 +22,7 @@ from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend,
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_duration, require_kind, require_reason
+from ostler.lifecycle.report import read_report
 from ostler.lifecycle.spawn import request_of, spawn
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
@@ -29,7 +30,7 @@ from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions
+from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
@@ -256,6 +257,18 @@ class AgentLifecycleManager:
             waits=tuple(wait for wait in await self.open_waits() if wait.kind is WaitKind.HUMAN),
         )
         return await read_inbox(viewer)
+
+    async def report(self, since: datetime | timedelta | float | str = "10h") -> Report:
+        """What happened since a moment, or in the last so long. A moment without a time zone is local."""
+        moment = since
+        if isinstance(since, str):
+            with contextlib.suppress(ValueError):
+                moment = datetime.fromisoformat(since)
+        if not isinstance(moment, datetime):
+            moment = self.now() - (positive_duration("since", moment) or timedelta(0))
+        await self._reach.enter(Permission.TASKS_READ)
+        await self._reach.enter(Permission.AGENTS_READ)
+        return await read_report(self._runtime, self.principal.workspace_id, moment.astimezone(UTC))
 
     # --- acting ----------------------------------------------------------------------------------
 

@@ -102,3 +102,28 @@ class InboxRow(Record):
     sentence: str
     #: The command to type next.
     next: str
+
+
+@record
+class Report(Record):
+    """What happened in a span of time, from the log. Tasks are named by their keys, agents by their names."""
+
+    since: Moment
+    until: Moment
+    #: Tasks that were completed, accepted and rejected.
+    done: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    #: Tasks of which an attempt failed, and other agents that failed for good.
+    failed: tuple[str, ...] = ()
+    #: Tasks that were left to a person.
+    parked: tuple[str, ...] = ()
+    #: Of agents, by their policies.
+    restarts: int = 0
+    #: How long agents lived in it, in sum.
+    time: timedelta = timedelta(0)
+    #: Of the agents that ended in it, and of those that live now.
+    tokens: int = 0
+    cost_usd: float = 0.0
+    #: False where retention has removed a part of the log.
+    is_whole: bool = True

@@ -121,6 +121,17 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
     return [instance for match in matching[:_MOST_FOUND] if (instance := get_instance(reader, match)) is not None]
 
 
+def living_since(reader: Reader, workspace_id: UUID, moment: datetime) -> list[AgentInstance]:
+    """Instances that live, or failed after this moment."""
+    rows = reader.fetch(
+        f"""{INSTANCES.select} WHERE workspace_id = :space AND (active = 1
+            OR (state = 'failed' AND terminated_at >= :moment)) ORDER BY id""",
+        space=workspace_id,
+        moment=moment,
+    )
+    return INSTANCES.read(rows)
+
+
 def lasting_failures(
     reader: Reader, workspace_id: UUID, owner_id: UUID | None = None
 ) -> list[tuple[str, str, datetime]]:

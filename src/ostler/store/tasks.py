@@ -346,11 +346,18 @@ def _emit(tx: Transaction, task: Task, before: TaskState | None, reason: str | N
         reason=None if reason is None else clipped(reason, _MAX_REASON),
         attempt=task.attempt,
         agent=task.agent,
+        is_failure=_has_failed(task, before),
         instance_id=task.instance_id,
         crew=task.crew,
         member=task.member,
     )
     tx.emit(event, by)
+
+
+def _has_failed(task: Task, before: TaskState | None) -> bool:
+    """A claim clears the error, so one that is there was written by this attempt."""
+    ends = before is TaskState.RUNNING and task.state is TaskState.QUEUED
+    return ends and task.error is not None and not task.is_held and not task.lost
 
 
 # --- waits -------------------------------------------------------------------------------------------
@@ -367,6 +374,7 @@ def open_task_wait(tx: Transaction, task: Task, wait: Wait, *, by: Actor = SYSTE
         kind=wait.kind,
         reason=wait.reason,
         due_at=wait.due_at,
+        cause=(wait.detail or {}).get("cause"),
     )
     tx.emit(event, by)
     return wait

@@ -48,6 +48,10 @@ async def inbox(manager: ManagerOf) -> list[dict[str, Any]]:
     return [row.to_dict() for row in await manager.inbox()]
 
 
+async def report(manager: ManagerOf, since: str = "10h") -> dict[str, Any]:
+    return (await manager.report(since)).to_dict()
+
+
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
     """Answered when the agents have ended, or at once where they are kept; then the daemon ends."""
     ended = [] if keep else await context.end_agents()
@@ -61,5 +65,6 @@ HANDLERS: Handlers = {
     "status": status,
     "statistics": statistics,
     "inbox": inbox,
+    "report": report,
     "stop_daemon": stop,
 }
