@@ -58,8 +58,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Looking": {
             "events": ("look", "Show the numbered log."),
-            "inbox": ("look", "List what needs you, each with its next command."),
-            "report": ("look", "Say what happened while you were away."),
+            "inbox": ("inbox", "List what needs you, each with its next command."),
+            "report": ("inbox", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),
             "answer": ("look", "Answer a waiting agent."),
             "stats": ("look", "Totals."),
@@ -149,7 +149,7 @@ def _begin(ctx: click.Context) -> None:
     if not the_home().is_dir() and ADDRESS_VARIABLE not in os.environ:
         click.echo(ctx.get_help())
         return
-    from ostler.cli.look import show_inbox  # noqa: PLC0415 - as every command
+    from ostler.cli.inbox import show_inbox  # noqa: PLC0415 - as every command
 
     show_inbox("table")
     note("`ostler --help` lists the commands")

@@ -6,23 +6,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-
-_RIGHT = frozenset({"UP", "RESTARTS", "CPU", "MEM", "AGE", "EXIT", "NUMBER", "COST", "TOKENS", "GENERATION"})
-_COLOURS = {
-    "processing": "green",
-    "ready": "green",
-    "waiting": "cyan",
-    "suspended": "yellow",
-    "failed": "red",
-    "terminating": "yellow",
-    "unhealthy": "red",
-    "degraded": "yellow",
-}
 
 
 def plain(text: str) -> str:
@@ -59,36 +46,6 @@ def written_by_agent(text: str) -> str:
 def has_colour() -> bool:
     """Colour only on a terminal, and never where NO_COLOR asks for none."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; numbers stand to the right."""
-    lines = [list(head), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    colour = has_colour()
-    for number, line in enumerate(lines):
-        cells = []
-        for name, cell, width in zip(head, line, widths, strict=True):
-            padded = cell.rjust(width) if name in _RIGHT else cell.ljust(width)
-            if colour and number and cell in _COLOURS:
-                padded = click.style(padded, fg=_COLOURS[cell])
-            cells.append(padded)
-        click.echo("  ".join(cells).rstrip())
-
-
-def show(items: Sequence[dict[str, Any]], form: str, head: Sequence[str], row: Any, name: str = "name") -> None:
-    """A list in the form that was asked for: table, json, jsonl or name."""
-    match form:
-        case "json":
-            as_json(list(items))
-        case "jsonl":
-            for item in items:
-                as_json(item, indent=None)
-        case "name":
-            for item in items:
-                click.echo(plain(str(item.get(name) or "")))
-        case _:
-            table(head, [row(item) for item in items])
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> None:
