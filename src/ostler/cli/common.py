@@ -277,7 +277,6 @@ _PARAMETERS = {
     "execution_timeout": "timeout",
     "restart_policy": "restart",
     "isolation_level": "isolation",
-    "name_pattern": "pattern",
     "expires_in": "expires",
     "near": "text",
 }
