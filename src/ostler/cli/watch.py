@@ -40,8 +40,9 @@ class Changes:
 
     def _listen(self) -> None:
         try:
-            options = {"types": self._types, "metrics": True, "on_hang": lambda _: None}
-            for _ in self._client.stream("events", after=self._after, **options):
+            for _ in self._client.stream(
+                "events", after=self._after, on_hang=lambda _: None, types=self._types, metrics=True
+            ):
                 self._has_changed.set()
         except DaemonError as error:
             self._error = error
