@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -15,25 +15,30 @@ from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationEr
 from ostler.failpoints import Seams
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
+from ostler.lifecycle.disk import DISK_AGE, usage_by_task
+from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.log_files import LogLine
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_duration, require_kind, require_reason
+from ostler.lifecycle.report import read_report
 from ostler.lifecycle.spawn import request_of, spawn
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
+from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
+from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
 from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
@@ -224,6 +229,39 @@ class AgentLifecycleManager:
         """The text of Prometheus."""
         return self._runtime.metrics.expose()
 
+    async def disk(self, *, max_age: float = DISK_AGE) -> DiskUsage:
+        """What the home takes on the disk, by kind and by task; measured in a thread where the last measurement is
+        older than so many seconds.
+        """
+        await self.require(Permission.AGENTS_READ)
+        await self.require(Permission.TASKS_READ)
+        home = self.require_home()
+        measured = await self._runtime.disk.measure(max_age)
+        rows = await self.store.read(tasks.tasks_in, frozenset(TaskState))
+        own = [task for task in rows if task.workspace_id == self.principal.workspace_id]
+        task_of = await self.store.read(queries.tasks_of_instances, self.principal.workspace_id)
+        return measured.usage.evolve(tasks=usage_by_task(measured, home, own, task_of))
+
+    async def has_room(self) -> bool:
+        """Whether the home is below its limit. While it is not, what is freed is noticed soon."""
+        meter = self._runtime.disk
+        if not meter.has_limit:
+            return True
+        is_full = meter.last is not None and meter.last.usage.is_full
+        measured = await meter.measure(max(DISK_AGE, 20 * meter.seconds) if is_full else float("inf"))
+        return not measured.usage.is_full
+
+    @property
+    def disk_limit(self) -> int | None:
+        """In bytes; None for no limit."""
+        return limit_bytes(self._runtime.settings.retention.disk)
+
+    @property
+    def disk_now(self) -> DiskUsage | None:
+        """The last measurement, without its tasks; None before the first, and where there is no limit."""
+        meter = self._runtime.disk
+        return meter.last.usage if meter.has_limit and meter.last is not None else None
+
     async def get_requests(self, instance_id: InstanceId, *, state: RequestState | str | None = None) -> list[Request]:
         """Requests with an id, newest first."""
         record = await self.require_instance(instance_id)
@@ -242,6 +280,31 @@ class AgentLifecycleManager:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
         return sorted(open_waits, key=lambda wait: wait.created_at)
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first. A row is there as long as its cause."""
+        space = self.principal.workspace_id
+        reads_all = await self._may_read_all(space)
+        viewer = Viewer(
+            runtime=self._runtime,
+            workspace_id=space,
+            owner_id=None if reads_all else self.principal.principal_id,
+            may_read_tasks=bool(decide_access(self.principal, Permission.TASKS_READ, space, tier=self.tier_of(space))),
+            waits=tuple(wait for wait in await self.open_waits() if wait.kind is WaitKind.HUMAN),
+        )
+        return await read_inbox(viewer)
+
+    async def report(self, since: datetime | timedelta | float | str = "10h") -> Report:
+        """What happened since a moment, or in the last so long. A moment without a time zone is local."""
+        moment = since
+        if isinstance(since, str):
+            with contextlib.suppress(ValueError):
+                moment = datetime.fromisoformat(since)
+        if not isinstance(moment, datetime):
+            moment = self.now() - (positive_duration("since", moment) or timedelta(0))
+        await self._reach.enter(Permission.TASKS_READ)
+        await self._reach.enter(Permission.AGENTS_READ)
+        return await read_report(self._runtime, self.principal.workspace_id, moment.astimezone(UTC))
 
     # --- acting ----------------------------------------------------------------------------------
 
