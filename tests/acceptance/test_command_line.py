@@ -255,6 +255,15 @@ def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
     sh.ok("stop", "lives")
 
 
+def test_to_ask_an_agent_that_is_busy_says_that_the_request_is_queued(sh: Shell) -> None:
+    background(sh, "busy")
+    until(lambda: sh.run("inspect", "busy").json()["metrics_now"])
+    told = sh.run("ask", "-d", "busy", "hello")
+    assert told.code == 0
+    assert "busy is busy with its job: your request is queued behind it" in told.err
+    sh.ok("kill", "busy")
+
+
 def test_inspect_why_and_logs_take_a_name_or_a_part_of_an_id(sh: Shell) -> None:
     background(sh, "seen")
     until(lambda: "begun" in sh.ok("logs", "seen"))
