@@ -130,6 +130,11 @@ class Client:
         totals = await self.call("statistics")
         return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
 
+    async def prune(self, *, older_than: str | float | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed."""
+        removed: list[dict[str, Any]] = await self.call("prune", older_than=older_than, dry_run=dry_run)
+        return removed
+
     async def disk(self) -> DiskUsage:
         """What the home takes on the disk, by kind and by task."""
         values = await self.call("disk")

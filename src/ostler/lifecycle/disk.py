@@ -22,6 +22,7 @@ _BLOCK = 512
 _KINDS = {
     "tasks": "workdirs",
     "work": "workdirs",
+    "proof": "workdirs",
     "vault": "vault",
     LOGS: "logs",
     HOMES: "homes",

@@ -171,11 +171,20 @@ async def remove(instance: str, manager: ManagerOf) -> dict[str, Any]:
     return await manager.remove(instance)
 
 
+async def prune(
+    manager: ManagerOf,
+    older_than: Annotated[str | float | None, Body()] = None,
+    dry_run: Annotated[bool, Body()] = False,
+) -> list[dict[str, Any]]:
+    return await manager.prune(older_than=older_than, dry_run=dry_run)
+
+
 HANDLERS: Handlers = {
     "spawn": spawn,
     "instances": get_instances,
     "instance": get_instance,
     "remove": remove,
+    "prune": prune,
     "why": why,
     "suspend": suspend,
     "resume": resume,
