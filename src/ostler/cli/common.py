@@ -146,8 +146,9 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
 
 
 def output_option(*, name: bool = True) -> Callable[[F], F]:
-    forms = ["table", "json", "jsonl", *(["name"] if name else [])]
-    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help="How to print it.")
+    forms = ["table", "wide", "json", "jsonl", *(["name"] if name else [])]
+    text = "How to print it; wide is a table with every column, whole."
+    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help=text)
 
 
 def count_option(function: F) -> F:

@@ -18,7 +18,7 @@ from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
-from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.log_files import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event

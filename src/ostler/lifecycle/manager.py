@@ -19,7 +19,8 @@ from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.log_files import LogLine
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS

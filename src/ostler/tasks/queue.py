@@ -165,18 +165,19 @@ class TaskQueue:
                 done = await self._orchestrator.work(task, self._rules(task))
             except StoreError as error:
                 _log.warning("%s goes on when the store can write again: %s", task.key, error)
-                await self._tasks.clock.sleep(LOOK_SECONDS)
-                task = await self._tasks.reload(task)
             except OstlerError as error:
-                _log.warning("%s: %s", task.key, error)
-                return
+                if self._tasks.is_closed:
+                    return
+                _log.warning("%s is taken up again: %s", task.key, error)
             except Exception:  # noqa: BLE001 - a fault of ours leaves no task running that nothing works on
                 _log.exception("the work on %s failed; it is taken up again", task.key)
-                await self._tasks.clock.sleep(LOOK_SECONDS)
-                task = await self._tasks.reload(task)
             else:
                 if done.state is not TaskState.RUNNING:
                     _log.info("%s is %s", done.key, done.state)
+                return
+            await self._tasks.clock.sleep(LOOK_SECONDS)
+            attempt, task = task.attempt, await self._tasks.reload(task)
+            if task.attempt != attempt:  # requeued meanwhile, and taken up as another attempt
                 return
 
 

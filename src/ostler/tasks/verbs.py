@@ -347,12 +347,18 @@ class TaskVerbs:
         task = await self._load(key)
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
+        changes = await self.changes_to_send_back(task, comment)
+        return await self._change(
+            task, changes, to=TaskState.QUEUED, reason=changes["comments"][-1], act="task.send_back"
+        )
+
+    async def changes_to_send_back(self, task: Task, comment: str | None) -> dict[str, Any]:
+        """What its record then says; its repository has the target, where that has moved on against it."""
         moved = await review.moved_target(self.tasks, task)
         comment = "\n\n".join(part for part in (comment, moved) if part)
         if len(comment) > MAX_COMMENT or not comment.strip():
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
-        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
-        return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
+        return {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
 
     async def accept(
         self, key: str, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False
