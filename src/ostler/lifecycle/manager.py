@@ -15,6 +15,7 @@ from ostler.agents.registry import AgentRegistry
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
+from ostler.isolation.process.logs import dropped_bytes
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
@@ -225,6 +226,11 @@ class AgentLifecycleManager:
         )
         async for line in read_log(self._runtime, record, window):
             yield line
+
+    async def dropped_output(self, instance_id: InstanceId) -> int:
+        """Bytes that the agent wrote faster than `output_rate` allows, and that are in no log."""
+        record, home = await self.require_instance(instance_id), self._runtime.home
+        return 0 if home is None else await asyncio.to_thread(dropped_bytes, home, record.instance_id)
 
     def metrics(self) -> str:
         """The text of Prometheus."""

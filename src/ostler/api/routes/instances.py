@@ -131,7 +131,11 @@ async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dic
 async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
     record = await manager.require_instance(instance)
     attempts = await manager.get_attempts(record.instance_id)
-    return {**await _shown(manager, record), "attempts": [attempt.to_dict() for attempt in attempts]}
+    return {
+        **await _shown(manager, record),
+        "attempts": [attempt.to_dict() for attempt in attempts],
+        "dropped_bytes": await manager.dropped_output(record.instance_id),
+    }
 
 
 async def why(instance: str, manager: ManagerOf) -> dict[str, Any]:
