@@ -56,7 +56,7 @@ _NAMES = {
     "model.wait": "Wait WaitKind",
     "model.audit": "AuditEntry AuditHead AuditReport",
     "model.access": ("HOME_WORKSPACE_ID Actor Permission Principal Role Token Workspace"),
-    "model.query": "GetInstancesFilter LifecycleStatistics ObservationOptions",
+    "model.query": "GetInstancesFilter InboxKind InboxRow LifecycleStatistics ObservationOptions Report",
     "model.record": "Record",
     "model.spawn": (
         "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"

@@ -36,6 +36,7 @@ from ostler.cli.output import (
     written_by_agent,
 )
 from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
@@ -51,24 +52,27 @@ _reason = click.option("--reason", help="Kept in the log and in the audit.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
 @click.option("--tag", help="Only with this tag.")
-@click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
+@click.option("--name", "name_pattern", help="Only with such a name; * stands for any text.")
+@watch_option
 @count_option
 @output_option()
-def ps(everything: bool, quiet: bool, form: str, count: int | None, pattern: str | None, **filters: Any) -> None:
+def ps(everything: bool, quiet: bool, is_live: bool, form: str, count: int | None, **filters: Any) -> None:
     """List agents, newest first; without -a only those that live or wait for their restart."""
-    agents = list_instances(
-        Daemon(),
-        count,
-        include_terminated=everything,
-        include_restarting=not everything,
-        name_pattern=pattern,
-        **filters,
-    )
+    daemon = Daemon()
+
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        return list_instances(
+            daemon, count, include_terminated=everything, include_restarting=not everything, **filters
+        )
+
+    columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], "name" if quiet else form, columns)
+    agents = fetch(count)
     if quiet:
         click.echo("".join(f"{name}\n" for name in _labels(agents)), nl=False)
         return
-    columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
-    narrowed = any(value is not None for value in (pattern, *filters.values()))
+    narrowed = any(value is not None for value in filters.values())
     show(agents, form, columns, empty=_no_agents(everything=everything, narrowed=narrowed))
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -256,6 +257,18 @@ def seconds_of(option: str, text: str | None) -> float | None:
     return seconds
 
 
+def since_moment(text: str) -> str:
+    """The moment that --since was given, as a duration or as a time."""
+    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
+    if seconds is not None:
+        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
+    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
+
+
 #: Fields of the API by the parameters of the command line, where the two differ.
 _PARAMETERS = {
     "graceful_timeout": "grace",
@@ -264,7 +277,6 @@ _PARAMETERS = {
     "execution_timeout": "timeout",
     "restart_policy": "restart",
     "isolation_level": "isolation",
-    "name_pattern": "pattern",
     "expires_in": "expires",
     "near": "text",
 }

@@ -12,6 +12,7 @@ from ostler.cli.common import Daemon, count_option, for_each, on_task, output_op
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
 from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 
@@ -28,6 +29,7 @@ COLUMNS = (
     Column("", lambda task: sentence(task["next"]), least=44),
 )
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
+_TASK_EVENTS = ("task_state_changed", "task_wait_opened", "task_wait_ended", "task_iteration")
 _key = click.argument("key")
 
 
@@ -72,11 +74,19 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
 @click.option("--agent", help="Only for this agent.")
 @click.option("--tag", help="Only with this tag.")
 @click.option("--text", help="Only where the task has this text in it.")
+@watch_option
 @count_option
 @output_option()
-def list_tasks(everything: bool, count: int | None, form: str, **filters: Any) -> None:
+def list_tasks(everything: bool, is_live: bool, count: int | None, form: str, **filters: Any) -> None:
     """List tasks, newest first; without -a those that are not finished."""
-    tasks = list_all_tasks(Daemon(), count, include_finished=everything, **filters)
+    daemon = Daemon()
+
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        return list_all_tasks(daemon, count, include_finished=everything, **filters)
+
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], form, COLUMNS, _TASK_EVENTS)
+    tasks = fetch(count)
     narrowed = any(value is not None for value in filters.values())
     show(tasks, form, COLUMNS, name="key", empty=_no_tasks(everything=everything, narrowed=narrowed))
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
-from ostler.model.query import LifecycleStatistics
+from ostler.model.query import InboxRow, LifecycleStatistics, Report
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
@@ -125,6 +126,15 @@ class Client:
 
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first."""
+        return [InboxRow.from_dict(values) for values in await self.call("inbox")]
+
+    async def report(self, since: str | datetime = "10h") -> Report:
+        """What happened since a moment, or in the last so long."""
+        text = since.isoformat() if isinstance(since, datetime) else since
+        return Report.from_dict(await self.call("report", since=text))
 
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")
