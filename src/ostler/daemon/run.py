@@ -123,7 +123,12 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     in_force = _Settings(home, listen)
     config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
+    lifecycle = LifecycleSettings(
+        outlive=OUTLIVE,
+        retention=settings.retention,
+        environment=environment,
+        output_rate=settings.daemon.output_rate,
+    )
     async with open_manager(home, settings=lifecycle) as manager:
 
         def stop(keep: bool) -> None:
