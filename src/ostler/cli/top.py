@@ -137,7 +137,7 @@ class Top(App[None]):
 
     CSS = """
     #status { height: 1; padding: 0 1; }
-    .head { height: 1; padding: 0 3; text-style: bold; }
+    .head { height: 1; padding: 0 1; text-style: bold; }
     Rows { height: 1fr; border: round $primary; padding: 0; scrollbar-size-vertical: 1; }
     Rows:focus { border: round $accent; }
     .reading { border: round $accent; padding: 0 1; height: 1fr; }
@@ -152,7 +152,6 @@ class Top(App[None]):
         Binding("s", "stop", "Stop"),
         Binding("d", "diff", "Diff"),
         Binding("a", "accept", "Accept"),
-        Binding("tab", "app.focus_next", "Other list"),
         Binding("q,ctrl+c", "quit", "Quit"),
     ]
 
@@ -165,7 +164,8 @@ class Top(App[None]):
         yield Label("", id="status")
         with Vertical():
             yield Label("", id="agents-head", classes="head")
-            yield Rows("Agents", AGENT_COLUMNS, "instance_id", id="agents")
+            living = [column for column in AGENT_COLUMNS if column.head != "EXIT"]
+            yield Rows("Agents", living, "instance_id", id="agents")
             yield Label("", id="tasks-head", classes="head")
             yield Rows("Tasks", TASK_COLUMNS, "key", id="tasks")
         yield Footer()
