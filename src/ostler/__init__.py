@@ -36,13 +36,14 @@ _NAMES = {
         "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
         "LoopSettings"
     ),
-    "lifecycle.logs": "LogLine",
+    "lifecycle.log_files": "LogLine",
     "lifecycle.manager": "AgentHandle AgentLifecycleManager",
     "lifecycle.observe": "Observation",
     "lifecycle.open": "open_manager",
     "lifecycle.settings": "LifecycleSettings",
     "model.context": "ContextData",
     "model.crew": "CrewAction CrewPolicy CrewSettings CrewStrategy CrewView MemberState MemberView",
+    "model.disk": "DiskUsage TaskDisk",
     "model.events": (
         "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
         "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "

@@ -10,7 +10,7 @@ import click
 
 from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
-from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path
+from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
 from ostler.cli.table import Column, show
 from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError
@@ -148,10 +148,10 @@ def send_back(key: str, message: str | None) -> None:
 @click.argument("paths", nargs=-1)
 @click.option("--stat", is_flag=True, help="Only the files and how much of them.")
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
-    """Show what a task changed."""
+    """Show what a task changed; on a terminal in colour, through $OSTLER_PAGER, $PAGER or less."""
     reply = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
     if reply["diff"]:
-        click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+        page(diff_lines(reply["diff"]))
     else:
         note(f"{plain(reply['task']['key'])} changes nothing{' in these paths' if paths else ''}")
     _tell_merge_state(reply["merge"])

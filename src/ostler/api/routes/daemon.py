@@ -44,6 +44,16 @@ async def statistics(manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     return {**(await manager.get_statistics()).to_dict(), "tasks": (await tasks.statistics()).to_dict()}
 
 
+async def disk(manager: ManagerOf) -> dict[str, Any]:
+    usage = await manager.disk()
+    return {
+        **usage.to_dict(),
+        "total": usage.total,
+        "share": usage.share,
+        "tasks": [{**task.to_dict(), "total": task.total} for task in usage.tasks],
+    }
+
+
 async def inbox(manager: ManagerOf) -> list[dict[str, Any]]:
     return [row.to_dict() for row in await manager.inbox()]
 
@@ -64,6 +74,7 @@ HANDLERS: Handlers = {
     "metrics": metrics,
     "status": status,
     "statistics": statistics,
+    "disk": disk,
     "inbox": inbox,
     "report": report,
     "stop_daemon": stop,
