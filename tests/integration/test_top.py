@@ -53,8 +53,13 @@ class Screen:
         """Until a line of the list has all these words."""
         await self.until(lambda: any(all(word in line for word in words) for line in self.lines(name)), lambda: words)
 
-    async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
+    async def press(self, key: str) -> None:
+        await self.pilot.press(key)
+
+    async def leave(self, key: str = "escape") -> None:
+        """Back to the lists."""
+        await self.pilot.press(key)
+        await self.until(lambda: len(self.app.screen_stack) == 1)
 
     async def choose(self, name: str, key: str) -> None:
         """Give the list the focus, and go to the row."""
@@ -70,7 +75,7 @@ class Screen:
             match self.app.screen:
                 case Reading() as screen:
                     shown: Any = screen.shown
-                    return str(getattr(shown, "code", shown))
+                    return f"{screen.heading}\n{getattr(shown, 'code', shown)}"
                 case screen if screen.query(RichLog):
                     return "\n".join(line.text for line in screen.query_one(RichLog).lines)
                 case screen:
@@ -130,20 +135,22 @@ async def test_keys_on_an_agent(screen: Screen) -> None:
     await screen.choose("agents", "nightly")
     await screen.press("l")
     await screen.reads("begun")
-    await screen.press("escape", "w")
-    await screen.reads("it works")
-    await screen.press("escape", "p")
+    await screen.leave()
+    await screen.press("w")
+    await screen.reads("why nightly")
+    await screen.leave()
+    await screen.press("p")
     await screen.shows("agents", "nightly", "suspended")
     await screen.press("p")
     await screen.shows("agents", "nightly", "processing")
     await screen.press("d")  # it works on no task, which is said
     await screen.press("s")
     await screen.reads("Stop nightly?")
-    await screen.press("n")
+    await screen.leave("n")
     assert await screen.state("nightly") == "processing"
     await screen.press("s")
     await screen.reads("Stop nightly?")
-    await screen.press("y")
+    await screen.leave("y")
     await screen.until(lambda: not screen.lines("agents"))
     assert await screen.state("nightly") == "terminated"
 
@@ -155,13 +162,16 @@ async def test_keys_on_a_task(screen: Screen) -> None:
     await screen.reads("1 thing needs you")
     await screen.press("d")
     await screen.reads("+four")
-    await screen.press("escape", "l")
+    await screen.leave()
+    await screen.press("l")
     await screen.reads("done with it", "(it has ended)")
-    await screen.press("escape", "w")
-    await screen.reads("waits for your review")
-    await screen.press("escape", "a")
+    await screen.leave()
+    await screen.press("w")
+    await screen.reads("why append", "waits for your review")
+    await screen.leave()
+    await screen.press("a")
     await screen.reads("Accept append")
-    await screen.press("y")
+    await screen.leave("y")
     await screen.until(lambda: not screen.lines("tasks"))
     await screen.reads("nothing needs you")
     assert git(screen.repository, "show", "main:a.txt").endswith("four\n")

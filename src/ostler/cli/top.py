@@ -76,11 +76,11 @@ class Reading(ModalScreen[None]):
 
     def __init__(self, title: str, text: Text | Syntax) -> None:
         super().__init__()
-        self._title, self.shown = title, text
+        self.heading, self.shown = title, text
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="reading") as area:
-            area.border_title = self._title
+            area.border_title = self.heading
             yield Static(self.shown)
         yield Footer()
 
