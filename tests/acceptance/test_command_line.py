@@ -419,6 +419,17 @@ def test_pause_holds_or_parks_an_agent_that_waits_to_be_asked(sh: Shell, asked: 
     assert sh.ok("ask", asked, "hello") == "hello\n"
 
 
+def test_output_that_was_dropped_is_told(sh: Shell) -> None:
+    flooded = sh.run("run", "--name", "flood", "--", "head", "-c", "64M", "/dev/zero")
+    assert flooded.code == 0
+    assert re.search(r"ostler: \d+ M of its output were dropped", flooded.err)
+    assert "were dropped" in sh.run("logs", "-n", "0", "flood").err
+    assert json.loads(sh.ok("inspect", "flood"))["dropped_bytes"] > 0
+    sh.ok("run", "--name", "calm", "--", "true")
+    assert sh.run("logs", "calm").err == ""
+    sh.ok("rm", "flood", "calm")
+
+
 def test_restart_stop_kill_rm_prune_and_wait(sh: Shell) -> None:
     name = background(sh, "worked")
     assert "attempt 2" in sh.ok("restart", name)

@@ -53,6 +53,7 @@ ROUTES = (
     Route("definition", "GET", "/v1/definitions/{name}", "agents.read", agent=True),
     Route("spawn", "POST", "/v1/instances", "agents.spawn", body="spawn", body_limit=LARGE_BODY, status=201),
     Route("instances", "GET", "/v1/instances", "agents.read"),
+    Route("prune", "POST", "/v1/instances/prune", "agents.terminate"),
     Route("instance", "GET", _INSTANCE, "agents.read", agent=True),
     Route("remove", "DELETE", _INSTANCE, "agents.terminate"),
     Route("why", "GET", f"{_INSTANCE}/why", "agents.read", agent=True),

@@ -362,11 +362,11 @@ def rm(names: tuple[str, ...], force: bool) -> None:
 
 @click.command()
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def prune(yes: bool) -> None:
+@click.option("--older-than", help="Only those that ended longer ago, such as 7d.")
+def prune(yes: bool, older_than: str | None) -> None:
     """Remove all agents that have ended; says which first."""
     daemon = Daemon()
-    agents = list_instances(daemon, include_terminated=True)
-    ended = [agent for agent in agents if agent["state"] in ENDED and not agent.get("doing")]
+    ended = daemon.call("prune", older_than=seconds_of("--older-than", older_than), dry_run=True)
     if not ended:
         note("there is nothing to remove")
         return

@@ -62,6 +62,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Looking": {
             "events": ("look", "Show the numbered log."),
+            "top": ("watch", "Show agents and tasks, live, with a key for each verb."),
             "inbox": ("inbox", "List what needs you, each with its next command."),
             "report": ("inbox", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),

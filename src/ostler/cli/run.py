@@ -17,7 +17,9 @@ from ostler.cli.agents import print_answer
 from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.durations import size_text
 from ostler.errors import ExitCode, exit_code_of
+from ostler.home import SETTINGS_FILE
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
@@ -214,9 +216,16 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
             click.echo(text, color=True)
         ended = daemon.call("instance", instance=key)
+        _tell_dropped(ended)
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
+
+
+def _tell_dropped(instance: dict[str, Any]) -> None:
+    if instance.get("dropped_bytes"):
+        size = size_text(instance["dropped_bytes"])
+        note(f"{size} of its output were dropped: it came faster than `output-rate` below [daemon] of {SETTINGS_FILE}")
 
 
 def _exit_code(instance: dict[str, Any]) -> int:
@@ -267,10 +276,11 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
-        return
-    instance = on_agent(daemon, "instance", agent)["instance_id"]
-    for item in daemon.stream("logs", instance=instance, **window):
-        _print_line(item.data, form, times=chosen["times"])
+    else:
+        instance = on_agent(daemon, "instance", agent)["instance_id"]
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+    _tell_dropped(on_agent(daemon, "instance", agent))
 
 
 def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:

@@ -123,7 +123,12 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     in_force = _Settings(home, listen)
     config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
+    lifecycle = LifecycleSettings(
+        outlive=OUTLIVE,
+        retention=settings.retention,
+        environment=environment,
+        output_rate=settings.daemon.output_rate,
+    )
     async with open_manager(home, settings=lifecycle) as manager:
 
         def stop(keep: bool) -> None:
@@ -131,7 +136,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             context.stopping.set()
 
         async def end_agents() -> list[dict[str, Any]]:
-            queue.draining = True
+            queue.draining = hooks.is_stopping = True
             supervisor.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
@@ -176,6 +181,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
             watch.cancel()
+            hooks.is_stopping = True
             if not manager.keep_agents:
                 await end_agents()
             for part in (supervisor, queue, orchestrator, hooks):

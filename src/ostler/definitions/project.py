@@ -23,6 +23,7 @@ from ostler.model.record import adapter, record
 from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import name_faults, variable_faults
+from ostler.model.types import DEFAULT_RATE, OutputRate
 from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
@@ -47,6 +48,8 @@ class DaemonSettings(FileRecord):
     notify: bool = True
     #: Names of the variables that agents see of the daemon's environment; None leaves it to the manager.
     environment: tuple[str, ...] | None = None
+    #: What each agent may write in a second; what is beyond is dropped and counted.
+    output_rate: OutputRate = DEFAULT_RATE
 
     def rules(self) -> Iterator[Fault]:
         hooks = {"on-wait": self.on_wait, "on-failed": self.on_failed, "on-idle": self.on_idle}
