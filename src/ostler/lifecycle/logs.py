@@ -23,7 +23,7 @@ from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.observe import is_over
+from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
 from ostler.model.record import Record, record
 from ostler.model.text import clean_text
@@ -92,6 +92,7 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
     max_line = _MAX_LINE if window.render is None else _MAX_RENDERED
     reader = _LogReader(folder, window.attempt, window.after, max_line, _exact_text if window.exact else _text)
     first = True
+    last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:
         over = not window.follow or await runtime.store.read(is_over, instance.instance_id)
         fresh = reader.read(last=over)
@@ -106,7 +107,7 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
             yield line
         if over:
             return
-        await runtime.clock.sleep(LOOK_SECONDS)
+        await last_event.wait(LOOK_SECONDS)
 
 
 def _rendered(lines: Iterator[LogLine], render: Render) -> Iterator[LogLine]:
