@@ -17,7 +17,6 @@ import click
 
 from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
 from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
@@ -79,7 +78,8 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("health")
+        if not self._client.has_just_answered:
+            self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -125,6 +125,8 @@ class Daemon:
                 "`ostler init` prepares a project, `ostler run -- CMD` runs something",
                 ExitCode.NOT_FOUND,
             )
+        from ostler.client.launch import DaemonStartError, start_daemon  # noqa: PLC0415 - most commands find it running
+
         try:
             status = start_daemon(self.home)
         except DaemonStartError as error:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.agents import print_answer
 from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
@@ -252,6 +251,8 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
         note(f"its answer cannot be read: {error}")
         return
     if answer is not None:
+        from ostler.cli.agents import print_answer  # noqa: PLC0415 - a command has no answer
+
         print_answer(answer)
 
 
