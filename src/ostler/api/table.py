@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+#: Where a call says in which directory its caller stands; percent-encoded.
+DIRECTORY_HEADER = "Ostler-Directory"
 #: In place of a permission: answered without authentication.
 PUBLIC = "public"
 #: The most bytes in the body of a request, where the route names no other limit.

@@ -23,6 +23,7 @@ from ostler.cli.common import (
     list_instances,
     on_agent,
     output_option,
+    project_column,
     seconds_of,
 )
 from ostler.cli.output import (
@@ -75,6 +76,7 @@ def ps(everything: bool, quiet: bool, form: str, count: int | None, pattern: str
         for head, cell in optional.items()
         if (everything if head == "EXIT" else any(cell(agent) for agent in agents))
     }
+    columns = {**project_column(agents), **columns}
     head = (*_HEAD, *columns, "DOING")
     show(agents, form, head, lambda agent: (*_row(agent), *(cell(agent) for cell in columns.values()), _doing(agent)))
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ostler.cli.agents import print_answer
-from ostler.cli.common import Daemon, fail, list_instances, on_agent
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import parse_seconds
@@ -114,7 +114,7 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "workdir": chosen["workdir"],
     }
     options = {name: value for name, value in values.items() if value is not None}
-    cwd = chosen["workdir"] or _present_directory()
+    cwd = chosen["workdir"] or present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
@@ -135,14 +135,6 @@ def _tell_how_programs_run(words: tuple[str, ...]) -> None:
 
 def _is_python(daemon: Daemon, name: str) -> bool:
     return bool(daemon.call("definition", name=name)["kind"] == "python")
-
-
-def _present_directory() -> str | None:
-    """As the shell has it; None for one that was removed."""
-    try:
-        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
-    except OSError:
-        return None
 
 
 def _require_free(daemon: Daemon, name: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
+from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option, project_column
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
 from ostler.client.blocking import DaemonError
@@ -64,7 +64,15 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
 @output_option()
 def list_tasks(everything: bool, count: int | None, form: str, **filters: Any) -> None:
     """List tasks, newest first; without -a those that are not finished."""
-    show(list_all_tasks(Daemon(), count, include_finished=everything, **filters), form, _HEAD, _row, name="key")
+    tasks = list_all_tasks(Daemon(), count, include_finished=everything, **filters)
+    columns = project_column(tasks)
+    head = (*_HEAD[:-2], *columns, *_HEAD[-2:])
+
+    def row(task: dict[str, Any]) -> tuple[str, ...]:
+        cells = _row(task)
+        return (*cells[:-2], *(cell(task) for cell in columns.values()), *cells[-2:])
+
+    show(tasks, form, head, row, name="key")
 
 
 def _row(task: dict[str, Any]) -> tuple[str, ...]:

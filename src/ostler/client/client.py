@@ -39,9 +39,16 @@ class Client:
     """Use it with `async with`. Without arguments it talks to the daemon of the default home."""
 
     def __init__(
-        self, home: str | os.PathLike[str] | None = None, *, address: str | None = None, token: str | None = None
+        self,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
     ) -> None:
+        """`directory` names the project whose definitions and settings count; without it that of the home."""
         self._token = token
+        self._directory = None if directory is None else os.path.abspath(directory)  # noqa: PTH100 - as it is
         place = chosen_home(home) / SOCKET_FILE
         self._where = address or str(place)
         transport = None if address is not None else httpx2.AsyncHTTPTransport(uds=_short(place))
@@ -58,7 +65,7 @@ class Client:
 
     async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
         """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
-        prepared = prepare(verb, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token, directory=self._directory)
         try:
             response = await self._http.request(
                 prepared.method, prepared.path, content=prepared.body, headers=prepared.headers
@@ -265,7 +272,8 @@ class Client:
         while True:
             query = parameters if cursor is None else {**parameters, "after": cursor}
             try:
-                async for item in self._stream(prepare(verb, {**query, "follow": True}, token=self._token)):
+                prepared = prepare(verb, {**query, "follow": True}, token=self._token, directory=self._directory)
+                async for item in self._stream(prepared):
                     lost_at = None
                     if item.event == "end":
                         return

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from ostler.agents.registry import AgentRegistry
 from ostler.clock import Clock
+from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
 from ostler.lifecycle.admit import SPAWN_FLAG
@@ -67,6 +68,11 @@ class AgentLifecycleManager:
     def registry(self) -> AgentRegistry:
         """The definitions that can be spawned by name."""
         return self._runtime.definitions.registry
+
+    @property
+    def projects(self) -> Projects:
+        """The projects that this home serves, with their definitions and settings."""
+        return self._runtime.definitions.projects
 
     @property
     def store(self) -> Store:

@@ -103,6 +103,8 @@ class Task(Record):
     timeout: Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=7))] | None = None
     #: The directory that it was submitted from.
     near: str | None = None
+    #: The directory of the project that it belongs to; None for the project of the home.
+    project: str | None = None
     workdir: Mapping[str, Any] | None = None
     instance_id: UUID | None = None
     #: Where the program of its agent can go on.

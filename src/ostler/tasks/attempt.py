@@ -228,7 +228,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     tasks = rules.tasks
     if task.instance_id is not None:
         return task, await tasks.manager.require_instance(task.instance_id)
-    manifest = tasks.manager.registry.find(task.agent or "")
+    manifest = tasks.definition_of(task)
     options = AgentSpawnOptions(
         name=_name(task),
         workdir=str(workdir.path),
@@ -241,7 +241,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
     declared = manifest.defaults.resource_limits if manifest.defaults is not None else None
     if task.timeout is not None or declared is None or "execution_timeout" not in declared.fields_set:
-        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
+        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings_of(task.project).timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
     if (model := rules.model(task)) is not None:
@@ -253,6 +253,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(
         agent_definition_id=manifest.id,
+        project=task.project,
         options=options,
         job={"request": job},
         task_id=task.task_id,

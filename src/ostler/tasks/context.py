@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.registry import AgentManifest
+from ostler.errors import DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import HOME_WORKSPACE_ID, Actor
 from ostler.model.attempt import AttemptOutcome
@@ -82,6 +84,22 @@ class TaskContext:
     @property
     def store(self) -> Store:
         return self.manager.store
+
+    def definition_of(self, task: Task) -> AgentManifest:
+        """Of its agent, from the files of its project as they are now. Raises `AgentNotFoundError`."""
+        if task.project is not None:
+            self.manager.projects.at(task.project).refresh()
+        return self.manager.registry.find(task.agent or "", task.project)
+
+    def settings_of(self, project: str | None) -> TaskSettings:
+        """The table `[tasks]` that is in force for the tasks of a project."""
+        scope = self.manager.projects.at(project).scope
+        if scope is None:
+            return self.settings
+        try:
+            return self.manager.projects.at(scope).settings().tasks
+        except DefinitionError:  # never good; commands in that project say so
+            return self.settings
 
     async def change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.store.run(task_store.change_task, task, changes, **how)

@@ -116,7 +116,7 @@ def checks_of(tasks: TaskContext, task: Task) -> tuple[str, ...]:
     """Its own; else those of its agent's definition."""
     if task.checks or task.agent is None:
         return task.checks
-    return tasks.manager.registry.find(task.agent).checks
+    return tasks.definition_of(task).checks
 
 
 async def _run(tasks: TaskContext, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
@@ -136,9 +136,15 @@ async def _run(tasks: TaskContext, task: Task, command: str, label: str, place: 
         workdir=str(place),
         env={"OSTLER_TASK": task.key, "HOME": os.environ.get("HOME", "/")},
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
-        resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
+        resource_limits=ResourceLimits(execution_timeout=tasks.settings_of(task.project).check_timeout),
     )
-    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
+    request = SpawnRequest(
+        agent_definition_id=manifest.id,
+        project=task.project,
+        options=options,
+        job={"request": ""},
+        task_id=task.task_id,
+    )
     instance, cut_off = await find_instance(tasks, task, name, again_after_loss=True)
     if cut_off > MAX_LOST:
         return _receipt(command, tree, None, 0.0, f"it was begun {cut_off} times and lost with the machine each time")

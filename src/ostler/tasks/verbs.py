@@ -138,16 +138,21 @@ class TaskVerbs:
         max_failures: int | None = None,
         backoff: str | float | timedelta | None = None,
         near: str | os.PathLike[str] | None = None,
+        project: str | None = None,
         parent: str | None = None,
         loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
+        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about.
+
+        `project` is the key of the project whose definitions and settings count (`manager.projects.near`), where that
+        is not the project of the home.
+        """
         await self.manager.require(_P.TASKS_WRITE)
         if agent is not None:
-            self._require_agent(agent)
+            self._require_agent(agent, project)
         place = None if near is None else await self._require_place(os.path.abspath(near))  # noqa: PTH100, ASYNC240 - no file is touched
-        now = self.manager.now()
+        now, settings = self.manager.now(), self.tasks.settings_of(project)
         record = Task.from_dict(
             {
                 "task_id": self.manager.new_id(),
@@ -163,9 +168,10 @@ class TaskVerbs:
                 "tags": tuple(tag.lower() for tag in tags),
                 "is_held": hold,
                 "timeout": timeout,
-                "max_failures": max_failures or self.tasks.settings.max_failures,
-                "backoff": self.tasks.settings.backoff if backoff is None else backoff,
+                "max_failures": max_failures or settings.max_failures,
+                "backoff": settings.backoff if backoff is None else backoff,
                 "near": place,
+                "project": project,
                 "created_by": self.manager.actor.name,
                 "created_at": now,
                 "updated_at": now,
@@ -179,10 +185,10 @@ class TaskVerbs:
             idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
         return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
 
-    def _require_agent(self, name: str) -> None:
+    def _require_agent(self, name: str, project: str | None) -> None:
         """Refused now, not when its turn comes at night."""
         try:
-            self.manager.registry.find(name)
+            self.manager.registry.find(name, project)
         except AgentNotFoundError as error:
             raise fault("agent", f"must be one that can be spawned: {error}") from error
 
@@ -191,11 +197,16 @@ class TaskVerbs:
 
         What an agent adds from inside its workdir is about the checkout that this came from.
         """
-        for workdir in self.tasks.active.values():
-            if workdir.checkout is not None and Path(near).is_relative_to(workdir.path):
-                near = workdir.checkout
+        near = self.checkout_of(near)
         await self.tasks.workdirs.plan("new", near=Path(near))
         return near
+
+    def checkout_of(self, directory: str) -> str:
+        """The checkout that the workdir around a directory came from; the directory where there is none."""
+        for workdir in self.tasks.active.values():
+            if workdir.checkout is not None and Path(directory).is_relative_to(workdir.path):
+                return workdir.checkout
+        return directory
 
     async def run(self, key: str) -> Task:
         """Claim it and work on it now, also while it waits after a failure; to its review or back to the queue."""

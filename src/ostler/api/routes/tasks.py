@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, ProjectOf, SpeakerOf, TasksOf
 from ostler.api.speaker import task_of_agent
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
@@ -39,6 +39,7 @@ class TaskBody(Record):
 
 async def add(
     context: ContextOf,
+    project: ProjectOf,
     tasks: TasksOf,
     loops: LoopsOf,
     speaker: SpeakerOf,
@@ -46,8 +47,10 @@ async def add(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     new_task = TaskBody.from_dict(body)
-    context.refresh()
+    project.refresh()
+    await context.crews.of(project.scope)  # so that its crews take the task, where they select it
     values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    values["project"] = project.key
     if speaker is not None:
         values = task_of_agent(speaker, values)
     if new_task.loop is not None:
