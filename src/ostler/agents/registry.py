@@ -86,6 +86,8 @@ class AgentManifest(Record):
     env: Mapping[str, str | None] | None = None
     #: Command lines that must succeed before its work counts as done.
     checks: tuple[str, ...] = ()
+    #: A command line that prepares the workdir of a task before the agent begins.
+    setup: str | None = None
     #: None leaves it to the driver.
     home: HomeKind | None = None
     #: The body of a definition file: the instructions of the agent.
@@ -100,6 +102,7 @@ class AgentManifest(Record):
         yield from json_faults("extra", self.extra)
         yield from environment_faults("env", self.env or {})
         yield from check_faults("checks", self.checks)
+        yield from plain_text_faults("setup", self.setup, MAX_CHECK)
 
 
 def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -244,23 +245,29 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
-    agent = _working_on(daemon, agent, follow=follow) or agent
     start = None if since is None else _moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
+
+    def follow_log(instance: str) -> None:
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+
+    agent = _working_on(daemon, agent, follow_setup=follow_log if follow else None) or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
         return
-    instance = on_agent(daemon, "instance", agent)["instance_id"]
-    for item in daemon.stream("logs", instance=instance, **window):
-        _print_line(item.data, form, times=chosen["times"])
+    follow_log(on_agent(daemon, "instance", agent)["instance_id"])
 
 
-def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
-    """The instance that works on a task, or did last; None where the name is no key of a task."""
+def _working_on(daemon: Daemon, name: str, *, follow_setup: Callable[[str], None] | None) -> str | None:
+    """The instance that works on a task, or did last; None where the name is no key of a task.
+
+    With `follow_setup` it is waited for, and the setup of its workdir is followed before.
+    """
     if not re.fullmatch(r"[Tt]\d{3,}", name) and _is_agent(daemon, name):
         return None
-    has_noted = False
+    has_noted, setups = False, set[str]()
     while True:
         try:
             task = daemon.call("task", task=name)
@@ -270,8 +277,7 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
             raise
         if task["instance_id"] is not None:
             return str(task["instance_id"])
-        goes_on = follow and task["state"] in {"queued", "running"}
-        if not goes_on:
+        if follow_setup is None or task["state"] not in {"queued", "running"}:
             attempts = daemon.call("instances", task_id=task["task_id"], include_terminated=True, limit=1)
             if attempts:
                 return str(attempts[0]["instance_id"])
@@ -279,7 +285,15 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
         if not has_noted:
             note(f"{task['key']} is {task['state']}; waiting for its agent")
             has_noted = True
+        for setup in _live_setups(daemon, task) - setups:
+            setups.add(setup)
+            follow_setup(setup)
         time.sleep(_LOOK_SECONDS)
+
+
+def _live_setups(daemon: Daemon, task: dict[str, Any]) -> set[str]:
+    instances = daemon.call("instances", task_id=task["task_id"])
+    return {str(instance["instance_id"]) for instance in instances if str(instance["name"]).endswith("-setup")}
 
 
 def _is_agent(daemon: Daemon, name: str) -> bool:

@@ -29,6 +29,7 @@ def task() -> None:
 @click.option("--agent", help="Who works on it; without one it waits to be claimed.")
 @click.option("--model", help="The model of its agent.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
+@click.option("--setup", help="A command line that prepares its worktree, such as `uv sync`.")
 @click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high", "critical"]), default="normal")
 @click.option("--tag", "tags", multiple=True, help="A tag; again for more.")

@@ -201,6 +201,12 @@ def workdir_key(workspace_id: UUID, key: str) -> str:
     return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
 
 
+def environment_of(task: Task) -> dict[str, str]:
+    """What its agent, its setup, its checks and a person who looks at its workdir see of it."""
+    port = {} if task.port is None else {"OSTLER_PORT": str(task.port)}
+    return {"OSTLER_TASK": task.key, "OSTLER_SLUG": task.slug, **port}
+
+
 def source_directory_of(task: Task) -> Path | None:
     return None if task.near is None else Path(task.near)
 

@@ -23,6 +23,7 @@ class TaskBody(Record):
     agent: str | None = None
     model: str | None = None
     checks: tuple[str, ...] = ()
+    setup: str | None = None
     depends_on: tuple[str, ...] = ()
     priority: str = "normal"
     tags: tuple[str, ...] = ()
