@@ -43,6 +43,7 @@ _NAMES = {
     "lifecycle.settings": "LifecycleSettings",
     "model.context": "ContextData",
     "model.crew": "CrewAction CrewPolicy CrewSettings CrewStrategy CrewView MemberState MemberView",
+    "model.disk": "DiskUsage TaskDisk",
     "model.events": (
         "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
         "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "

@@ -47,6 +47,7 @@ ROUTES = (
     Route("metrics", "GET", "/metrics", "agents.read"),
     Route("status", "GET", "/v1/status", "agents.read"),
     Route("statistics", "GET", "/v1/statistics", "agents.read"),
+    Route("disk", "GET", "/v1/disk", "agents.read"),
     Route("stop_daemon", "POST", "/v1/daemon/stop", "workspace.admin"),
     Route("definitions", "GET", "/v1/definitions", "agents.read", agent=True),
     Route("definition", "GET", "/v1/definitions/{name}", "agents.read", agent=True),

@@ -12,7 +12,27 @@ from typing import Any
 
 import click
 
-_RIGHT = frozenset({"UP", "RESTARTS", "CPU", "MEM", "AGE", "EXIT", "NUMBER", "COST", "TOKENS", "GENERATION"})
+_RIGHT = frozenset(
+    [
+        "UP",
+        "RESTARTS",
+        "CPU",
+        "MEM",
+        "AGE",
+        "EXIT",
+        "NUMBER",
+        "COST",
+        "TOKENS",
+        "GENERATION",
+        "SIZE",
+        "WORKDIR",
+        "VAULT",
+        "LOGS",
+        "TOTAL",
+        "AGENTS",
+        "TASKS",
+    ]
+)
 _COLOURS = {
     "processing": "green",
     "ready": "green",

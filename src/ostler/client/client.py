@@ -20,6 +20,7 @@ from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
 from ostler.lifecycle.logs import LogLine
 from ostler.model.crew import CrewView
+from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
@@ -135,6 +136,13 @@ class Client:
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")
         return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
+
+    async def disk(self) -> DiskUsage:
+        """What the home takes on the disk, by kind and by task."""
+        values = await self.call("disk")
+        tasks = [{name: value for name, value in task.items() if name != "total"} for task in values["tasks"]]
+        rest = {name: value for name, value in values.items() if name not in {"total", "share"}}
+        return DiskUsage.from_dict({**rest, "tasks": tasks})
 
     # --- tasks -----------------------------------------------------------------------------------
 

@@ -17,12 +17,13 @@ from typing import Any
 
 from ostler.api.app import create_app
 from ostler.api.context import Context
+from ostler.client.homes import note_home
 from ostler.crews.projects import ProjectCrews
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
 from ostler.daemon.log import configure_log
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
-from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.errors import DefinitionError, LeaseHeldError, OstlerError, ValidationError
 from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -54,11 +55,13 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     home = chosen_home(chosen.home)
     configure_log(home)
+    note_home(home)
     try:
         asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
-        sys.exit(2 if isinstance(error, ValidationError) else 1)
+        # Where another daemon has the home, systemd must not try again and again: see `client/boot.py`.
+        sys.exit(2 if isinstance(error, ValidationError) else 7 if isinstance(error, LeaseHeldError) else 1)
 
 
 def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:

@@ -16,6 +16,7 @@ from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationEr
 from ostler.failpoints import Seams
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
+from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
@@ -27,6 +28,7 @@ from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
+from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
@@ -229,6 +231,39 @@ class AgentLifecycleManager:
     def metrics(self) -> str:
         """The text of Prometheus."""
         return self._runtime.metrics.expose()
+
+    async def disk(self, *, max_age: float = DISK_AGE) -> DiskUsage:
+        """What the home takes on the disk, by kind and by task; measured in a thread where the last measurement is
+        older than so many seconds.
+        """
+        await self.require(Permission.AGENTS_READ)
+        await self.require(Permission.TASKS_READ)
+        home = self.require_home()
+        measured = await self._runtime.disk.measure(max_age)
+        rows = await self.store.read(tasks.tasks_in, frozenset(TaskState))
+        own = [task for task in rows if task.workspace_id == self.principal.workspace_id]
+        task_of = await self.store.read(queries.tasks_of_instances, self.principal.workspace_id)
+        return measured.usage.evolve(tasks=usage_by_task(measured, home, own, task_of))
+
+    async def has_room(self) -> bool:
+        """Whether the home is below its limit. While it is not, what is freed is noticed soon."""
+        meter = self._runtime.disk
+        if not meter.has_limit:
+            return True
+        is_full = meter.last is not None and meter.last.usage.is_full
+        measured = await meter.measure(max(DISK_AGE, 20 * meter.seconds) if is_full else float("inf"))
+        return not measured.usage.is_full
+
+    @property
+    def disk_limit(self) -> int | None:
+        """In bytes; None for no limit."""
+        return limit_bytes(self._runtime.settings.retention.disk)
+
+    @property
+    def disk_now(self) -> DiskUsage | None:
+        """The last measurement, without its tasks; None before the first, and where there is no limit."""
+        meter = self._runtime.disk
+        return meter.last.usage if meter.has_limit and meter.last is not None else None
 
     async def get_requests(self, instance_id: InstanceId, *, state: RequestState | str | None = None) -> list[Request]:
         """Requests with an id, newest first."""

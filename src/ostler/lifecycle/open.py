@@ -35,6 +35,7 @@ from ostler.isolation.walls import harden, is_kept
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
+from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.identity import settle_home
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -152,6 +153,7 @@ def _build(
         loop=asyncio.get_running_loop(),
         start_gate=StartGate(clock, at_once=_STARTS_AT_ONCE),
         restart_gate=StartGate(clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second),
+        disk=DiskMeter(home, clock, settings.retention.disk),
     )
 
 

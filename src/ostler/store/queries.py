@@ -165,7 +165,21 @@ def state_counts(reader: Reader) -> dict[AgentState, int]:
     return counts
 
 
+def tasks_of_instances(reader: Reader, workspace_id: UUID) -> dict[str, str]:
+    """The id of the task of each instance that worked on one."""
+    rows = reader.fetch(
+        "SELECT id, task_id FROM agent_instances WHERE workspace_id = :space AND task_id IS NOT NULL",
+        space=workspace_id,
+    )
+    return {str(_uuid(instance)): str(_uuid(task)) for instance, task in rows}
+
+
+def _uuid(value: Any) -> UUID:
+    """As the database gives it."""
+    return value if isinstance(value, UUID) else UUID(bytes=value)
+
+
 def list_terminating(reader: Reader) -> list[UUID]:
     """Of all workspaces: terminations that an earlier manager did not finish."""
     rows = reader.fetch("SELECT id FROM agent_instances WHERE state = 'terminating' ORDER BY id")
-    return [row[0] if isinstance(row[0], UUID) else UUID(bytes=row[0]) for row in rows]
+    return [_uuid(row[0]) for row in rows]

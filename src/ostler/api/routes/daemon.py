@@ -43,6 +43,16 @@ async def statistics(manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     return {**(await manager.get_statistics()).to_dict(), "tasks": (await tasks.statistics()).to_dict()}
 
 
+async def disk(manager: ManagerOf) -> dict[str, Any]:
+    usage = await manager.disk()
+    return {
+        **usage.to_dict(),
+        "total": usage.total,
+        "share": usage.share,
+        "tasks": [{**task.to_dict(), "total": task.total} for task in usage.tasks],
+    }
+
+
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
     """Answered when the agents have ended, or at once where they are kept; then the daemon ends."""
     ended = [] if keep else await context.end_agents()
@@ -55,5 +65,6 @@ HANDLERS: Handlers = {
     "metrics": metrics,
     "status": status,
     "statistics": statistics,
+    "disk": disk,
     "stop_daemon": stop,
 }
