@@ -32,7 +32,7 @@ from ostler.workdirs.records import Undone
 
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
-_TASK_EXTRA = ("title", "next", "waits", "warning", "undone")
+_TASK_EXTRA = ("title", "slug", "next", "waits", "warning", "undone")
 _EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.clock import Clock
 from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
@@ -75,6 +75,10 @@ class AgentLifecycleManager:
     def projects(self) -> Projects:
         """The projects that this home serves, with their definitions and settings."""
         return self._runtime.definitions.projects
+
+    async def definition(self, definition_id: UUID) -> AgentManifest:
+        """By its id; also one that only the store has, because its file is gone."""
+        return await self._runtime.definitions.manifest(definition_id)
 
     @property
     def store(self) -> Store:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -30,10 +31,11 @@ from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
-from ostler.tasks import attempt, retire, review
+from ostler.tasks import attempt, retire, review, takeover
 from ostler.tasks.context import TaskContext
 from ostler.tasks.make_room import brake
 from ostler.tasks.retry import new_wait
+from ostler.tasks.takeover import AgentSession
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
 from ostler.workdirs.records import Accepted, Undone
 
@@ -322,6 +324,28 @@ class TaskVerbs:
             )
 
         return await self._write_and_end(write, why)
+
+    async def take_over(self, key: str) -> AgentSession:
+        """Keep a task for a person, who goes on in the session of its coding agent; the agent is ended."""
+        await self.manager.require(_P.TASKS_WRITE)
+        session = await takeover.find_session(self.tasks, await self._load(key))
+
+        def write(tx: Transaction) -> tuple[Task, Task]:
+            return takeover.take(tx, self.tasks, session, by=self.manager.actor)
+
+        after = await self._write_and_end(write, "taken over by hand")
+        return replace(session, task=after)
+
+    async def give_back(self, key: str, *, to_agent: bool = False) -> Task:
+        """The person has left. What has changed is checked and held for review; else, and with `to_agent`, its agent
+        goes on.
+        """
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._load(key)
+        wait = await self.manager.store.read(takeover.require_taken, task)
+        hands_in = not to_agent and await takeover.is_to_hand_in(self.tasks, task, wait)
+        given = await self.manager.store.run(takeover.give_back, task, hands_in=hands_in, by=self.manager.actor)
+        return await self.work(given, takeover.TakenRules(self.tasks)) if hands_in else given
 
     async def _write_and_end(self, write: Callable[[Transaction], tuple[Task, Task]], why: str) -> Task:
         """Commit, then end the agent: a store that cannot write leaves the agent at work."""

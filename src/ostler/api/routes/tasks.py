@@ -93,7 +93,7 @@ async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 
 def _shown(task: Task) -> dict[str, Any]:
-    return {**task.to_dict(), "title": task.title}
+    return {**task.to_dict(), "title": task.title, "slug": task.slug}
 
 
 async def why(task: str, tasks: TasksOf) -> dict[str, Any]:
@@ -110,6 +110,16 @@ async def requeue(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 async def hold(task: str, tasks: TasksOf) -> dict[str, Any]:
     return _shown(await tasks.hold(task))
+
+
+async def take_over(task: str, tasks: TasksOf) -> dict[str, Any]:
+    session = await tasks.take_over(task)
+    opened = {"session": session.session, "path": session.path, "argv": session.argv}
+    return {"task": _shown(session.task), **opened, "environment": dict(session.environment)}
+
+
+async def give_back(task: str, tasks: TasksOf, to_agent: Annotated[bool, Body(embed=True)] = False) -> dict[str, Any]:
+    return _shown(await tasks.give_back(task, to_agent=to_agent))
 
 
 async def send_back(
@@ -166,6 +176,8 @@ HANDLERS: Handlers = {
     "cancel_task": cancel,
     "requeue_task": requeue,
     "hold_task": hold,
+    "take_over": take_over,
+    "give_back": give_back,
     "send_back": send_back,
     "diff": diff,
     "accept": accept,
