@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from crew_tables import crews
 from lifecycle_tables import calls, observers, spawns
+from log_tables import logs
 from loop_tables import loops
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
@@ -24,6 +25,7 @@ from table import Table
 
 PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
+    "logs": logs,
     "spawns": spawns,
     "calls": calls,
     "observers": observers,

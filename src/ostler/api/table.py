@@ -48,6 +48,8 @@ ROUTES = (
     Route("status", "GET", "/v1/status", "agents.read"),
     Route("statistics", "GET", "/v1/statistics", "agents.read"),
     Route("disk", "GET", "/v1/disk", "agents.read"),
+    Route("inbox", "GET", "/v1/inbox", "agents.read"),
+    Route("report", "GET", "/v1/report", "agents.read"),
     Route("stop_daemon", "POST", "/v1/daemon/stop", "workspace.admin"),
     Route("definitions", "GET", "/v1/definitions", "agents.read", agent=True),
     Route("definition", "GET", "/v1/definitions/{name}", "agents.read", agent=True),

@@ -21,9 +21,9 @@ from ostler.cli.common import (
     fail,
     for_each,
     list_instances,
+    name_projects,
     on_agent,
     output_option,
-    project_column,
     seconds_of,
 )
 from ostler.cli.output import (
@@ -34,14 +34,14 @@ from ostler.cli.output import (
     plain,
     seconds_since,
     sentence,
-    show,
     written_by_agent,
 )
+from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
 
-_HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM")
 _LOOK_SECONDS = 0.1
 _names = click.argument("names", nargs=-1, metavar="AGENT...")
 _all = click.option("--all", "everything", is_flag=True, help="All that live.")
@@ -53,32 +53,39 @@ _reason = click.option("--reason", help="Kept in the log and in the audit.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
 @click.option("--tag", help="Only with this tag.")
-@click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
+@click.option("--name", "name_pattern", help="Only with such a name; * stands for any text.")
+@watch_option
 @count_option
 @output_option()
-def ps(everything: bool, quiet: bool, form: str, count: int | None, pattern: str | None, **filters: Any) -> None:
+def ps(everything: bool, quiet: bool, is_live: bool, form: str, count: int | None, **filters: Any) -> None:
     """List agents, newest first; without -a only those that live or wait for their restart."""
-    agents = list_instances(
-        Daemon(),
-        count,
-        include_terminated=everything,
-        include_restarting=not everything,
-        name_pattern=pattern,
-        **filters,
-    )
+    daemon = Daemon()
+
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        agents = list_instances(
+            daemon, count, include_terminated=everything, include_restarting=not everything, **filters
+        )
+        return name_projects(agents, form)
+
+    columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], "name" if quiet else form, columns)
+    agents = fetch(count)
     if quiet:
         click.echo("".join(f"{name}\n" for name in _labels(agents)), nl=False)
         return
-    # Some columns are there only when there is something in them.
-    optional = {"EXIT": _exit_code, "TOKENS": _tokens, "COST": _cost}
-    columns = {
-        head: cell
-        for head, cell in optional.items()
-        if (everything if head == "EXIT" else any(cell(agent) for agent in agents))
-    }
-    columns = {**project_column(agents), **columns}
-    head = (*_HEAD, *columns, "DOING")
-    show(agents, form, head, lambda agent: (*_row(agent), *(cell(agent) for cell in columns.values()), _doing(agent)))
+    narrowed = any(value is not None for value in filters.values())
+    show(agents, form, columns, empty=_no_agents(everything=everything, narrowed=narrowed))
+
+
+def _no_agents(*, everything: bool, narrowed: bool) -> str:
+    if narrowed:
+        return f"no such agent{'' if everything else ' lives; -a lists also those that have ended'}"
+    return (
+        "nothing has run yet; start something: ostler run -- CMD"
+        if everything
+        else ("no agent lives; start one with `ostler run -- CMD`, or see those that have ended: ostler ps -a")
+    )
 
 
 def _labels(agents: list[dict[str, Any]]) -> list[str]:
@@ -111,32 +118,50 @@ def _cost(agent: dict[str, Any]) -> str:
     return "" if cost is None else cost_text(cost)
 
 
-def _row(agent: dict[str, Any]) -> tuple[str, ...]:
-    metrics = _metrics(agent)
-    ended = agent["state"] in ENDED
-    memory = metrics.get("memory_bytes") or 0
-    definition = str(agent.get("definition") or "")
-    return (
-        agent["name"] or "-",
-        "command" if definition.startswith("command/") else definition,
-        agent["state"],
-        agent["health"]["state"],
-        rough_duration(_uptime(agent)),
-        str(agent["attempt"] - 1),
-        "" if ended else f"{metrics.get('cpu_percent', 0.0):.0f} %",
-        "" if ended or not memory else size_text(memory),
-    )
+def _definition(agent: dict[str, Any]) -> str:
+    name = str(agent.get("definition") or "")
+    return "command" if name.startswith("command/") else name
+
+
+def _cpu(agent: dict[str, Any]) -> str:
+    return "" if agent["state"] in ENDED else f"{_metrics(agent).get('cpu_percent', 0.0):.0f} %"
+
+
+def _memory(agent: dict[str, Any]) -> str:
+    count = 0 if agent["state"] in ENDED else _metrics(agent).get("memory_bytes") or 0
+    return size_text(count) if count else ""
 
 
 def _doing(agent: dict[str, Any]) -> str:
     error = agent["error_message"] if agent["state"] in ENDED else None
-    return sentence(agent.get("doing") or first_line(error)[:80])
+    return sentence(agent.get("doing") or first_line(error))
 
 
 def _uptime(agent: dict[str, Any]) -> float:
     since = seconds_since(agent["created_at"])
     ended = seconds_since(agent["terminated_at"]) if agent["terminated_at"] else 0.0
     return max(since - ended - float(agent.get("downtime") or 0), 0.0)
+
+
+#: Of a list of agents.
+COLUMNS = (
+    Column("NAME", lambda agent: agent["name"] or "-", least=14),
+    Column("AGENT", _definition, least=8, leaves=8),
+    Column("STATE", lambda agent: str(agent["state"])),
+    Column("PROJECT", lambda agent: str(agent.get("project_name") or ""), least=8, leaves=10, if_any=True),
+    Column("HEALTH", lambda agent: str(agent["health"]["state"]), leaves=5),
+    Column("UP", lambda agent: rough_duration(_uptime(agent)), leaves=7, is_number=True),
+    Column("RESTARTS", lambda agent: str(agent["attempt"] - 1), leaves=1, is_number=True),
+    Column("CPU", _cpu, leaves=4, is_number=True),
+    Column("MEM", _memory, leaves=3, is_number=True),
+    Column("EXIT", _exit_code, leaves=9, is_number=True),
+    Column("TOKENS", _tokens, leaves=2, is_number=True, if_any=True),
+    Column("COST", _cost, leaves=6, is_number=True, if_any=True),
+    Column("LEVEL", lambda agent: str(agent["spawn_options"]["isolation_level"]), only_wide=True),
+    Column("TAGS", lambda agent: ",".join(agent["spawn_options"].get("tags") or ()), only_wide=True, if_any=True),
+    Column("ID", lambda agent: str(agent["instance_id"]), only_wide=True),
+    Column("DOING", _doing, least=20),
+)
 
 
 @click.command()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,8 +162,9 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
 
 
 def output_option(*, name: bool = True) -> Callable[[F], F]:
-    forms = ["table", "json", "jsonl", *(["name"] if name else [])]
-    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help="How to print it.")
+    forms = ["table", "wide", "json", "jsonl", *(["name"] if name else [])]
+    text = "How to print it; wide is a table with every column, whole."
+    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help=text)
 
 
 def count_option(function: F) -> F:
@@ -196,15 +198,17 @@ def list_tasks(daemon: Daemon, count: int | None = None, **filters: Any) -> list
     return _first(pages(), count)
 
 
-def project_column(records: Sequence[dict[str, Any]]) -> dict[str, Callable[[dict[str, Any]], str]]:
-    """The column PROJECT with its cells, where the records are of several projects; else none."""
+def name_projects(records: list[dict[str, Any]], form: str) -> list[dict[str, Any]]:
+    """With what the column PROJECT of a table shows: the names of the projects, where there are several."""
     projects = {record.get("project") for record in records}
+    if form not in {"table", "wide"} or len(projects) < 2:
+        return records
     own = project_of(the_home())
     names = {project: own.name if own != the_home() else "-" for project in projects if project is None}
     names |= {project: Path(project).name for project in projects if project is not None}
     if len(set(names.values())) < len(names):  # two directories of one name
         names |= {project: short_path(project) for project in projects if project is not None}
-    return {"PROJECT": lambda record: names[record.get("project")]} if len(projects) > 1 else {}
+    return [{**record, "project_name": names[record.get("project")]} for record in records]
 
 
 def _first(items: Iterator[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:
@@ -281,6 +285,18 @@ def seconds_of(option: str, text: str | None) -> float | None:
     return seconds
 
 
+def since_moment(text: str) -> str:
+    """The moment that --since was given, as a duration or as a time."""
+    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
+    if seconds is not None:
+        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
+    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
+
+
 #: Fields of the API by the parameters of the command line, where the two differ.
 _PARAMETERS = {
     "graceful_timeout": "grace",
@@ -289,7 +305,6 @@ _PARAMETERS = {
     "execution_timeout": "timeout",
     "restart_policy": "restart",
     "isolation_level": "isolation",
-    "name_pattern": "pattern",
     "expires_in": "expires",
     "near": "text",
 }

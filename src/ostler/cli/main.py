@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from ostler.cli.common import Options
+from ostler.cli.common import ADDRESS_VARIABLE, Options, the_home
 from ostler.cli.output import note
 from ostler.client.blocking import DaemonError
 from ostler.errors import ExitCode, exit_code_of
@@ -61,6 +61,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Looking": {
             "events": ("look", "Show the numbered log."),
+            "inbox": ("inbox", "List what needs you, each with its next command."),
+            "report": ("inbox", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),
             "answer": ("look", "Answer a waiting agent."),
             "stats": ("look", "Totals."),
@@ -107,6 +109,12 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command: the inbox on a terminal, the help in a pipe."""
+        self.invoke_without_command = sys.stdout.isatty()
+        self.no_args_is_help = not self.invoke_without_command
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -139,6 +147,19 @@ class _Commands(click.Group):
 def root(ctx: click.Context, home: str | None, no_start: bool) -> None:
     """Ostler keeps AI agents alive."""
     ctx.obj = Options(home=home, no_start=no_start)
+    if ctx.invoked_subcommand is None:
+        _begin(ctx)
+
+
+def _begin(ctx: click.Context) -> None:
+    """`ostler` alone on a terminal. Who has no home yet gets the help."""
+    if not the_home().is_dir() and ADDRESS_VARIABLE not in os.environ:
+        click.echo(ctx.get_help())
+        return
+    from ostler.cli.inbox import show_inbox  # noqa: PLC0415 - as every command
+
+    show_inbox("table")
+    note("`ostler --help` lists the commands")
 
 
 def main() -> NoReturn:

@@ -9,16 +9,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
 from ostler.cli.agents import print_answer
-from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.durations import parse_seconds
 from ostler.errors import ExitCode, exit_code_of
 
 #: What a command sees of the shell that starts it, beside what -e names.
@@ -72,6 +70,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=is_command)
+        if not detach and "job" in body:
+            body["job"]["attended"] = True  # how it ends is seen here: it need not be in the inbox
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
@@ -245,7 +245,7 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
-    start = None if since is None else _moment(since)
+    start = None if since is None else since_moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
 
     def follow_log(instance: str) -> None:
@@ -302,17 +302,6 @@ def _is_agent(daemon: Daemon, name: str) -> bool:
     except DaemonError as error:
         return error.code != "not_found"
     return True
-
-
-def _moment(text: str) -> str:
-    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
-    if seconds is not None:
-        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
-    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
 
 
 def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:

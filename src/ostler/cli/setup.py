@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_project
-from ostler.cli.output import as_json, counted, local_time, note, plain, short_path, show, table
+from ostler.cli.output import as_json, counted, local_time, note, plain, short_path
+from ostler.cli.table import Column, print_facts, show
 from ostler.errors import ExitCode
 from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE
 from ostler.version import __version__
@@ -80,12 +81,15 @@ def agents(ctx: click.Context) -> None:
 @output_option()
 def list_agents(form: str) -> None:
     """List the agents that can be run by name."""
-    show(Daemon().call("definitions"), form, ("NAME", "KIND", "DESCRIPTION", "FROM"), _definition_row)
+    show(Daemon().call("definitions"), form, _AGENT_COLUMNS, empty="there is no agent yet; `ostler init` writes one")
 
 
-def _definition_row(definition: dict[str, Any]) -> tuple[str, ...]:
-    source = short_path(definition["source"] or "")
-    return definition["name"], definition["kind"], definition["description"] or "", source
+_AGENT_COLUMNS = (
+    Column("NAME", lambda definition: str(definition["name"]), least=20),
+    Column("KIND", lambda definition: str(definition["kind"]), leaves=1),
+    Column("DESCRIPTION", lambda definition: definition["description"] or "", least=20),
+    Column("FROM", lambda definition: short_path(definition["source"] or ""), least=20, leaves=2),
+)
 
 
 @agents.command("show")
@@ -138,12 +142,15 @@ def create(name: str, role: str, expires: str | None) -> None:
 @output_option()
 def list_tokens(form: str) -> None:
     """List tokens; never their secrets."""
-    show(Daemon().call("tokens"), form, ("NAME", "CREATED", "EXPIRES", "REVOKED"), _token_row)
+    show(Daemon().call("tokens"), form, _TOKEN_COLUMNS, empty="there is no token; make one: ostler token create NAME")
 
 
-def _token_row(token: dict[str, Any]) -> tuple[str, ...]:
-    times = (local_time(token[field]) for field in ("created_at", "expires_at", "revoked_at"))
-    return (token["name"], *times)
+_TOKEN_COLUMNS = (
+    Column("NAME", lambda token: str(token["name"]), least=12),
+    Column("CREATED", lambda token: local_time(token["created_at"]), leaves=1),
+    Column("EXPIRES", lambda token: local_time(token["expires_at"])),
+    Column("REVOKED", lambda token: local_time(token["revoked_at"])),
+)
 
 
 @token.command()
@@ -189,7 +196,7 @@ def set_workspace(
 
 
 def _show_workspace(reply: dict[str, Any], form: str) -> None:
-    if form != "table":
+    if form in {"json", "jsonl"}:
         as_json(reply, indent=2 if form == "json" else None)
         return
     plan, share = reply["plan"], reply["max_tokens_per_minute"]
@@ -205,7 +212,7 @@ def _show_workspace(reply: dict[str, Any], form: str) -> None:
         ("spawning", "off" if _SPAWNING in reply["disabled_features"] else "on"),
         ("tokens per minute", str(share) if share else "unlimited"),
     ]
-    table(("WORKSPACE", ""), rows)
+    print_facts(("WORKSPACE", ""), rows)
     if reply["is_over_limit"]:
         note("more agents are active than the plan admits; none is ended, and none is started until there is room")
 
@@ -229,7 +236,7 @@ def completion(shell: str) -> None:
 @click.command()
 def version() -> None:
     """Say which Ostler this is."""
-    table(
+    print_facts(
         ("PART", "VERSION"),
         [("ostler", __version__), ("python", platform.python_version()), ("program", short_path(sys.argv[0]))],
     )

@@ -8,14 +8,29 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option, project_column
+from ostler.cli.common import Daemon, count_option, for_each, name_projects, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
-from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
+from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
+from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 
-_HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
+#: Of a list of tasks; the last is the next step, which stays whole where it is a command.
+COLUMNS = (
+    Column("KEY", lambda task: str(task["key"]), least=12),
+    Column("STATE", lambda task: str(task["state"])),
+    Column("AGENT", lambda task: task["agent"] or "-", least=8, leaves=3),
+    Column("PROJECT", lambda task: str(task.get("project_name") or ""), least=8, leaves=4, if_any=True),
+    Column("AGE", lambda task: rough_duration(seconds_since(task["created_at"])), leaves=2, is_number=True),
+    Column("COST", lambda task: cost_text(task["cost_usd"]), leaves=1, is_number=True),
+    Column("ATTEMPT", lambda task: str(task["attempt"]), only_wide=True, is_number=True),
+    Column("TAGS", lambda task: ",".join(task["tags"]), only_wide=True, if_any=True),
+    Column("TASK", lambda task: str(task["title"]), least=16),
+    Column("", lambda task: sentence(task["next"]), least=44),
+)
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
+_TASK_EVENTS = ("task_state_changed", "task_wait_opened", "task_wait_ended", "task_iteration")
 _key = click.argument("key")
 
 
@@ -61,26 +76,28 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
 @click.option("--agent", help="Only for this agent.")
 @click.option("--tag", help="Only with this tag.")
 @click.option("--text", help="Only where the task has this text in it.")
+@watch_option
 @count_option
 @output_option()
-def list_tasks(everything: bool, count: int | None, form: str, **filters: Any) -> None:
+def list_tasks(everything: bool, is_live: bool, count: int | None, form: str, **filters: Any) -> None:
     """List tasks, newest first; without -a those that are not finished."""
-    tasks = list_all_tasks(Daemon(), count, include_finished=everything, **filters)
-    columns = project_column(tasks)
-    head = (*_HEAD[:-2], *columns, *_HEAD[-2:])
+    daemon = Daemon()
 
-    def row(task: dict[str, Any]) -> tuple[str, ...]:
-        cells = _row(task)
-        return (*cells[:-2], *(cell(task) for cell in columns.values()), *cells[-2:])
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        return name_projects(list_all_tasks(daemon, count, include_finished=everything, **filters), form)
 
-    show(tasks, form, head, row, name="key")
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], form, COLUMNS, _TASK_EVENTS)
+    tasks = fetch(count)
+    narrowed = any(value is not None for value in filters.values())
+    show(tasks, form, COLUMNS, name="key", empty=_no_tasks(everything=everything, narrowed=narrowed))
 
 
-def _row(task: dict[str, Any]) -> tuple[str, ...]:
-    age = rough_duration(seconds_since(task["created_at"]))
-    title = task["title"] if len(task["title"]) <= 60 else task["title"][:59] + "…"
-    cost = cost_text(task["cost_usd"])
-    return task["key"], task["state"], task["agent"] or "-", age, cost, title, sentence(task["next"])
+def _no_tasks(*, everything: bool, narrowed: bool) -> str:
+    if narrowed:
+        return f"no such task{'' if everything else '; -a looks also among the accepted and rejected ones'}"
+    rest = "" if everything else ", or see the finished ones: ostler task list -a"
+    return f'no task {"is there" if everything else "is open"}; add one with `ostler task add "…" --agent NAME`{rest}'
 
 
 @task.command("show")
@@ -133,10 +150,10 @@ def send_back(key: str, message: str | None) -> None:
 @click.argument("paths", nargs=-1)
 @click.option("--stat", is_flag=True, help="Only the files and how much of them.")
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
-    """Show what a task changed."""
+    """Show what a task changed; on a terminal in colour, through $OSTLER_PAGER, $PAGER or less."""
     reply = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
     if reply["diff"]:
-        click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+        page(diff_lines(reply["diff"]))
     else:
         note(f"{plain(reply['task']['key'])} changes nothing{' in these paths' if paths else ''}")
     _tell_merge_state(reply["merge"])

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,13 +19,13 @@ from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
-from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.log_files import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
-from ostler.model.query import LifecycleStatistics
+from ostler.model.query import InboxRow, LifecycleStatistics, Report
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
@@ -132,6 +133,15 @@ class Client:
 
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first."""
+        return [InboxRow.from_dict(values) for values in await self.call("inbox")]
+
+    async def report(self, since: str | datetime = "10h") -> Report:
+        """What happened since a moment, or in the last so long."""
+        text = since.isoformat() if isinstance(since, datetime) else since
+        return Report.from_dict(await self.call("report", since=text))
 
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")

@@ -158,7 +158,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         )
         manager.projects.home.refresh()
         queue.draining = in_force.are_defaults
-        hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
+        hooks = Hooks(orchestrator, settings.daemon, settings.tasks.on_change)
         app = create_app(context)
         sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])
         listeners = [Listener(app, sock, manager, hooks.running) for sock in sockets]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -17,12 +17,15 @@ from ostler.failpoints import Seams
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
+from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.log_files import LogLine
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_duration, require_kind, require_reason
+from ostler.lifecycle.report import read_report
 from ostler.lifecycle.spawn import request_of, spawn
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
@@ -31,12 +34,12 @@ from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
+from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
 from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
@@ -287,6 +290,31 @@ class AgentLifecycleManager:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
         return sorted(open_waits, key=lambda wait: wait.created_at)
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first. A row is there as long as its cause."""
+        space = self.principal.workspace_id
+        reads_all = await self._may_read_all(space)
+        viewer = Viewer(
+            runtime=self._runtime,
+            workspace_id=space,
+            owner_id=None if reads_all else self.principal.principal_id,
+            may_read_tasks=bool(decide_access(self.principal, Permission.TASKS_READ, space, tier=self.tier_of(space))),
+            waits=tuple(wait for wait in await self.open_waits() if wait.kind is WaitKind.HUMAN),
+        )
+        return await read_inbox(viewer)
+
+    async def report(self, since: datetime | timedelta | float | str = "10h") -> Report:
+        """What happened since a moment, or in the last so long. A moment without a time zone is local."""
+        moment = since
+        if isinstance(since, str):
+            with contextlib.suppress(ValueError):
+                moment = datetime.fromisoformat(since)
+        if not isinstance(moment, datetime):
+            moment = self.now() - (positive_duration("since", moment) or timedelta(0))
+        await self._reach.enter(Permission.TASKS_READ)
+        await self._reach.enter(Permission.AGENTS_READ)
+        return await read_report(self._runtime, self.principal.workspace_id, moment.astimezone(UTC))
 
     # --- acting ----------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ async def status(context: ContextOf, project: ProjectOf, manager: ManagerOf, tas
         "home_notice": manager.home_notice,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
+        "inbox": len(await manager.inbox()),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
         "settings_fault": context.settings_fault() or project.fault(),
@@ -53,6 +54,14 @@ async def disk(manager: ManagerOf) -> dict[str, Any]:
     }
 
 
+async def inbox(manager: ManagerOf) -> list[dict[str, Any]]:
+    return [row.to_dict() for row in await manager.inbox()]
+
+
+async def report(manager: ManagerOf, since: str = "10h") -> dict[str, Any]:
+    return (await manager.report(since)).to_dict()
+
+
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
     """Answered when the agents have ended, or at once where they are kept; then the daemon ends."""
     ended = [] if keep else await context.end_agents()
@@ -66,5 +75,7 @@ HANDLERS: Handlers = {
     "status": status,
     "statistics": statistics,
     "disk": disk,
+    "inbox": inbox,
+    "report": report,
     "stop_daemon": stop,
 }
