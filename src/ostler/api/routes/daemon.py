@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Body
 from fastapi.responses import PlainTextResponse
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, ManagerOf, ProjectOf, TasksOf
 from ostler.model.wait import WaitKind
 from ostler.version import __version__
 
@@ -21,7 +21,7 @@ async def metrics(manager: ManagerOf) -> PlainTextResponse:
     return PlainTextResponse(manager.metrics(), media_type="text/plain; version=0.0.4")
 
 
-async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
+async def status(context: ContextOf, project: ProjectOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     statistics = await manager.get_statistics()
     return {
         "version": __version__,
@@ -35,7 +35,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "inbox": len(await manager.inbox()),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
-        "settings_fault": context.settings_fault(),
+        "settings_fault": context.settings_fault() or project.fault(),
         "background": dict(context.orchestrator.tasks.failed_background),
     }
 
