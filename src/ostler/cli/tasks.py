@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, count_option, for_each, name_projects, on_task, output_option
+from ostler.cli.common import Daemon, Group, count_option, for_each, name_projects, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
 from ostler.cli.table import Column, show
@@ -39,7 +39,7 @@ _work_key = click.argument("key", shell_complete=completers.tasks("queued", "run
 _completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
