@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import (
     ENDED,
     HEALTH,
@@ -42,7 +43,8 @@ from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
 
 _LOOK_SECONDS = 0.1
-_names = click.argument("names", nargs=-1, metavar="AGENT...")
+_live = completers.agents(ended=False)
+_names = click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=_live)
 _all = click.option("--all", "everything", is_flag=True, help="All that live.")
 _reason = click.option("--reason", help="Kept in the log and in the audit.")
 
@@ -51,8 +53,10 @@ _reason = click.option("--reason", help="Kept in the log and in the audit.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that have ended.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--tag", help="Only with this tag.")
-@click.option("--name", "name_pattern", help="Only with such a name; * stands for any text.")
+@click.option("--tag", help="Only with this tag.", shell_complete=completers.tags)
+@click.option(
+    "--name", "name_pattern", help="Only with such a name; * stands for any text.", shell_complete=completers.agents()
+)
 @watch_option
 @count_option
 @output_option()
@@ -162,14 +166,14 @@ COLUMNS = (
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 def inspect(agent: str) -> None:
     """Show everything about an agent, as JSON."""
     as_json(on_agent(Daemon(), "instance", agent))
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=_live)
 @click.argument("request")
 @click.option("--id", "request_id", help="An id: asked again, the same answer is given.")
 @click.option("--timeout", help="At most so long, such as 30s.")
@@ -210,7 +214,7 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("name", metavar="AGENT|TASK")
+@click.argument("name", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
 def why(name: str, form: str) -> None:
     """Say why an agent or a task is as it is, and what would change it."""
@@ -264,7 +268,7 @@ def pause(names: tuple[str, ...], everything: bool, depth: str | None, resume_af
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents("suspended"))
 @_all
 def resume(names: tuple[str, ...], everything: bool) -> None:
     """Let paused agents go on."""
@@ -313,7 +317,7 @@ def _terminate(daemon: Daemon, name: str, grace: str | int, reason: str | None) 
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents())
 @_all
 @_reason
 def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> None:
@@ -327,7 +331,7 @@ def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> Non
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="AGENT...")
+@click.argument("names", nargs=-1, required=True, metavar="AGENT...", shell_complete=completers.agents(ended=True))
 @click.option("-f", "--force", is_flag=True, help="Kill those that live first.")
 def rm(names: tuple[str, ...], force: bool) -> None:
     """Remove the records and the output of ended agents. The log and the audit keep what happened."""
@@ -365,7 +369,7 @@ def prune(yes: bool, older_than: str | None) -> None:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 @click.option(
     "--for",
     "goal",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, list_tasks, output_option
 from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence
 from ostler.cli.table import Column, print_table, show
@@ -37,7 +38,7 @@ def crew() -> None:
 
 
 @crew.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completers.crews)
 @click.option("-d", "--detach", is_flag=True, help="Leave them at work, and come back at once.")
 def up(names: tuple[str, ...], detach: bool) -> None:
     """Bring up the crews NAMES of ostler.toml, or all of them, and show what they do.
@@ -92,7 +93,7 @@ def _short(text: str) -> str:
 
 
 @crew.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completers.crews)
 @click.argument("count", type=click.IntRange(0, 1000))
 def scale(name: str, count: int) -> None:
     """Give a crew so many members, until it is brought up anew."""
@@ -103,7 +104,7 @@ def scale(name: str, count: int) -> None:
 
 
 @crew.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completers.crews)
 @click.option("--force", is_flag=True, help="End their agents at once.")
 def stop(names: tuple[str, ...], force: bool) -> None:
     """Stop the crews NAMES, or all of them, in order; their tasks go back to the queue."""

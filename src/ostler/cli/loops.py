@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, on_task, output_option
 from ostler.cli.look import newest_event
 from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence
@@ -16,6 +17,9 @@ from ostler.cli.table import Column, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: How an iteration ended, where its own words are not enough.
 _ENDINGS = {
@@ -28,7 +32,7 @@ _ENDINGS = {
 }
 #: Options of `loop run` that are settings of the loop; the others are of the task.
 _SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci", "on_merge")
-_key = click.argument("key")
+_key = click.argument("key", shell_complete=completers.tasks())
 
 
 class _WithRun(click.Group):
@@ -38,6 +42,12 @@ class _WithRun(click.Group):
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its commands, else the options of `run`, else the file of a prompt."""
+        run = self.commands["run"]
+        own = super().shell_complete(ctx, incomplete)
+        return own or run.shell_complete(ctx, incomplete) or completers.files(ctx, run.params[0], incomplete)
 
 
 @click.group(cls=_WithRun)
@@ -50,7 +60,7 @@ def loop() -> None:
 
 @loop.command()
 @click.argument("prompt", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--agent", required=True, help="Who works on it.")
+@click.option("--agent", required=True, help="Who works on it.", shell_complete=completers.definitions)
 @click.option("--model", help="The model of its agent.")
 @click.option("--until", help="What it prints when it is done, where it signals nothing.")
 @click.option("--max-iterations", type=click.IntRange(1), help="Fresh starts at most.")
@@ -63,7 +73,14 @@ def loop() -> None:
 @click.option(
     "--on-merge", type=click.Choice(["accept", "continue"]), help="What follows the merge of its pull request."
 )
-@click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
+@click.option(
+    "--after",
+    "depends_on",
+    multiple=True,
+    metavar="KEY",
+    help="Only when this task is accepted.",
+    shell_complete=completers.tasks(),
+)
 @click.option("--timeout", help="How long one start may work, such as 45m.")
 @click.option("-d", "--detach", is_flag=True, help="Only begin it.")
 def run(prompt: Path, detach: bool, **options: Any) -> None:
@@ -296,7 +313,7 @@ def signal_pr(pr_url: str | None, summary: str | None) -> None:
 
 # --- pull requests -----------------------------------------------------------------------------------
 
-_number = click.argument("number", type=int)
+_number = click.argument("number", type=int, shell_complete=completers.pull_requests)
 
 
 @click.group()

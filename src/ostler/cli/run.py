@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.agents import print_answer
 from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
@@ -28,6 +29,7 @@ _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
 #: The request that `run` gives to an agent; as in `lifecycle.job`, which is slow to import.
 _JOB = "job"
+_POLICIES = completers.values("no", "immediate", "on-failure", "linear", "exponential")
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -49,14 +51,21 @@ class _RunCommand(click.Command):
 @click.option("--memory", help="At most so much, such as 512M.")
 @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="At most so many cores, such as 1.5.")
 @click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
-@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
+@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.", shell_complete=_POLICIES)
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
 @click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
 @click.option("--model", help="The model that a coding agent uses.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD... | NAME [PROMPT]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="-- CMD... | NAME [PROMPT]",
+    shell_complete=completers.words_to_run,
+)
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
@@ -250,7 +259,7 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 
 
 @click.command()
-@click.argument("agent", metavar="AGENT|TASK")
+@click.argument("agent", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_home
 from ostler.cli.output import as_json, counted, local_time, note, plain, short_path
 from ostler.cli.table import Column, print_facts, show
@@ -101,7 +102,7 @@ _AGENT_COLUMNS = (
 
 
 @agents.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=completers.definitions)
 def show_agent(name: str) -> None:
     """Show a definition with its defaults, as JSON."""
     as_json(Daemon().call("definition", name=name))
@@ -137,7 +138,13 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--role", default="operator", show_default=True, help="viewer, operator, reviewer or admin.")
+@click.option(
+    "--role",
+    default="operator",
+    show_default=True,
+    help="viewer, operator, reviewer or admin.",
+    shell_complete=completers.values("viewer", "operator", "reviewer", "admin"),
+)
 @click.option("--expires", help="Valid for so long, such as 30d; else until it is revoked.")
 def create(name: str, role: str, expires: str | None) -> None:
     """Make a token. It is printed once and kept only as a hash; pass it on in $OSTLER_TOKEN."""
@@ -162,7 +169,7 @@ _TOKEN_COLUMNS = (
 
 
 @token.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completers.tokens)
 def revoke(name: str) -> None:
     """Revoke a token by its name or id; it is refused from now on."""
     for revoked in Daemon().call("revoke_token", token_id=name)["revoked"]:
@@ -238,7 +245,7 @@ def completion(shell: str) -> None:
     if completion_class is None:
         raise fail(f"there is no completion for {shell}", ExitCode.USAGE)
     root = click.get_current_context().find_root().command
-    click.echo(completion_class(root, {}, "ostler", "_OSTLER_COMPLETE").source())
+    click.echo(completion_class(root, {}, "ostler", completers.COMPLETE_VARIABLE).source())
 
 
 @click.command()

@@ -258,10 +258,15 @@ class Client:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+    async def events(
+        self, instance: str | UUID | None = None, *, after: int | None = None, metrics: bool = False
+    ) -> AsyncIterator[Event]:
+        """The log from a number on, then live. After a lost connection it goes on from the last number.
+
+        With `metrics` also what each agent uses, every few seconds.
+        """
         cursor = None if after is None else str(after)
-        async for item in self._follow("events", cursor, {"instance": instance}):
+        async for item in self._follow("events", cursor, {"instance": instance, "metrics": metrics}):
             if (kind := EVENT_CLASSES.get(item.event)) is not None:
                 yield kind.from_dict({name: value for name, value in item.data.items() if name != "event_type"})
 

@@ -136,7 +136,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             context.stopping.set()
 
         async def end_agents() -> list[dict[str, Any]]:
-            queue.draining = True
+            queue.draining = hooks.is_stopping = True
             supervisor.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
@@ -181,6 +181,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
             watch.cancel()
+            hooks.is_stopping = True
             if not manager.keep_agents:
                 await end_agents()
             for part in (supervisor, queue, orchestrator, hooks):
