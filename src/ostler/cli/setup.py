@@ -69,9 +69,14 @@ def _schema_text(kind: Any) -> str:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["settings", "definition"]))
+@click.argument("what", type=click.Choice(["settings", "definition", "api"]))
 def schema(what: str) -> None:
-    """Print the JSON Schema of ostler.toml (settings) or of the front matter of definition files, for editors."""
+    """Print the JSON Schema of ostler.toml (settings) or of the front matter of definition files, for editors; or the
+    HTTP API as OpenAPI.
+    """
+    if what == "api":
+        as_json(Daemon().call("openapi"))
+        return
     click.echo(_schema_text("project" if what == "settings" else "agent"), nl=False)
 
 
