@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from ostler.api.routes.instances import SpawnBody
 from ostler.api.routes.tasks import TaskBody
 from ostler.api.table import PUBLIC, ROUTES, Route
-from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.log_files import LogLine
 from ostler.model.attempt import Request
 from ostler.model.audit import AuditReport
 from ostler.model.crew import CrewView

@@ -22,6 +22,7 @@ from ostler.cli.common import (
     fail,
     for_each,
     list_instances,
+    name_projects,
     on_agent,
     output_option,
     seconds_of,
@@ -65,9 +66,10 @@ def ps(everything: bool, quiet: bool, is_live: bool, form: str, count: int | Non
     daemon = Daemon()
 
     def fetch(count: int | None = None) -> list[dict[str, Any]]:
-        return list_instances(
+        agents = list_instances(
             daemon, count, include_terminated=everything, include_restarting=not everything, **filters
         )
+        return name_projects(agents, form)
 
     columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
     if is_live:
@@ -150,6 +152,7 @@ COLUMNS = (
     Column("NAME", lambda agent: agent["name"] or "-", least=14),
     Column("AGENT", _definition, least=8, leaves=8),
     Column("STATE", lambda agent: str(agent["state"])),
+    Column("PROJECT", lambda agent: str(agent.get("project_name") or ""), least=8, leaves=10, if_any=True),
     Column("HEALTH", lambda agent: str(agent["health"]["state"]), leaves=5),
     Column("UP", lambda agent: rough_duration(_uptime(agent)), leaves=7, is_number=True),
     Column("RESTARTS", lambda agent: str(agent["attempt"] - 1), leaves=1, is_number=True),

@@ -17,10 +17,9 @@ import click
 
 from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
-from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
+from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home, project_near, project_of
 from ostler.keeper.protocol import MARK, TOKEN
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +44,20 @@ def the_home() -> Path:
     return chosen_home(_options().home)
 
 
+def present_directory() -> str | None:
+    """As the shell has it; None for one that was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
+    except OSError:
+        return None
+
+
+def the_project() -> Path:
+    """The directory of the project that this command is about; that of the home where it stands in no other."""
+    home, here = the_home(), present_directory()
+    return (None if here is None else project_near(Path(here), home)) or project_of(home)
+
+
 def _options() -> Options:
     return click.get_current_context().find_object(Options) or Options()
 
@@ -59,7 +72,8 @@ class Daemon:
         self.home = the_home()
         self._makes_home = makes_home
         self._address = os.environ.get(ADDRESS_VARIABLE)
-        self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
+        token = os.environ.get(TOKEN_VARIABLE)
+        self._client = BlockingClient(self.home, address=self._address, token=token, directory=present_directory())
         self._may_start = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
@@ -79,7 +93,8 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("health")
+        if not self._client.has_just_answered:
+            self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -125,6 +140,8 @@ class Daemon:
                 "`ostler init` prepares a project, `ostler run -- CMD` runs something",
                 ExitCode.NOT_FOUND,
             )
+        from ostler.client.launch import DaemonStartError, start_daemon  # noqa: PLC0415 - most commands find it running
+
         try:
             status = start_daemon(self.home)
         except DaemonStartError as error:
@@ -181,6 +198,19 @@ def list_tasks(daemon: Daemon, count: int | None = None, **filters: Any) -> list
                 return
 
     return _first(pages(), count)
+
+
+def name_projects(records: list[dict[str, Any]], form: str) -> list[dict[str, Any]]:
+    """With what the column PROJECT of a table shows: the names of the projects, where there are several."""
+    projects = {record.get("project") for record in records}
+    if form not in {"table", "wide"} or len(projects) < 2:
+        return records
+    own = project_of(the_home())
+    names = {project: own.name if own != the_home() else "-" for project in projects if project is None}
+    names |= {project: Path(project).name for project in projects if project is not None}
+    if len(set(names.values())) < len(names):  # two directories of one name
+        names |= {project: short_path(project) for project in projects if project is not None}
+    return [{**record, "project_name": names[record.get("project")]} for record in records]
 
 
 def _first(items: Iterator[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:

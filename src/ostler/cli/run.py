@@ -8,13 +8,13 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ostler.cli import completers
-from ostler.cli.agents import print_answer
-from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import size_text
@@ -125,7 +125,7 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "workdir": chosen["workdir"],
     }
     options = {name: value for name, value in values.items() if value is not None}
-    cwd = chosen["workdir"] or _present_directory()
+    cwd = chosen["workdir"] or present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
@@ -146,14 +146,6 @@ def _tell_how_programs_run(words: tuple[str, ...]) -> None:
 
 def _is_python(daemon: Daemon, name: str) -> bool:
     return bool(daemon.call("definition", name=name)["kind"] == "python")
-
-
-def _present_directory() -> str | None:
-    """As the shell has it; None for one that was removed."""
-    try:
-        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
-    except OSError:
-        return None
 
 
 def _require_free(daemon: Daemon, name: str | None) -> None:
@@ -252,6 +244,8 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
         note(f"its answer cannot be read: {error}")
         return
     if answer is not None:
+        from ostler.cli.agents import print_answer  # noqa: PLC0415 - a command has no answer
+
         print_answer(answer)
 
 
@@ -270,24 +264,30 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
-    agent = _working_on(daemon, agent, follow=follow) or agent
     start = None if since is None else since_moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
+
+    def follow_log(instance: str) -> None:
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+
+    agent = _working_on(daemon, agent, follow_setup=follow_log if follow else None) or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
     else:
-        instance = on_agent(daemon, "instance", agent)["instance_id"]
-        for item in daemon.stream("logs", instance=instance, **window):
-            _print_line(item.data, form, times=chosen["times"])
+        follow_log(on_agent(daemon, "instance", agent)["instance_id"])
     _tell_dropped(on_agent(daemon, "instance", agent))
 
 
-def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
-    """The instance that works on a task, or did last; None where the name is no key of a task."""
+def _working_on(daemon: Daemon, name: str, *, follow_setup: Callable[[str], None] | None) -> str | None:
+    """The instance that works on a task, or did last; None where the name is no key of a task.
+
+    With `follow_setup` it is waited for, and the setup of its workdir is followed before.
+    """
     if not re.fullmatch(r"[Tt]\d{3,}", name) and _is_agent(daemon, name):
         return None
-    has_noted = False
+    has_noted, setups = False, set[str]()
     while True:
         try:
             task = daemon.call("task", task=name)
@@ -297,8 +297,7 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
             raise
         if task["instance_id"] is not None:
             return str(task["instance_id"])
-        goes_on = follow and task["state"] in {"queued", "running"}
-        if not goes_on:
+        if follow_setup is None or task["state"] not in {"queued", "running"}:
             attempts = daemon.call("instances", task_id=task["task_id"], include_terminated=True, limit=1)
             if attempts:
                 return str(attempts[0]["instance_id"])
@@ -306,7 +305,15 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
         if not has_noted:
             note(f"{task['key']} is {task['state']}; waiting for its agent")
             has_noted = True
+        for setup in _live_setups(daemon, task) - setups:
+            setups.add(setup)
+            follow_setup(setup)
         time.sleep(_LOOK_SECONDS)
+
+
+def _live_setups(daemon: Daemon, task: dict[str, Any]) -> set[str]:
+    instances = daemon.call("instances", task_id=task["task_id"])
+    return {str(instance["instance_id"]) for instance in instances if str(instance["name"]).endswith("-setup")}
 
 
 def _is_agent(daemon: Daemon, name: str) -> bool:

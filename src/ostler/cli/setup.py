@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_home
+from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_project
 from ostler.cli.output import as_json, counted, local_time, note, plain, short_path
 from ostler.cli.table import Column, print_facts, show
 from ostler.errors import ExitCode
-from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
+from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE
 from ostler.version import __version__
 
 _EXAMPLE = """\
@@ -118,7 +118,7 @@ def validate() -> None:
     """Check the definition files and settings of this project; needs no daemon."""
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
-    root = project_of(the_home())
+    root = the_project()
     files = validate_files(root) if root.is_dir() else []
     if not files:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")

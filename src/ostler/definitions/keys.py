@@ -207,6 +207,8 @@ class LifecycleKeys(FileRecord, PartialRecord):
     may_add_tasks: bool = True
     #: Command lines that must pass on the work of each of its tasks.
     checks: tuple[str, ...] = ()
+    #: A command line that prepares the workdir of a task, once, before the agent begins.
+    setup: str | None = None
     #: `private` gives a coding agent a home directory of its own.
     home: HomeKind = HomeKind.OWN
 
@@ -224,13 +226,15 @@ class LifecycleKeys(FileRecord, PartialRecord):
     def manifest_fields(self) -> dict[str, Any]:
         """What was written, as fields of `AgentManifest`; what runs the agent is left out."""
         options = {option: getattr(self, key) for key, option in self.OPTIONS.items() if key in self.fields_set}
-        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "home"} & self.fields_set
+        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "setup", "home"} & self.fields_set
         return {**{key: getattr(self, key) for key in kept}, "defaults": AgentSpawnOptions(**options)}
 
     def rules(self) -> Iterator[Fault]:
         yield from tag_faults("tags", self.tags)
         yield from environment_faults("env", self.env)
         yield from check_faults("checks", self.checks)
+        if self.setup is not None and not self.setup.strip():
+            yield Fault(field="setup", bound="must be a command line, not empty text")
         if {"driver", "isolation"} <= self.fields_set and self.driver.python is None and self.isolation != "process":
             yield Fault(field="isolation", bound="must be process where the driver is a program", value=self.isolation)
 

@@ -27,7 +27,7 @@ from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
 #: The last good settings, in the home.
-_LAST_GOOD = "settings.last-good.toml"
+LAST_GOOD = "settings.last-good.toml"
 _log = logging.getLogger("ostler.agents")
 #: Differs when the file has changed: path, time, size, inode. None: there is no file.
 _Stamp = tuple[str, int, int, int] | None
@@ -146,8 +146,10 @@ class ConfigFile:
     A copy of the last good file is kept in the home, for programs that start while the file is broken.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, copy: Path | None = None) -> None:
+        """The `copy` of the last good file is in the home of the project, where no other place is named."""
         self.root = Path(root)
+        self._copy_path = copy
         self._lock = threading.Lock()
         self._stamp: _Stamp = None
         self._good: ProjectSettings | None = None
@@ -195,15 +197,18 @@ class ConfigFile:
         with suppress(OSError):  # a home of another user; then there is no copy
             text = path.read_bytes()
             if not copy.is_file() or copy.read_bytes() != text:
+                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 written = copy.with_name(f"{copy.name}.{os.getpid()}")
                 written.write_bytes(text)
                 written.replace(copy)
 
     def _copy(self) -> Path | None:
         """In the home of the project; None where there is no home."""
+        if self._copy_path is not None:
+            return self._copy_path
         if (self.root / HOME_NAME).is_dir():
-            return self.root / HOME_NAME / _LAST_GOOD
-        return self.root / _LAST_GOOD if (self.root / DATABASE_FILE).is_file() else None
+            return self.root / HOME_NAME / LAST_GOOD
+        return self.root / LAST_GOOD if (self.root / DATABASE_FILE).is_file() else None
 
 
 def _stamp_of(path: Path | None) -> _Stamp:

@@ -43,6 +43,7 @@ _EXAMPLES = {
     "retention.audit": '"365d"',
     "retention.disk": '"20G"',
     "tasks.at-once": "2",
+    "tasks.setup": '"uv sync"',
     "tasks.on-change": '"notify-send Ostler"',
     "loop.blocked-timeout": '"1h"',
     "loop.max-iterations": "20",
@@ -59,6 +60,7 @@ _EXAMPLES = {
     "agent.isolation": '"process"',
     "agent.env": '["LANG"]',
     "agent.restart": '"on-failure:3"',
+    "agent.setup": '"uv sync"',
     "agent.tags": '["night"]',
     "agent.checks": '["pytest -q"]',
 }

@@ -11,8 +11,9 @@ from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.command import remove_without_work
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.clock import Clock
+from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
 from ostler.isolation.process.logs import dropped_bytes
@@ -76,6 +77,15 @@ class AgentLifecycleManager:
     def registry(self) -> AgentRegistry:
         """The definitions that can be spawned by name."""
         return self._runtime.definitions.registry
+
+    @property
+    def projects(self) -> Projects:
+        """The projects that this home serves, with their definitions and settings."""
+        return self._runtime.definitions.projects
+
+    async def definition(self, definition_id: UUID) -> AgentManifest:
+        """By its id; also one that only the store has, because its file is gone."""
+        return await self._runtime.definitions.manifest(definition_id)
 
     @property
     def store(self) -> Store:

@@ -99,6 +99,8 @@ class CrewRecord(Record):
     """What is kept of a crew: whether it is up, and how many members a person has asked for."""
 
     workspace_id: UUID
+    #: The directory of the project that declares it; empty for the project of the home.
+    project: str = ""
     name: str
     is_up: bool = False
     count: int | None = None
@@ -135,6 +137,8 @@ class CrewView(Record):
     """One crew, as a list shows it."""
 
     name: str
+    #: The directory of the project that declares it; None for the project of the home.
+    project: str | None = None
     agent: str
     count: int
     is_up: bool

@@ -240,6 +240,18 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
             waiting += [other for other in following if other is not None]
 
 
+def lease_port(tx: Transaction, old: Task, candidates: Collection[int]) -> Task:
+    """Give it the first of these ports that no other unfinished task has; it keeps its own where that is the one."""
+    rows = tx.fetch(
+        f"SELECT port FROM tasks WHERE port IS NOT NULL AND id <> :id AND state NOT IN {_FINISHED}", id=old.task_id
+    )
+    leased = {int(port) for (port,) in rows}
+    port = next((port for port in candidates if port not in leased), None)
+    if port is None:
+        raise InvalidOperationError(f"there is no free port for {old.key}; finish tasks, or end what listens")
+    return old if port == old.port else change_task(tx, old, {"port": port})
+
+
 def claim_task(  # noqa: PLR0913 - a member of a crew, or a person, begins it
     tx: Transaction,
     old: Task,

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Body, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, ManagerOf, ProjectOf, TasksOf
 from ostler.model.wait import WaitKind
 from ostler.version import __version__
 
@@ -44,7 +44,7 @@ async def _document(app: Any) -> dict[str, Any]:
     return document
 
 
-async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
+async def status(context: ContextOf, project: ProjectOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     statistics = await manager.get_statistics()
     return {
         "version": __version__,
@@ -58,7 +58,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "inbox": len(await manager.inbox()),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
-        "settings_fault": context.settings_fault(),
+        "settings_fault": context.settings_fault() or project.fault(),
         "background": dict(context.orchestrator.tasks.failed_background),
     }
 
