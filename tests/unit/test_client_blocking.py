@@ -112,7 +112,12 @@ def test_a_connection_that_the_daemon_has_closed_is_not_used_again(tmp_path: Pat
 def test_a_connection_that_was_idle_for_long_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocking, "_IDLE_SECONDS", 0.0)
     with AnsweringDaemon(tmp_path, closes=False) as daemon:  # serves one connection after the other
-        serving = threading.Thread(target=lambda: [daemon.handle_request() for _ in range(2)])
+
+        def serve() -> None:
+            for _ in range(2):
+                daemon.handle_request()
+
+        serving = threading.Thread(target=serve)
         serving.start()
         client = BlockingClient(tmp_path)
         assert [client.call("health") for _ in range(2)] == [1, 2]
