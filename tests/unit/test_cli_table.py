@@ -97,7 +97,7 @@ def test_in_a_pipe_and_in_the_wide_form_nothing_is_cut(columns: tuple[Column, ..
     wide = Table(columns, items, 80, wide=True).lines()
     for column in columns:
         for lines in [wide] if column.only_wide else [piped, wide]:
-            assert column.head in lines[0]
+            assert column.head in lines[0] or (column.if_any and not any(map(column.cell, items)))
             assert all(column.cell(item) in line for line, item in zip(lines[1:], items, strict=True))
     assert "…" not in "".join(piped + wide)
 

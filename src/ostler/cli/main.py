@@ -75,6 +75,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Setting up": {
             "init": ("setup", "Prepare a project."),
+            "schema": ("setup", "Print the JSON Schema of a file, for editors."),
             "agents": ("setup", "List, show or validate definitions."),
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
