@@ -20,12 +20,14 @@ from log_tables import logs
 from loop_tables import loops
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
+from record_tables import records
 from store_tables import lists, transitions
 from table import Table
 
 PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
     "logs": logs,
+    "records": records,
     "spawns": spawns,
     "calls": calls,
     "observers": observers,
