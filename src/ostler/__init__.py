@@ -43,6 +43,7 @@ _NAMES = {
     "lifecycle.settings": "LifecycleSettings",
     "model.context": "ContextData",
     "model.crew": "CrewAction CrewPolicy CrewSettings CrewStrategy CrewView MemberState MemberView",
+    "model.disk": "DiskUsage TaskDisk",
     "model.events": (
         "AgentErrorEvent AgentEvent AgentHealthChangedEvent AgentMetricsUpdatedEvent AgentProgressEvent "
         "AgentRestartingEvent AgentSignalEvent AgentSpawnedEvent AgentStateChangedEvent AgentTerminatedEvent "
@@ -55,7 +56,7 @@ _NAMES = {
     "model.wait": "Wait WaitKind",
     "model.audit": "AuditEntry AuditHead AuditReport",
     "model.access": ("HOME_WORKSPACE_ID Actor Permission Principal Role Token Workspace"),
-    "model.query": "GetInstancesFilter LifecycleStatistics ObservationOptions",
+    "model.query": "GetInstancesFilter InboxKind InboxRow LifecycleStatistics ObservationOptions Report",
     "model.record": "Record",
     "model.spawn": (
         "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"

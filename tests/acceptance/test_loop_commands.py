@@ -293,20 +293,27 @@ def test_a_python_loop_is_driven_by_the_daemon_that_manages_the_home(loops: Loop
     """It used to end with an error: the home is held by the daemon."""
     loops.steps("touch by-python; ostler signal pr -m 'please look'", "touch again; ostler signal pr -m 'renamed'")
     loops.shell.ok("ps")  # starts the daemon
-    done = subprocess.run(
-        [loops.shell.program.parent / "python", "-c", PYTHON_LOOP],
-        env=loops.shell.environment,
-        cwd=loops.shell.project,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.stdout.splitlines() == [
+    printed = loops.stage / "python.out"
+    with printed.open("w") as out:
+        program = subprocess.Popen(
+            [loops.shell.program.parent / "python", "-u", "-c", PYTHON_LOOP],
+            env=loops.shell.environment,
+            cwd=loops.shell.project,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        program.wait(120)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        shown = loops.shell.ok("task", "show", "T001") + loops.shell.ok("why", "T001")
+        log = (loops.shell.home / "daemon.log").read_text()[-3000:]
+        pytest.fail(f"it printed {printed.read_text()!r}; the task: {shown}; the log: {log}")
+    assert printed.read_text().splitlines() == [
         "pr_created 1",
         "pr_created True 2",
         "merged",
         "it is accepted",
         "task_complete renamed",
         "error",
-    ], done.stderr
+    ]

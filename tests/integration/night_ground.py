@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -41,6 +41,9 @@ from ostler.testing.simulated import InlineStore, KeptDatabase, VirtualClock, ru
 from ostler.workdirs.records import Accepted, BaseChange, FileChange, Snapshot, VaultEntry, Workdir, WorkdirKind
 
 TASKS, MEMBERS, KILLS = 20, 6, 10
+#: What the first task does, so that every night has each of these; it waits for no other.
+FIRST_TASK = ("crashes", "lies", "works")
+SENT_BACK_MOST, SENT_BACK_TOO_OFTEN = 6, "sent back too often"
 _PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
 _AGES = timedelta(days=3650)
 SETTINGS = LifecycleSettings.from_dict(
@@ -137,8 +140,10 @@ class Coder(Agent):
     async def process(self, request: dict[str, Any]) -> Any:
         assert self.context is not None
         key, world, clock = str(request["prompt"]).split()[0], self.world, self.context.clock
-        world.executions[key] += 1
         how = world.chance.choices(("works", "crashes", "hangs", "lies"), (10, 4, 1, 3))[0]
+        if key == "T001" and world.executions[key] < len(FIRST_TASK):
+            how = FIRST_TASK[world.executions[key]]
+        world.executions[key] += 1
         world.did[how] += 1
         world.at_work[key] += 1
         if world.at_work[key] > 1:
@@ -208,7 +213,9 @@ class Night:
                     await self._take_over()
                     await self._open()
                 await self._review()
-            ends = {task.key: await self._end_of(task) for task in await self._all()}
+            tasks = {task.key: task for task in await self._all()}
+            ends = {key: f"{task.state}: {task.error or ''}" for key, task in tasks.items()}
+            self.world.faults += [fault for task in tasks.values() for fault in self._faults_of(task, tasks)]
         finally:
             self._kill()
             self.machine.power_off()
@@ -324,8 +331,8 @@ class Night:
                         await self._person.reject(task.key, reason=f"needs {dead}" if dead else str(parked[0].reason))
 
     async def _judge(self, task: Task) -> None:
-        if len(task.comments) > 6:
-            await self._person.reject(task.key, reason="sent back too often")
+        if len(task.comments) > SENT_BACK_MOST:
+            await self._person.reject(task.key, reason=SENT_BACK_TOO_OFTEN)
         elif not task.changed_files:
             await self._person.send_back(task.key, "you changed nothing")
         else:
@@ -335,6 +342,20 @@ class Night:
                 self.world.did["conflicts"] += 1
                 await self._person.send_back(task.key)
 
-    async def _end_of(self, task: Task) -> str:
-        waits = await self._person.waits(task.key)
-        return f"{task.state}: {task.error or ''}" if task.is_finished or not waits else f"parked: {waits[0].reason}"
+    def _faults_of(self, task: Task, tasks: Mapping[str, Task]) -> list[str]:
+        """Merged exactly when it is accepted; rejected only for a reason that the night gave."""
+        key, merges, executions = task.key, self.world.accepted[task.key], self.world.executions[task.key]
+        faults = (
+            [] if merges == (task.state is TaskState.ACCEPTED) else [f"{key} is {task.state}, merged {merges} times"]
+        )
+        if not task.is_finished:
+            faults.append(f"{key} is still {task.state} in the morning")
+        dead = [other for other in task.depends_on if tasks[other].state is TaskState.REJECTED]
+        if dead and (executions or not str(task.error).startswith("needs ")):
+            faults.append(f"{key} was begun {executions} times, though it needs {dead}: {task.error}")
+        if task.state is TaskState.REJECTED and not dead:
+            sent_back = task.error == SENT_BACK_TOO_OFTEN and len(task.comments) > SENT_BACK_MOST
+            failed = str(task.error).startswith("failed 3 times") and executions >= 3
+            if not (sent_back or failed):
+                faults.append(f"{key} was rejected after {executions} executions: {task.error}")
+        return faults

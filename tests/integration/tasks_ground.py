@@ -21,6 +21,7 @@ from ostler import (
     CommandSpec,
     LifecycleSettings,
     PromptBy,
+    RetentionPolicy,
     Seams,
     SystemClock,
     Task,
@@ -135,9 +136,11 @@ async def opened(
     settings: TaskSettings | None = None,
     clock: Clock | None = None,
     fault: FaultPoint = no_fault,
+    disk: str | None = None,
 ) -> AsyncIterator[TaskGround]:
     """A manager with its tasks. What it leaves is found by the next one of the same home."""
-    lifecycle = LifecycleSettings(outlive=timedelta(minutes=2))
+    retention = RetentionPolicy.from_dict({} if disk is None else {"disk": disk})
+    lifecycle = LifecycleSettings(outlive=timedelta(minutes=2), retention=retention)
     seams = Seams(clock=clock or SystemClock(), fault=fault)
     async with ostler.open(home, seams=seams, settings=lifecycle) as manager:
         register_agents(manager)

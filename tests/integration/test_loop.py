@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from loop_ground import LoopGround, lives, until
@@ -278,6 +279,31 @@ async def test_004_013_closed_unmerged_is_rejected_or_sent_back(loop_ground: Loo
     else:
         assert (result.result_type, result.iterations) == (R.TASK_COMPLETE, 2)
         assert "closed without a merge: too large" in loop_ground.prompt(2)
+
+
+@pytest.mark.parametrize("on_close", list(OnClose))
+async def test_a_close_is_one_commit_for_who_looks_between_commits(
+    loop_ground: LoopGround, on_close: OnClose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of a daemon settles whenever something has changed: it must not find the half of a close."""
+    await loop_ground.add(loop={"on_close": on_close})
+    loop_ground.steps("pr")
+    assert (await loop_ground.run(wait=False)).result_type is R.PR_CREATED
+    store = loop_ground.manager.store
+    commit = store.run
+
+    async def commit_and_settle(*arguments: Any, **more: Any) -> Any:
+        result = await commit(*arguments, **more)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "run", commit)
+            await loop_ground.loops.settle()
+        return result
+
+    monkeypatch.setattr(store, "run", commit_and_settle)
+    await loop_ground.loops.close(1, reason="too large")
+    task = await loop_ground.task()
+    assert task.state is (TaskState.REJECTED if on_close is OnClose.REJECT else TaskState.QUEUED)
+    assert "closed without a merge: too large" in str(task.error if on_close is OnClose.REJECT else task.comments[-1])
 
 
 async def test_004_041_a_merge_that_does_not_come_in_time_is_pr_created(timed_ground: LoopGround) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from night_ground import KILLS, TASKS, Night, Report
+from night_ground import FIRST_TASK, KILLS, TASKS, Night, Report
 
 
 def night(seed: int, folder: Path) -> Report:
@@ -17,16 +17,13 @@ def night(seed: int, folder: Path) -> Report:
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("seed", range(2, 5))  # in which no early task, on which the others depend, fails for good
+@pytest.mark.parametrize("seed", range(3))
 def test_every_task_ends_once_with_a_reason_and_the_same_seed_gives_the_same_night(seed: int, tmp_path: Path) -> None:
     report = night(seed, tmp_path / "home")
     assert report.faults == []
     assert report.kills == KILLS + 1, "with the one in the morning"
     assert len(report.ends) == TASKS
     for key, end in report.ends.items():
-        assert end.startswith("accepted") or (end.startswith(("rejected: ", "parked: ")) and end.partition(": ")[2]), (
-            key
-        )
-    assert sum(end.startswith("accepted") for end in report.ends.values()) > TASKS / 2
-    assert {"works", "crashes", "lies", "conflicts"} <= set(report.did)
+        assert end.startswith("accepted") or (end.startswith("rejected: ") and end.partition(": ")[2]), (key, end)
+    assert set(FIRST_TASK) <= set(report.did)
     assert night(seed, tmp_path / "home").digest == report.digest

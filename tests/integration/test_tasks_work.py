@@ -24,9 +24,13 @@ from ostler import (
     TaskSettings,
     register_file,
 )
+from ostler.model.task import TaskState
+from ostler.store.tasks import claim_task
 from ostler.tasks import proof
+from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.retry import retry_delay
 from ostler.testing.clock import ManualClock
+from ostler.workdirs.records import Snapshot, Workdir
 
 __all__ = ["ground", "repository"]
 
@@ -43,6 +47,39 @@ async def begun(ground: TaskGround, task: Task) -> asyncio.Task[Task]:
 
 async def living(ground: TaskGround) -> list[str | None]:
     return [one.name for one in await ground.manager.get_active_instances()]
+
+
+class ChangedMeanwhile(AttemptRules):
+    """Its task is changed by another while the attempt takes the work in, and while it fails."""
+
+    changes = 0
+
+    async def snapshot(self, task: Task, workdir: Workdir) -> Snapshot:
+        await self._change(task, 1)
+        return await super().snapshot(task, workdir)
+
+    async def failed(self, task: Task, error: str, cause: str = "error") -> Task:
+        await self._change(task, 2)
+        return await super().failed(task, error, cause)
+
+    async def _change(self, task: Task, limit: int) -> None:
+        if self.changes < limit:
+            self.changes += 1
+            await self.tasks.change(await self.tasks.reload(task), {"tags": (f"change-{self.changes}",)})
+
+
+@pytest.mark.parametrize(("script", "state"), [("echo done > made", T.COMPLETED), ("exit 3", T.QUEUED)])
+async def test_a_task_that_is_changed_while_its_attempt_ends_does_not_stay_running(
+    ground: TaskGround, script: str, state: TaskState
+) -> None:
+    task = await ground.add(script)
+    claimed = await ground.manager.store.run(claim_task, task)
+    assert claimed is not None
+    rules = ChangedMeanwhile(ground.tasks.tasks)
+    done = await ground.tasks.work(claimed, rules)
+    assert rules.changes > 0
+    assert (done.state, done.attempt) == (state, 1)
+    assert done.tags == (f"change-{rules.changes}",)
 
 
 # --- what an agent finds -----------------------------------------------------------------------------

@@ -13,7 +13,20 @@ from ostler.cli import output
 from ostler.cli.main import root
 
 LOOKING = [
-    *("ps", "inspect x", "logs x", "why x", "stop x", "wait x", "waits", "events", "stats", "agents", "audit log"),
+    *(
+        "ps",
+        "inspect x",
+        "logs x",
+        "why x",
+        "stop x",
+        "wait x",
+        "waits",
+        "inbox",
+        "events",
+        "stats",
+        "agents",
+        "audit log",
+    ),
     *("task list", "task show T001", "diff T001", "crew ps", "pr list", "loop show T001", "token list"),
 ]
 

@@ -66,6 +66,10 @@ class Ending:
         return UNKNOWN_EXIT if self.code is None else None
 
 
+#: How the names of prompt files begin.
+_PROMPT = ".ostler-prompt-"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where one run happens."""
@@ -202,7 +206,20 @@ def _make_temp(temp: Path) -> Path:
 
 
 def prompt_file_of(workdir: Path, key: str) -> Path:
-    return workdir / f".ostler-prompt-{key}.md"
+    return workdir / f"{_PROMPT}{key}.md"
+
+
+def remove_without_work(workdir: Path) -> bool:
+    """Remove a private workdir in which no agent has written; whether it is gone. A prompt that was left there, by a
+    run that was cut off, is a file of ours and no work.
+    """
+    with suppress(OSError):
+        entries = list(workdir.iterdir())
+        if all(entry.match(f"{_PROMPT}*.md") and entry.is_file() and not entry.is_symlink() for entry in entries):
+            for entry in entries:
+                entry.unlink(missing_ok=True)
+            workdir.rmdir()
+    return not workdir.exists()
 
 
 def _write_prompt(file: Path, prompt: str) -> Path:

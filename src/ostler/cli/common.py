@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,6 @@ import click
 
 from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
 from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
@@ -78,7 +78,8 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("health")
+        if not self._client.has_just_answered:
+            self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -124,6 +125,8 @@ class Daemon:
                 "`ostler init` prepares a project, `ostler run -- CMD` runs something",
                 ExitCode.NOT_FOUND,
             )
+        from ostler.client.launch import DaemonStartError, start_daemon  # noqa: PLC0415 - most commands find it running
+
         try:
             status = start_daemon(self.home)
         except DaemonStartError as error:
@@ -146,8 +149,9 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
 
 
 def output_option(*, name: bool = True) -> Callable[[F], F]:
-    forms = ["table", "json", "jsonl", *(["name"] if name else [])]
-    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help="How to print it.")
+    forms = ["table", "wide", "json", "jsonl", *(["name"] if name else [])]
+    text = "How to print it; wide is a table with every column, whole."
+    return click.option("-o", "--output", "form", type=click.Choice(forms), default="table", help=text)
 
 
 def count_option(function: F) -> F:
@@ -255,6 +259,18 @@ def seconds_of(option: str, text: str | None) -> float | None:
     return seconds
 
 
+def since_moment(text: str) -> str:
+    """The moment that --since was given, as a duration or as a time."""
+    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
+    if seconds is not None:
+        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
+    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
+
+
 #: Fields of the API by the parameters of the command line, where the two differ.
 _PARAMETERS = {
     "graceful_timeout": "grace",
@@ -263,7 +279,6 @@ _PARAMETERS = {
     "execution_timeout": "timeout",
     "restart_policy": "restart",
     "isolation_level": "isolation",
-    "name_pattern": "pattern",
     "expires_in": "expires",
     "near": "text",
 }

@@ -8,13 +8,23 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, list_tasks, output_option
-from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence, show, table
+from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence
+from ostler.cli.table import Column, print_table, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
-_HEAD = ("MEMBER", "GENERATION", "STATE", "TASK", "SINCE", "COST", "LAST ERROR")
+_COLUMNS = (
+    Column("MEMBER", lambda member: str(member["member"]), least=14),
+    Column("GENERATION", lambda member: str(member["generation"]), leaves=1, is_number=True),
+    Column("STATE", lambda member: str(member["state"])),
+    Column("TASK", lambda member: member["task"] or "-", least=12),
+    Column("SINCE", lambda member: rough_duration(seconds_since(member["since"])), leaves=2),
+    Column("COST", lambda member: cost_text(member["cost_usd"]), leaves=3, is_number=True),
+    Column("LAST ERROR", lambda member: sentence(first_line(member["error"])), least=20),
+)
 _EVENTS = "task_state_changed,crew_changed"
 #: How the reason of a crew begins that a person has to look at; as in `model.crew`, which is slow to import.
 _MANUAL = "manual intervention required"
@@ -28,7 +38,7 @@ def crew() -> None:
 
 
 @crew.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completers.crews)
 @click.option("-d", "--detach", is_flag=True, help="Leave them at work, and come back at once.")
 def up(names: tuple[str, ...], detach: bool) -> None:
     """Bring up the crews NAMES of ostler.toml, or all of them, and show what they do.
@@ -62,8 +72,8 @@ def _tell_faults(crews: Sequence[dict[str, Any]]) -> None:
 def ps(form: str) -> None:
     """List crews and their members."""
     crews = Daemon().call("crews")
-    if form != "table":
-        show(crews, form, (), None)
+    if form not in {"table", "wide"}:
+        show(crews, form, (), empty="")
         return
     if not crews:
         note('no crew is declared; write one into ostler.toml, such as [crew.coder] with agent = "claude"')
@@ -73,20 +83,9 @@ def ps(form: str) -> None:
         advice = f"   Bring it up: ostler crew up {plain(crew['name'])}" if state == "not up" else ""
         click.echo(f"{_title(crew)} is {state}{reason}{advice}")
     if any(crew["members"] for crew in crews):
-        table(_HEAD, [_row(member) for crew in crews for member in crew["members"]])
+        members = [member for crew in crews for member in crew["members"]]
+        print_table(_COLUMNS, members, wide=form == "wide")
     _tell_faults(crews)
-
-
-def _row(member: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        member["member"],
-        str(member["generation"]),
-        member["state"],
-        member["task"] or "-",
-        rough_duration(seconds_since(member["since"])),
-        cost_text(member["cost_usd"]),
-        _short(first_line(member["error"])),
-    )
 
 
 def _short(text: str) -> str:
@@ -94,7 +93,7 @@ def _short(text: str) -> str:
 
 
 @crew.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completers.crews)
 @click.argument("count", type=click.IntRange(0, 1000))
 def scale(name: str, count: int) -> None:
     """Give a crew so many members, until it is brought up anew."""
@@ -105,7 +104,7 @@ def scale(name: str, count: int) -> None:
 
 
 @crew.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=completers.crews)
 @click.option("--force", is_flag=True, help="End their agents at once.")
 def stop(names: tuple[str, ...], force: bool) -> None:
     """Stop the crews NAMES, or all of them, in order; their tasks go back to the queue."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from ostler.cli.common import Daemon, fail, the_home
 from ostler.cli.output import as_json, cost_text, counted, note, plain, seconds_since, sentence, short_path
 from ostler.client.blocking import BlockingClient, UnreachableError
+from ostler.client.homes import keeps_agents
 from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone, wait_while_starting
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
@@ -65,7 +65,7 @@ def down(keep: bool) -> None:
     try:
         reply = daemon.raw().call("stop_daemon", keep=keep)
     except UnreachableError:
-        if keep or not _keeps_agents(daemon.home):
+        if keep or not keeps_agents(daemon.home):
             note(f"no daemon runs for {short_path(daemon.home)}")
             return
         reply = daemon.call("stop_daemon", keep=keep)  # its agents outlived it; the next one ends them in order
@@ -75,20 +75,6 @@ def down(keep: bool) -> None:
     if not wait_until_gone(pid, _END_SECONDS):
         raise fail(f"the daemon (pid {pid}) has not ended yet; see {daemon.home / DAEMON_LOG}", ExitCode.PENDING)
     click.echo("The daemon has ended; its agents go on." if keep else "The daemon has ended.")
-
-
-def _keeps_agents(home: Path) -> bool:
-    """Whether agents may live without a daemon: then their keeper holds its lock."""
-    import fcntl  # noqa: PLC0415 - only where no daemon answers
-
-    try:
-        with (home / "keeper" / "keeper.lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 @click.command("restart-daemon")
@@ -123,7 +109,7 @@ def status(form: str) -> None:
     except UnreachableError:
         if form == "json":
             as_json({"home": str(home), "pid": None})
-        agents = ", but agents of it live" if _keeps_agents(home) else ""
+        agents = ", but agents of it live" if keeps_agents(home) else ""
         message = f"no daemon runs for {short_path(home)}{agents}; start it with `ostler up -d`"
         raise fail(message, ExitCode.UNREACHABLE) from None
     if form == "json":
@@ -136,8 +122,8 @@ def status(form: str) -> None:
     if reply["settings_fault"]:
         click.echo(f"settings: {sentence(reply['settings_fault'])}")
     click.echo("    ".join(filter(None, (_agents_line(reply["statistics"]), _tasks_line(reply["tasks"])))))
-    if reply["waits"]:
-        click.echo(f"{reply['waits']} wait for you: ostler waits")
+    if reply["inbox"]:
+        click.echo(f"{counted(reply['inbox'], 'thing')} {'needs' if reply['inbox'] == 1 else 'need'} you: ostler inbox")
     for name, failure in reply["background"].items():
         click.echo(f"{plain(name)} {sentence(failure)}")
     for instance, reason in reply["unrecovered"].items():

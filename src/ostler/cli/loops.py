@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, on_task, output_option
 from ostler.cli.look import newest_event
-from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence, show
+from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence
+from ostler.cli.table import Column, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: How an iteration ended, where its own words are not enough.
 _ENDINGS = {
@@ -27,7 +32,7 @@ _ENDINGS = {
 }
 #: Options of `loop run` that are settings of the loop; the others are of the task.
 _SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci", "on_merge")
-_key = click.argument("key")
+_key = click.argument("key", shell_complete=completers.tasks())
 
 
 class _WithRun(click.Group):
@@ -37,6 +42,12 @@ class _WithRun(click.Group):
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its commands, else the options of `run`, else the file of a prompt."""
+        run = self.commands["run"]
+        own = super().shell_complete(ctx, incomplete)
+        return own or run.shell_complete(ctx, incomplete) or completers.files(ctx, run.params[0], incomplete)
 
 
 @click.group(cls=_WithRun)
@@ -49,7 +60,7 @@ def loop() -> None:
 
 @loop.command()
 @click.argument("prompt", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--agent", required=True, help="Who works on it.")
+@click.option("--agent", required=True, help="Who works on it.", shell_complete=completers.definitions)
 @click.option("--model", help="The model of its agent.")
 @click.option("--until", help="What it prints when it is done, where it signals nothing.")
 @click.option("--max-iterations", type=click.IntRange(1), help="Fresh starts at most.")
@@ -62,7 +73,14 @@ def loop() -> None:
 @click.option(
     "--on-merge", type=click.Choice(["accept", "continue"]), help="What follows the merge of its pull request."
 )
-@click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
+@click.option(
+    "--after",
+    "depends_on",
+    multiple=True,
+    metavar="KEY",
+    help="Only when this task is accepted.",
+    shell_complete=completers.tasks(),
+)
 @click.option("--timeout", help="How long one start may work, such as 45m.")
 @click.option("-d", "--detach", is_flag=True, help="Only begin it.")
 def run(prompt: Path, detach: bool, **options: Any) -> None:
@@ -105,7 +123,7 @@ def show_loop(key: str, prompt: int | None, form: str) -> None:
     """Show the fresh starts of a task, each with how it ended."""
     iterations = on_task(Daemon(), "iterations", key)
     if prompt is None:
-        show(iterations, form, ("START", "TOOK", "ENDED BY", "FILES", "TOKENS", "COST", "SUMMARY"), _row)
+        show(iterations, form, _COLUMNS, empty=f"{key} has not been started yet; see why: ostler why {key}")
         return
     for iteration in iterations:
         if iteration["number"] == prompt:
@@ -114,20 +132,27 @@ def show_loop(key: str, prompt: int | None, form: str) -> None:
     raise fail(f"{key} has no start {prompt}; `ostler loop show {key}` lists them", ExitCode.NOT_FOUND)
 
 
-def _row(iteration: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(iteration["number"]),
-        "" if iteration["ended_at"] is None else rough_duration(_seconds(iteration)),
-        str(iteration["ended_by"] or "running"),
-        "-" if iteration["changed_files"] is None else str(iteration["changed_files"]),
-        str(iteration["tokens"]),
-        cost_text(iteration["cost_usd"]),
-        first_line(iteration["summary"])[:80],
-    )
-
-
 def _seconds(iteration: dict[str, Any]) -> float:
     return seconds_since(iteration["started_at"]) - seconds_since(iteration["ended_at"])
+
+
+def _took(iteration: dict[str, Any]) -> str:
+    return "" if iteration["ended_at"] is None else rough_duration(_seconds(iteration))
+
+
+def _files(iteration: dict[str, Any]) -> str:
+    return "-" if iteration["changed_files"] is None else str(iteration["changed_files"])
+
+
+_COLUMNS = (
+    Column("START", lambda iteration: str(iteration["number"])),
+    Column("TOOK", _took, leaves=2),
+    Column("ENDED BY", lambda iteration: str(iteration["ended_by"] or "running")),
+    Column("FILES", _files, leaves=1),
+    Column("TOKENS", lambda iteration: str(iteration["tokens"]), leaves=3, is_number=True),
+    Column("COST", lambda iteration: cost_text(iteration["cost_usd"]), leaves=4, is_number=True),
+    Column("SUMMARY", lambda iteration: first_line(iteration["summary"]), least=20),
+)
 
 
 # --- following ---------------------------------------------------------------------------------------
@@ -288,7 +313,7 @@ def signal_pr(pr_url: str | None, summary: str | None) -> None:
 
 # --- pull requests -----------------------------------------------------------------------------------
 
-_number = click.argument("number", type=int)
+_number = click.argument("number", type=int, shell_complete=completers.pull_requests)
 
 
 @click.group()
@@ -302,12 +327,18 @@ def pr() -> None:
 def list_pulls(everything: bool, form: str) -> None:
     """List pull requests, newest first."""
     pulls = Daemon().call("pull_requests", include_ended=everything)
-    show(pulls, form, ("NUMBER", "TASK", "STATE", "CI", "APPROVED BY", "TITLE"), _pull_row)
+    rest = "" if everything else "; -a lists also merged and closed ones"
+    show(pulls, form, _PULL_COLUMNS, empty=f"no pull request is {'there' if everything else 'open'}{rest}")
 
 
-def _pull_row(pull: dict[str, Any]) -> tuple[str, ...]:
-    approved_by = ", ".join(pull["approved_by"]) or "-"
-    return f"#{pull['number']}", pull["task_key"], pull["state"], pull["ci"] or "-", approved_by, pull["title"]
+_PULL_COLUMNS = (
+    Column("NUMBER", lambda pull: f"#{pull['number']}", is_number=True),
+    Column("TASK", lambda pull: str(pull["task_key"]), least=12),
+    Column("STATE", lambda pull: str(pull["state"])),
+    Column("CI", lambda pull: pull["ci"] or "-"),
+    Column("APPROVED BY", lambda pull: ", ".join(pull["approved_by"]) or "-", least=11, leaves=1),
+    Column("TITLE", lambda pull: str(pull["title"]), least=20),
+)
 
 
 @pr.command("show")

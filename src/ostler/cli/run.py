@@ -8,17 +8,17 @@ import signal
 import stat
 import sys
 import time
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from ostler.cli.agents import print_answer
-from ostler.cli.common import Daemon, fail, list_instances, on_agent
+from ostler.cli import completers
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.durations import parse_seconds
+from ostler.durations import size_text
 from ostler.errors import ExitCode, exit_code_of
+from ostler.home import SETTINGS_FILE
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
@@ -28,6 +28,7 @@ _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
 #: The request that `run` gives to an agent; as in `lifecycle.job`, which is slow to import.
 _JOB = "job"
+_POLICIES = completers.values("no", "immediate", "on-failure", "linear", "exponential")
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -49,14 +50,21 @@ class _RunCommand(click.Command):
 @click.option("--memory", help="At most so much, such as 512M.")
 @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="At most so many cores, such as 1.5.")
 @click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
-@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
+@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.", shell_complete=_POLICIES)
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
 @click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
 @click.option("--model", help="The model that a coding agent uses.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD... | NAME [PROMPT]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="-- CMD... | NAME [PROMPT]",
+    shell_complete=completers.words_to_run,
+)
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
@@ -71,6 +79,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=is_command)
+        if not detach and "job" in body:
+            body["job"]["attended"] = True  # how it ends is seen here: it need not be in the inbox
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
@@ -205,9 +215,16 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
             click.echo(text, color=True)
         ended = daemon.call("instance", instance=key)
+        _tell_dropped(ended)
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
+
+
+def _tell_dropped(instance: dict[str, Any]) -> None:
+    if instance.get("dropped_bytes"):
+        size = size_text(instance["dropped_bytes"])
+        note(f"{size} of its output were dropped: it came faster than `output-rate` below [daemon] of {SETTINGS_FILE}")
 
 
 def _exit_code(instance: dict[str, Any]) -> int:
@@ -234,6 +251,8 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
         note(f"its answer cannot be read: {error}")
         return
     if answer is not None:
+        from ostler.cli.agents import print_answer  # noqa: PLC0415 - a command has no answer
+
         print_answer(answer)
 
 
@@ -241,7 +260,7 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 
 
 @click.command()
-@click.argument("agent", metavar="AGENT|TASK")
+@click.argument("agent", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
@@ -253,15 +272,16 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
     agent = _working_on(daemon, agent, follow=follow) or agent
-    start = None if since is None else _moment(since)
+    start = None if since is None else since_moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
-        return
-    instance = on_agent(daemon, "instance", agent)["instance_id"]
-    for item in daemon.stream("logs", instance=instance, **window):
-        _print_line(item.data, form, times=chosen["times"])
+    else:
+        instance = on_agent(daemon, "instance", agent)["instance_id"]
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+    _tell_dropped(on_agent(daemon, "instance", agent))
 
 
 def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
@@ -296,17 +316,6 @@ def _is_agent(daemon: Daemon, name: str) -> bool:
     except DaemonError as error:
         return error.code != "not_found"
     return True
-
-
-def _moment(text: str) -> str:
-    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
-    if seconds is not None:
-        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
-    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
 
 
 def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:

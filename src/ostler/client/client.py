@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,10 +21,11 @@ from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
 from ostler.lifecycle.log_files import LogLine
 from ostler.model.crew import CrewView
+from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
-from ostler.model.query import LifecycleStatistics
+from ostler.model.query import InboxRow, LifecycleStatistics, Report
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
@@ -32,7 +34,7 @@ from ostler.workdirs.records import Undone
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
 _TASK_EXTRA = ("title", "next", "waits", "warning", "undone")
-_EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
+_EXTRA = ("attempts", "definition", "doing", "dropped_bytes", "exit_code", "metrics_now")
 
 
 class Client:
@@ -125,9 +127,30 @@ class Client:
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
 
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first."""
+        return [InboxRow.from_dict(values) for values in await self.call("inbox")]
+
+    async def report(self, since: str | datetime = "10h") -> Report:
+        """What happened since a moment, or in the last so long."""
+        text = since.isoformat() if isinstance(since, datetime) else since
+        return Report.from_dict(await self.call("report", since=text))
+
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")
         return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
+
+    async def prune(self, *, older_than: str | float | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed."""
+        removed: list[dict[str, Any]] = await self.call("prune", older_than=older_than, dry_run=dry_run)
+        return removed
+
+    async def disk(self) -> DiskUsage:
+        """What the home takes on the disk, by kind and by task."""
+        values = await self.call("disk")
+        tasks = [{name: value for name, value in task.items() if name != "total"} for task in values["tasks"]]
+        rest = {name: value for name, value in values.items() if name not in {"total", "share"}}
+        return DiskUsage.from_dict({**rest, "tasks": tasks})
 
     # --- tasks -----------------------------------------------------------------------------------
 
@@ -235,10 +258,15 @@ class Client:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+    async def events(
+        self, instance: str | UUID | None = None, *, after: int | None = None, metrics: bool = False
+    ) -> AsyncIterator[Event]:
+        """The log from a number on, then live. After a lost connection it goes on from the last number.
+
+        With `metrics` also what each agent uses, every few seconds.
+        """
         cursor = None if after is None else str(after)
-        async for item in self._follow("events", cursor, {"instance": instance}):
+        async for item in self._follow("events", cursor, {"instance": instance, "metrics": metrics}):
             if (kind := EVENT_CLASSES.get(item.event)) is not None:
                 yield kind.from_dict({name: value for name, value in item.data.items() if name != "event_type"})
 

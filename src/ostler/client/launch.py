@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
 
     With `strict` it does not start with faulty settings; else it tells of them in its status.
 
-    Of several commands that start one at the same moment, one wins by the lock of the home; the others find it.
+    Of several commands that start one at the same moment, one does, and the others wait for its daemon: a second one
+    could be so late that it takes the home after an `ostler down`.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     words = [sys.executable, "-P", "-m", "ostler.daemon", "--home", str(home)]
@@ -34,27 +37,51 @@ def start_daemon(home: Path, *, listen: str | None = None, strict: bool = False)
         words += ["--listen", listen]
     if strict:
         words.append("--strict")
+    client = BlockingClient(home)
+    until = time.monotonic() + START_SECONDS
+    daemon: subprocess.Popen[bytes] | None = None
+    begins = 0
+    with _alone(home, until):
+        while time.monotonic() < until:
+            with contextlib.suppress(HangError):  # its socket is open before it has taken up its tasks
+                try:
+                    return client.call("status")
+                except UnreachableError:
+                    has_ended = daemon is not None and daemon.poll() is not None
+                    if not _has_daemon(home):
+                        if has_ended:
+                            raise DaemonStartError(_last_lines(home, begins)) from None
+                        if daemon is None:
+                            daemon, begins = _spawn(home, words)
+                    time.sleep(_PAUSE_SECONDS)
+    raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
+
+
+def _spawn(home: Path, words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The daemon, and where its output begins in the log."""
     with (home / DAEMON_LOG).open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_SH)  # the daemon inherits it: see _has_daemon
         begins = log.tell()
         daemon = subprocess.Popen(  # noqa: S603 - our own program
             words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
-    client = BlockingClient(home)
-    until = time.monotonic() + START_SECONDS
-    while time.monotonic() < until:
-        with contextlib.suppress(HangError):  # its socket is open before it has taken up its tasks
+    return daemon, begins
+
+
+@contextlib.contextmanager
+def _alone(home: Path, until: float) -> Iterator[None]:
+    """While no other command starts a daemon here; after that moment in any case."""
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while time.monotonic() < until:
             try:
-                return client.call("status")
-            except UnreachableError:
-                # A daemon of another command may have been faster, and may not answer yet.
-                if daemon.poll() not in {None, 0} and not _has_daemon(home):
-                    try:
-                        return client.call("status")
-                    except UnreachableError:
-                        raise DaemonStartError(_last_lines(home, begins)) from None
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
                 time.sleep(_PAUSE_SECONDS)
-    raise DaemonStartError(f"it did not answer within {START_SECONDS:g} s; see {home / DAEMON_LOG}")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def wait_while_starting(home: Path) -> None:

@@ -92,6 +92,7 @@ class Supervisor(Members):
         `recovered` are attempts of an earlier program, where the caller has looked for them already.
         """
         self._tasks.takers.append(self._taker)
+        self._tasks.on_room.append(self._wake.set)
         ready = asyncio.Event()
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
@@ -132,6 +133,7 @@ class Supervisor(Members):
         self.draining = True
         with contextlib.suppress(ValueError):  # it was never opened
             self._tasks.takers.remove(self._taker)
+            self._tasks.on_room.remove(self._wake.set)
         members = [member for crew in self._crews.values() for member in crew.members.values()]
         for member in members:
             member.give(None)
@@ -405,7 +407,7 @@ class Supervisor(Members):
 
     async def _give_tasks(self) -> None:
         able = [crew for crew in self._crews.values() if crew.waiting()]
-        if not able:
+        if not able or not await self._tasks.manager.has_room():
             return
 
         def selects(task: Task) -> bool:

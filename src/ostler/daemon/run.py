@@ -17,13 +17,14 @@ from typing import Any
 
 from ostler.api.app import create_app
 from ostler.api.context import Context
+from ostler.client.homes import note_home
 from ostler.crews.supervisor import Supervisor
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
 from ostler.daemon.log import configure_log
 from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
-from ostler.errors import DefinitionError, OstlerError, ValidationError
+from ostler.errors import DefinitionError, LeaseHeldError, OstlerError, ValidationError
 from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -55,11 +56,13 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     home = chosen_home(chosen.home)
     configure_log(home)
+    note_home(home)
     try:
         asyncio.run(serve(home, listen=chosen.listen, strict=chosen.strict))
     except OstlerError as error:
         print(f"ostler: {error}", file=sys.stderr)  # noqa: T201 - the program's own last word
-        sys.exit(2 if isinstance(error, ValidationError) else 1)
+        # Where another daemon has the home, systemd must not try again and again: see `client/boot.py`.
+        sys.exit(2 if isinstance(error, ValidationError) else 7 if isinstance(error, LeaseHeldError) else 1)
 
 
 def _try_tcp_socket(address: str | None) -> tuple[socket.socket | None, str | None]:
@@ -120,7 +123,12 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     in_force = _Settings(home, listen)
     config, settings, tcp = in_force.config, in_force.now, in_force.tcp
     environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
+    lifecycle = LifecycleSettings(
+        outlive=OUTLIVE,
+        retention=settings.retention,
+        environment=environment,
+        output_rate=settings.daemon.output_rate,
+    )
     async with open_manager(home, settings=lifecycle) as manager:
 
         def stop(keep: bool) -> None:
@@ -128,7 +136,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             context.stopping.set()
 
         async def end_agents() -> list[dict[str, Any]]:
-            queue.draining = True
+            queue.draining = hooks.is_stopping = True
             supervisor.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
@@ -158,7 +166,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         )
         context.refresh()
         queue.draining = in_force.are_defaults
-        hooks = Hooks(manager, settings.daemon.on_wait, settings.tasks.on_change)
+        hooks = Hooks(orchestrator, settings.daemon, settings.tasks.on_change)
         app = create_app(context)
         sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])
         listeners = [Listener(app, sock, manager, hooks.running) for sock in sockets]
@@ -173,6 +181,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
             watch.cancel()
+            hooks.is_stopping = True
             if not manager.keep_agents:
                 await end_agents()
             for part in (supervisor, queue, orchestrator, hooks):

@@ -23,6 +23,7 @@ from ostler.model.record import adapter, record
 from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import name_faults, variable_faults
+from ostler.model.types import DEFAULT_RATE, OutputRate
 from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
@@ -39,11 +40,21 @@ class DaemonSettings(FileRecord):
     listen: str | None = None
     #: A command line that is run when an agent begins to wait for a person.
     on_wait: str | None = None
+    #: When an agent or a task has failed and nothing tries again.
+    on_failed: str | None = None
+    #: When the queue has become empty and nobody works.
+    on_idle: str | None = None
+    #: Show a notification of the desktop, where there is one, for each of the three that names no command.
+    notify: bool = True
     #: Names of the variables that agents see of the daemon's environment; None leaves it to the manager.
     environment: tuple[str, ...] | None = None
+    #: What each agent may write in a second; what is beyond is dropped and counted.
+    output_rate: OutputRate = DEFAULT_RATE
 
     def rules(self) -> Iterator[Fault]:
-        for key, text, parse in (("listen", self.listen, tcp_target), ("on-wait", self.on_wait, command_target)):
+        hooks = {"on-wait": self.on_wait, "on-failed": self.on_failed, "on-idle": self.on_idle}
+        commands = [(key, text, command_target) for key, text in hooks.items()]
+        for key, text, parse in (("listen", self.listen, tcp_target), *commands):
             try:
                 parse(text) if text is not None else None
             except ValueError as error:
@@ -218,6 +229,15 @@ def get_config(root: str | os.PathLike[str] | None = None) -> ProjectSettings:
     While the file is broken these are the last good settings, and a warning in the log says so.
     """
     return _config_file(str(project_of(default_home()) if root is None else Path(root).absolute()))()
+
+
+def settings_fault(root: str | os.PathLike[str]) -> tuple[Path, DefinitionError] | None:
+    """The broken `ostler.toml` of the project at `root` and what is wrong with it; None where nothing is."""
+    config = _config_file(str(Path(root).absolute()))
+    with suppress(DefinitionError):
+        config()
+    path = find_project(Path(root))
+    return None if config.trouble is None or path is None else (path, config.trouble)
 
 
 @lru_cache(maxsize=64)

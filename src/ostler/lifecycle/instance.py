@@ -28,6 +28,7 @@ from ostler.ids import IdSource
 from ostler.isolation.base import Cell, Isolation
 from ostler.isolation.finding import IsolationLevels
 from ostler.lifecycle.definitions import Definitions
+from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.liveness import Counters, ObservedLiveness, Outbox
 from ostler.lifecycle.messages import (
     Call,
@@ -96,6 +97,7 @@ class Runtime:
     loop: asyncio.AbstractEventLoop
     start_gate: StartGate
     restart_gate: StartGate
+    disk: DiskMeter
     #: What was done because the home is not where it was; see `ostler.lifecycle.identity`.
     home_notice: str | None = None
     instances: dict[UUID, Instance] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from ostler.isolation.walls import harden, is_kept
 from ostler.keeper.protocol import MARK
 from ostler.keeper.tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
+from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.identity import settle_home
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -132,6 +133,7 @@ def _build(
     places = IsolationLevels(clock) if levels is None else levels
     places.site.directory = places.site.directory or home
     places.site.outlive, places.site.environment = settings.outlive, settings.environment
+    places.site.output_rate = settings.output_rate * 1024 * 1024
     definitions = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
     register_built_in(definitions)
     return Runtime(
@@ -151,6 +153,7 @@ def _build(
         loop=asyncio.get_running_loop(),
         start_gate=StartGate(clock, at_once=_STARTS_AT_ONCE),
         restart_gate=StartGate(clock, at_once=settings.restarts_at_once, per_second=settings.restarts_per_second),
+        disk=DiskMeter(home, clock, settings.retention.disk),
     )
 
 

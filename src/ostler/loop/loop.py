@@ -206,7 +206,7 @@ class _Drive:
         if task.state is TaskState.RUNNING and task.key not in self._orchestrator.tasks.running:
             await self._work(task)
             return None
-        if task.state is TaskState.QUEUED and not waits:
+        if task.state is TaskState.QUEUED and not waits and await self._manager.has_room():
             claimed = await self._store.run(task_store.claim_task, task, by=self._manager.actor)
             if claimed is not None:
                 await self._work(claimed)

@@ -131,7 +131,8 @@ class Loops:
         if task is None or task.state is not TaskState.COMPLETED:
             return
         if pull.state is PullRequestState.CLOSED:
-            await self._closed(task, pull)
+            move = await self._move_after_close(task, pull)
+            await self._store.run(task_store.change_task, task, **move)
         elif pull.state is PullRequestState.OPEN and pull.ci == "pending" and pull.commit is not None:
             result = await self._store.read(loop_store.get_ci_result, wait.workspace_id, pull.commit)
             if result is not None:
@@ -237,18 +238,22 @@ class Loops:
     async def close(self, number: int, *, reason: str | None = None) -> PullRequest:
         """Without a merge: its task is rejected or sent back, as its loop says."""
         pull = await self._open(number)
-        closed = await self._store.run(loop_store.change_pull_request, pull, {"state": PullRequestState.CLOSED})
         task = await self.orchestrator.get(pull.task_key)
-        if task.state is TaskState.COMPLETED:
-            await self._closed(task, closed, reason)
-        return closed
+        if task.state is not TaskState.COMPLETED:
+            return await self._store.run(loop_store.change_pull_request, pull, {"state": PullRequestState.CLOSED})
+        move = await self._move_after_close(task, pull, reason)
+        # In one commit: between two, the queue would see the close, and move the task without the reason.
+        return await self._store.run(_close, task, pull, move)
 
-    async def _closed(self, task: Task, pull: PullRequest, reason: str | None = None) -> None:
+    async def _move_after_close(self, task: Task, pull: PullRequest, reason: str | None = None) -> dict[str, Any]:
         comment = f"pull request #{pull.number} was closed without a merge{f': {reason}' if reason else ''}"
+        by = self.orchestrator.manager.actor
         if (task.loop or TaskLoop()).on_close is OnClose.SEND_BACK:
-            await self.orchestrator.send_back(task.key, comment)
-        else:
-            await self.orchestrator.reject(task.key, reason=comment)
+            changes = await self.orchestrator.changes_to_send_back(task, comment)
+            reason = changes["comments"][-1]
+            return {"changes": changes, "to": TaskState.QUEUED, "reason": reason, "act": "task.send_back", "by": by}
+        error = {"error": comment}
+        return {"changes": error, "to": TaskState.REJECTED, "reason": comment, "act": "task.reject", "by": by}
 
     async def _open(self, number: int) -> PullRequest:
         await self.orchestrator.manager.require(Permission.TASKS_REVIEW)
@@ -256,6 +261,12 @@ class Loops:
         if pull.state is not PullRequestState.OPEN:
             raise InvalidOperationError(f"pull request #{number} is {pull.state} already")
         return pull
+
+
+def _close(tx: Transaction, task: Task, pull: PullRequest, move: Mapping[str, Any]) -> PullRequest:
+    closed = loop_store.change_pull_request(tx, pull, {"state": PullRequestState.CLOSED})
+    task_store.change_task(tx, task, **move)
+    return closed
 
 
 def _continue(

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Annotated
 
 from ostler.model.record import Record, record
-from ostler.model.types import Duration, Interval
+from ostler.model.types import Duration, Interval, Megabytes
 
 _MINUTE = timedelta(minutes=1)
 _TEN_YEARS = timedelta(days=3650)
@@ -24,3 +24,5 @@ class RetentionPolicy(Record):
     idempotency: Annotated[Duration, Interval(ge=_MINUTE, le=timedelta(hours=24))] = timedelta(hours=24)
     #: Rows that one transaction may remove, so that a large clean-up does not delay other commits.
     batch: Annotated[int, Interval(ge=1, le=10_000)] = 500
+    #: The most that the home may take on the disk, in megabytes. Then no new task begins.
+    disk: Annotated[Megabytes, Interval(ge=1, le=1024**3)] | None = None

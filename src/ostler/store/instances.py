@@ -265,9 +265,16 @@ def finish_instance(tx: Transaction, old: AgentInstance, finish: Finish, *, catc
         was_graceful=finish.was_graceful,
         reason=finish.reason,
         uptime=old.evolve(terminated_at=changes["terminated_at"]).uptime(tx.now),
+        **_used(finish.metrics or old.metrics),
     )
     tx.emit(terminated, finish.by)
     return changes
+
+
+def _used(metrics: AgentMetrics | None) -> dict[str, Any]:
+    if metrics is None:
+        return {}
+    return {"tokens": metrics.tokens_used, "cost_usd": (metrics.custom or {}).get("cost_usd")}
 
 
 # --- inside ------------------------------------------------------------------------------------------

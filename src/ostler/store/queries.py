@@ -9,8 +9,9 @@ from uuid import UUID
 
 from ostler.errors import WorkspaceNotFoundError
 from ostler.model.instance import AgentInstance
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics
+from ostler.model.query import MAX_PAGE, GetInstancesFilter, LifecycleStatistics
 from ostler.model.states import ACTIVE_STATES, AgentState, HealthState, Tier
+from ostler.model.types import from_micros
 from ostler.policy.quota import plan
 from ostler.store.moves import INSTANCES, get_instance
 from ostler.store.totals import ENDED, ENDED_LIVED
@@ -22,6 +23,8 @@ _SELECT = "SELECT " + ", ".join(f"i.{column}" for column in INSTANCES.columns)
 #: Digits that tell ids of one millisecond apart; the short form of an id is a prefix or a suffix of this length.
 MIN_SHORT_ID = 4
 _MOST_FOUND = 10
+#: How the job of an instance ends whose caller watches it to its end, as `ostler run` in the foreground does.
+_ATTENDED = '"attended":true}'
 _RESTARTING = (
     "SELECT instance_id FROM waits WHERE workspace_id = :workspace_id AND ended_at IS NULL "
     "AND instance_id IS NOT NULL AND kind = 'backoff'"
@@ -119,6 +122,41 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
     return [instance for match in matching[:_MOST_FOUND] if (instance := get_instance(reader, match)) is not None]
 
 
+def living_since(reader: Reader, workspace_id: UUID, moment: datetime) -> list[AgentInstance]:
+    """Instances that live, or failed after this moment."""
+    rows = reader.fetch(
+        f"""{INSTANCES.select} WHERE workspace_id = :space AND (active = 1
+            OR (state = 'failed' AND terminated_at >= :moment)) ORDER BY id""",
+        space=workspace_id,
+        moment=moment,
+    )
+    return INSTANCES.read(rows)
+
+
+def lasting_failures(
+    reader: Reader, workspace_id: UUID, owner_id: UUID | None = None
+) -> list[tuple[str, str, datetime]]:
+    """Name, error and end of each failed instance that nothing will restart, the newest first.
+
+    Those of tasks and crews are left out, because these act on it; so are those that a terminal has shown.
+    """
+    owner = "" if owner_id is None else "AND owner_id = :owner"
+    rows = reader.fetch(
+        f"""SELECT id, name, error_message, coalesce(terminated_at, updated_at) FROM agent_instances
+            WHERE workspace_id = :workspace_id AND state = 'failed' AND task_id IS NULL AND crew IS NULL {owner}
+            AND (job_json IS NULL OR job_json NOT LIKE :attended) AND id NOT IN ({_RESTARTING})
+            ORDER BY id DESC LIMIT :limit""",
+        workspace_id=workspace_id,
+        attended=f"%{_ATTENDED}",
+        limit=MAX_PAGE,
+        **({} if owner_id is None else {"owner": owner_id}),
+    )
+    return [
+        (name or str(row_id if isinstance(row_id, UUID) else UUID(bytes=row_id)), error or "", from_micros(ended))
+        for row_id, name, error, ended in rows
+    ]
+
+
 #: One statement, so that all of it is of one moment.
 _STATISTICS = """
     SELECT 'instances', state, health_state, count(*), sum(CASE WHEN lived > 0 THEN lived ELSE 0 END)
@@ -175,7 +213,21 @@ def state_counts(reader: Reader) -> dict[AgentState, int]:
     return counts
 
 
+def tasks_of_instances(reader: Reader, workspace_id: UUID) -> dict[str, str]:
+    """The id of the task of each instance that worked on one."""
+    rows = reader.fetch(
+        "SELECT id, task_id FROM agent_instances WHERE workspace_id = :space AND task_id IS NOT NULL",
+        space=workspace_id,
+    )
+    return {str(_uuid(instance)): str(_uuid(task)) for instance, task in rows}
+
+
+def _uuid(value: Any) -> UUID:
+    """As the database gives it."""
+    return value if isinstance(value, UUID) else UUID(bytes=value)
+
+
 def list_terminating(reader: Reader) -> list[UUID]:
     """Of all workspaces: terminations that an earlier manager did not finish."""
     rows = reader.fetch("SELECT id FROM agent_instances WHERE state = 'terminating' ORDER BY id")
-    return [row[0] if isinstance(row[0], UUID) else UUID(bytes=row[0]) for row in rows]
+    return [_uuid(row[0]) for row in rows]

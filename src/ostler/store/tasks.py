@@ -36,6 +36,8 @@ TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"
+#: The error of a task that was rejected by Ostler itself, before the place where it was worked on.
+WORKDIR_GONE = "its workdir {} is gone; it was {}"
 
 
 # --- looking -----------------------------------------------------------------------------------------
@@ -118,6 +120,16 @@ def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
         )
         for space, key, workdir in rows
     ]
+
+
+def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
+    """Rejected by Ostler itself, because the workdir was removed under their agents."""
+    rows = reader.fetch(
+        f"{TASKS.select} WHERE workspace_id = :space AND state = 'rejected' AND error LIKE :error ORDER BY id",
+        space=workspace_id,
+        error=WORKDIR_GONE.format("%", "%"),
+    )
+    return TASKS.read(rows)
 
 
 def claimable_tasks(
@@ -369,11 +381,18 @@ def _emit(tx: Transaction, task: Task, before: TaskState | None, reason: str | N
         reason=None if reason is None else clipped(reason, _MAX_REASON),
         attempt=task.attempt,
         agent=task.agent,
+        is_failure=_has_failed(task, before),
         instance_id=task.instance_id,
         crew=task.crew,
         member=task.member,
     )
     tx.emit(event, by)
+
+
+def _has_failed(task: Task, before: TaskState | None) -> bool:
+    """A claim clears the error, so one that is there was written by this attempt."""
+    ends = before is TaskState.RUNNING and task.state is TaskState.QUEUED
+    return ends and task.error is not None and not task.is_held and not task.lost
 
 
 # --- waits -------------------------------------------------------------------------------------------
@@ -390,6 +409,7 @@ def open_task_wait(tx: Transaction, task: Task, wait: Wait, *, by: Actor = SYSTE
         kind=wait.kind,
         reason=wait.reason,
         due_at=wait.due_at,
+        cause=(wait.detail or {}).get("cause"),
     )
     tx.emit(event, by)
     return wait

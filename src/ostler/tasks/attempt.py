@@ -147,11 +147,20 @@ class AttemptRules:
 
 async def run_attempt(rules: AttemptRules, task: Task) -> Task:
     """`task` is running. Returns it as it was left: completed, or queued again."""
+    while True:
+        try:
+            return await _run_to_its_end(rules, task)
+        except VersionConflictError:
+            current = await rules.tasks.reload(task)
+            if current.state is not TaskState.RUNNING or current.attempt != task.attempt:
+                return current  # cancelled or requeued meanwhile
+            task = current  # something else about it was changed: each step can be repeated
+
+
+async def _run_to_its_end(rules: AttemptRules, task: Task) -> Task:
     tasks = rules.tasks
     try:
         task = await _work(rules, task)
-    except VersionConflictError:
-        return await tasks.reload(task)  # cancelled or requeued meanwhile
     except AttemptWaitsError as waits:
         return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:
@@ -162,8 +171,8 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
         return await _check_stopped(rules, await tasks.reload(task), stopped)
     except AttemptFailedError as failure:
         return await rules.failed(await tasks.reload(task), str(failure), failure.cause)
-    except StoreError:
-        raise  # it stays as it is, and is taken up when the store can write again
+    except (StoreError, VersionConflictError):
+        raise  # it stays as it is, and is taken up again
     except (OstlerError, OSError) as error:
         return await rules.failed(await tasks.reload(task), str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, no task stays running for ever

@@ -73,6 +73,8 @@ class TaskContext:
         self.running: dict[str, asyncio.Task[Any]] = {}
         #: Each says whether it takes a task up: the queue and the crews of this program, while they work.
         self.takers: list[Callable[[Task], Taker | None]] = []
+        #: Called when a home that had reached its limit has room again.
+        self.on_room: list[Callable[[], None]] = []
         #: What failed among the work that runs as long as the program, by name; see `keep_running`.
         self.failed_background: dict[str, str] = {}
         self.is_closed = False

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from ostler.errors import OstlerError, StoreError
 from ostler.home import SETTINGS_FILE
@@ -17,6 +19,7 @@ from ostler.store import tasks as task_store
 from ostler.store import waits as wait_store
 from ostler.tasks.attempt import AttemptRules
 from ostler.tasks.context import BY, Taker
+from ostler.tasks.make_room import watch_disk
 from ostler.tasks.orchestrator import TaskOrchestrator
 
 _log = logging.getLogger("ostler.tasks")
@@ -59,7 +62,15 @@ class TaskQueue:
         for task in filter(self._selects, recovered):
             self.work_on(task)
         self._tasks.takers.append(self._taker)
-        background = {"the queue": self._run, "its events": self._listen, "retention": self._orchestrator.gc_loop}
+        self._tasks.on_room.append(self.wake)
+        background: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "the queue": self._run,
+            "its events": self._listen,
+            "retention": self._orchestrator.gc_loop,
+            "the disk limit": partial(watch_disk, self._tasks),
+        }
+        if self._orchestrator.manager.disk_limit is None:
+            del background["the disk limit"]
         self._loop = [
             asyncio.get_running_loop().create_task(self._tasks.keep_running(name, work), name=f"ostler-{name}")
             for name, work in background.items()
@@ -71,6 +82,7 @@ class TaskQueue:
         self.draining = True
         with contextlib.suppress(ValueError):  # it was never opened
             self._tasks.takers.remove(self._taker)
+            self._tasks.on_room.remove(self.wake)
         for task in self._loop:
             task.cancel()
         if self._running:
@@ -126,7 +138,7 @@ class TaskQueue:
 
     async def _begin_some(self) -> None:
         free = self._places - len(self._running)
-        if free <= 0:
+        if free <= 0 or not await self._tasks.manager.has_room():
             return
         space = self._orchestrator.manager.principal.workspace_id
         for task in await self._tasks.store.read(task_store.claimable_tasks, space, selects=self._selects):
@@ -153,18 +165,19 @@ class TaskQueue:
                 done = await self._orchestrator.work(task, self._rules(task))
             except StoreError as error:
                 _log.warning("%s goes on when the store can write again: %s", task.key, error)
-                await self._tasks.clock.sleep(LOOK_SECONDS)
-                task = await self._tasks.reload(task)
             except OstlerError as error:
-                _log.warning("%s: %s", task.key, error)
-                return
+                if self._tasks.is_closed:
+                    return
+                _log.warning("%s is taken up again: %s", task.key, error)
             except Exception:  # noqa: BLE001 - a fault of ours leaves no task running that nothing works on
                 _log.exception("the work on %s failed; it is taken up again", task.key)
-                await self._tasks.clock.sleep(LOOK_SECONDS)
-                task = await self._tasks.reload(task)
             else:
                 if done.state is not TaskState.RUNNING:
                     _log.info("%s is %s", done.key, done.state)
+                return
+            await self._tasks.clock.sleep(LOOK_SECONDS)
+            attempt, task = task.attempt, await self._tasks.reload(task)
+            if task.attempt != attempt:  # requeued meanwhile, and taken up as another attempt
                 return
 
 

@@ -32,6 +32,7 @@ from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
 from ostler.tasks import attempt, retire, review
 from ostler.tasks.context import TaskContext
+from ostler.tasks.make_room import brake
 from ostler.tasks.retry import new_wait
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
 from ostler.workdirs.records import Accepted, Undone
@@ -95,13 +96,16 @@ class TaskVerbs:
             waits=tuple(await store.read(task_store.task_waits, task.task_id)),
             unmet=await store.read(task_store.unmet, task),
             takers=self.tasks.takers_of(task),
+            brake=brake(self.manager.disk_now),
         )
         return next_step(facts)
 
     def untaken(self, task: Task) -> str | None:
         """Why nothing will take a queued task up, in a sentence; None where something will."""
+        if task.is_held:
+            return None
         answer = untaken(task, self.tasks.takers_of(task))
-        return None if answer is None or task.is_held else "; ".join((answer.verdict, *answer.changes))
+        return brake(self.manager.disk_now) if answer is None else "; ".join((answer.verdict, *answer.changes))
 
     async def statistics(self) -> TaskStatistics:
         await self.manager.require(_P.TASKS_READ)
@@ -203,6 +207,8 @@ class TaskVerbs:
         task = await self._load(key)
         if task.agent is None:
             raise InvalidOperationError(f"{task.key} names no agent; it waits until it is claimed")
+        if not await self.manager.has_room():
+            raise InvalidOperationError(f"{task.key}: {brake(self.manager.disk_now)}; `ostler df` shows what takes it")
         claimed = await self.manager.store.run(task_store.claim_task, task, by=self.manager.actor, over_backoff=True)
         if claimed is None:
             raise InvalidOperationError(await self._why_not(await self._load(key)))
@@ -341,12 +347,18 @@ class TaskVerbs:
         task = await self._load(key)
         if task.state is not TaskState.COMPLETED:
             raise InvalidOperationError(f"{task.key} is {task.state}; only a completed task can be sent back")
+        changes = await self.changes_to_send_back(task, comment)
+        return await self._change(
+            task, changes, to=TaskState.QUEUED, reason=changes["comments"][-1], act="task.send_back"
+        )
+
+    async def changes_to_send_back(self, task: Task, comment: str | None) -> dict[str, Any]:
+        """What its record then says; its repository has the target, where that has moved on against it."""
         moved = await review.moved_target(self.tasks, task)
         comment = "\n\n".join(part for part in (comment, moved) if part)
         if len(comment) > MAX_COMMENT or not comment.strip():
             raise fault("comment", f"must be 1 to {MAX_COMMENT} characters", comment[:100])
-        changes = {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
-        return await self._change(task, changes, to=TaskState.QUEUED, reason=comment, act="task.send_back")
+        return {"comments": (*task.comments, comment)[-20:], "failures": 0, "is_held": False, "session": None}
 
     async def accept(
         self, key: str, *, paths: Sequence[str] = (), message: str | None = None, branch_only: bool = False

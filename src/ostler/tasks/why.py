@@ -8,11 +8,13 @@ from datetime import datetime
 from uuid import UUID
 
 from ostler.durations import due, since, span
+from ostler.home import SETTINGS_FILE
 from ostler.model.task import Task, TaskState, TaskWhy
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as task_store
 from ostler.store.transaction import Reader
 from ostler.tasks.context import Taker, TaskContext
+from ostler.tasks.make_room import brake
 from ostler.tasks.retry import first_line
 
 _S = TaskState
@@ -22,6 +24,12 @@ _WAITS_FOR = {
     WaitKind.PULL_REQUEST: "it waits for its pull request",
     WaitKind.DEPENDENCY: "it waits for another task, which its agent named",
 }
+#: What makes room on the disk.
+_ROOM = (
+    "`ostler df` shows what takes it",
+    "accepted and rejected work makes room by itself: review what `ostler task list` shows",
+    f"or raise `disk` below [retention] of {SETTINGS_FILE}, then `ostler restart-daemon`",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +44,8 @@ class TaskFacts:
     takers: tuple[Taker, ...] = ()
     #: Tasks that are taken up before it.
     ahead: tuple[str, ...] = ()
+    #: Why no new task begins at all: the limit of the disk.
+    brake: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ async def explain_task(tasks: TaskContext, workspace_id: UUID, key: str) -> Task
         unmet=unmet,
         takers=takers,
         ahead=tuple(keys[: keys.index(task.key)]) if task.key in keys else (),
+        brake=brake(tasks.manager.disk_now),
     )
     return explain(facts)
 
@@ -147,6 +158,8 @@ def _queued(facts: TaskFacts) -> _Answer:
     trouble = untaken(facts.task, facts.takers)
     if trouble is not None:
         return trouble
+    if facts.brake is not None:
+        return _Answer("the limit of the disk is reached", (facts.brake,), _ROOM)
     return _in_turn(facts)
 
 
@@ -238,7 +251,7 @@ def _queued_shortly(facts: TaskFacts) -> str:
         return f"{wait.reason or wait.kind}{again}"
     trouble = untaken(task, facts.takers)
     if trouble is None:
-        return ""
+        return "" if facts.brake is None else "the limit of the disk is reached: ostler df"
     return "names no agent" if task.agent is None and not facts.takers else trouble.verdict
 
 

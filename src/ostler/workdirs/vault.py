@@ -28,8 +28,10 @@ from ostler.workdirs.records import VaultEntry, Workdir, check_key
 _ARCHIVE = "archive.tar.gz"
 _MANIFEST = "manifest.jsonl"
 _ASIDE = ".retired-"
+_DISCARDED = ".discarded-"
 NEW = ".new-"
 _TRIES = 3
+_BLOCK = 512
 _MAX_MANIFEST_LINE = 16 * 1024 * 1024
 _LOGS = b"logs"
 _WORK = b"work"
@@ -187,6 +189,20 @@ class Vault:
             raise VaultError(
                 f"the entry needs {needed} bytes and {free} are free; free some space, nothing was unpacked"
             )
+
+    def discard(self, entry: VaultEntry) -> int:
+        """Delete an entry for good; how many bytes that freed. What a kill leaves of it is no entry any more, and the
+        next call removes it.
+        """
+        for place in self.vault.glob(f"{_DISCARDED}*"):
+            remove_tree(place)
+        folder = self.vault / f"{check_key(entry.key)}-{entry.number}"
+        aside = self.vault / f"{_DISCARDED}{folder.name}"
+        folder.rename(aside)
+        sync_folder(self.vault)
+        freed = sum(file.lstat().st_blocks * _BLOCK for file in aside.iterdir())
+        remove_tree(aside)
+        return freed
 
     # --- look ----------------------------------------------------------------------------------------
 

@@ -253,6 +253,10 @@ class Workdirs:
             await self._run((entry.key,), lambda: self._borrow(place, mirror))
         return workdir
 
+    async def discard(self, entry: VaultEntry) -> int:
+        """Delete an entry of the vault for good; how many bytes that freed."""
+        return await self._run((entry.key,), lambda: self._vault.discard(entry))
+
     async def list_entries(self) -> list[VaultEntry]:
         return await self._run((), self._vault.entries)
 

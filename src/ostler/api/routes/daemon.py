@@ -32,6 +32,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "home_notice": manager.home_notice,
         "statistics": statistics.to_dict(),
         "tasks": (await tasks.statistics()).to_dict(),
+        "inbox": len(await manager.inbox()),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
         "settings_fault": context.settings_fault(),
@@ -41,6 +42,24 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
 
 async def statistics(manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     return {**(await manager.get_statistics()).to_dict(), "tasks": (await tasks.statistics()).to_dict()}
+
+
+async def disk(manager: ManagerOf) -> dict[str, Any]:
+    usage = await manager.disk()
+    return {
+        **usage.to_dict(),
+        "total": usage.total,
+        "share": usage.share,
+        "tasks": [{**task.to_dict(), "total": task.total} for task in usage.tasks],
+    }
+
+
+async def inbox(manager: ManagerOf) -> list[dict[str, Any]]:
+    return [row.to_dict() for row in await manager.inbox()]
+
+
+async def report(manager: ManagerOf, since: str = "10h") -> dict[str, Any]:
+    return (await manager.report(since)).to_dict()
 
 
 async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True)) -> dict[str, Any]:
@@ -55,5 +74,8 @@ HANDLERS: Handlers = {
     "metrics": metrics,
     "status": status,
     "statistics": statistics,
+    "disk": disk,
+    "inbox": inbox,
+    "report": report,
     "stop_daemon": stop,
 }

@@ -80,7 +80,7 @@ class ProcessCell(KeptCell):
         self._know((await answer)[0])
         await self._made
         if self._how is not None:
-            raise self._how.before_ready("it ended as soon as it was made")
+            raise self._how.before_ready("it ended while it was initialising")
         self._quiet = False
 
     async def adopt(self, sock: socket.socket, status: Mapping[str, Any]) -> None:
