@@ -36,7 +36,7 @@ _NAMES = {
         "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
         "LoopSettings"
     ),
-    "lifecycle.logs": "LogLine",
+    "lifecycle.log_files": "LogLine",
     "lifecycle.manager": "AgentHandle AgentLifecycleManager",
     "lifecycle.observe": "Observation",
     "lifecycle.open": "open_manager",
@@ -56,7 +56,7 @@ _NAMES = {
     "model.wait": "Wait WaitKind",
     "model.audit": "AuditEntry AuditHead AuditReport",
     "model.access": ("HOME_WORKSPACE_ID Actor Permission Principal Role Token Workspace"),
-    "model.query": "GetInstancesFilter LifecycleStatistics ObservationOptions",
+    "model.query": "GetInstancesFilter InboxKind InboxRow LifecycleStatistics ObservationOptions Report",
     "model.record": "Record",
     "model.spawn": (
         "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"

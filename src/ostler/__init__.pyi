@@ -14,7 +14,7 @@ from ostler.errors import AgentBusyError as AgentBusyError, AgentExecutionError 
 from ostler.failpoints import Seams as Seams
 from ostler.home import default_home as default_home
 from ostler.ids import IdSource as IdSource, Uuid7Source as Uuid7Source
-from ostler.lifecycle.logs import LogLine as LogLine
+from ostler.lifecycle.log_files import LogLine as LogLine
 from ostler.lifecycle.manager import AgentHandle as AgentHandle, AgentLifecycleManager as AgentLifecycleManager
 from ostler.lifecycle.observe import Observation as Observation
 from ostler.lifecycle.open import open_manager as open_manager
@@ -28,7 +28,7 @@ from ostler.model.crew import CrewAction as CrewAction, CrewPolicy as CrewPolicy
 from ostler.model.disk import DiskUsage as DiskUsage, TaskDisk as TaskDisk
 from ostler.model.events import AgentErrorEvent as AgentErrorEvent, AgentEvent as AgentEvent, AgentHealthChangedEvent as AgentHealthChangedEvent, AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent, AgentProgressEvent as AgentProgressEvent, AgentRestartingEvent as AgentRestartingEvent, AgentSignalEvent as AgentSignalEvent, AgentSpawnedEvent as AgentSpawnedEvent, AgentStateChangedEvent as AgentStateChangedEvent, AgentTerminatedEvent as AgentTerminatedEvent, AgentWaitEndedEvent as AgentWaitEndedEvent, AgentWaitOpenedEvent as AgentWaitOpenedEvent, CrewChangedEvent as CrewChangedEvent, CrewEvent as CrewEvent, Event as Event, EventsMissed as EventsMissed, TaskEvent as TaskEvent, TaskStateChangedEvent as TaskStateChangedEvent, TaskWaitEndedEvent as TaskWaitEndedEvent, TaskWaitOpenedEvent as TaskWaitOpenedEvent
 from ostler.model.instance import AgentHealthStatus as AgentHealthStatus, AgentInstance as AgentInstance, AgentMetrics as AgentMetrics, TerminationResult as TerminationResult, Why as Why
-from ostler.model.query import GetInstancesFilter as GetInstancesFilter, LifecycleStatistics as LifecycleStatistics, ObservationOptions as ObservationOptions
+from ostler.model.query import GetInstancesFilter as GetInstancesFilter, InboxKind as InboxKind, InboxRow as InboxRow, LifecycleStatistics as LifecycleStatistics, ObservationOptions as ObservationOptions, Report as Report
 from ostler.model.record import Record as Record
 from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminationOptions as TerminationOptions
 from ostler.model.states import AgentPriority as AgentPriority, AgentState as AgentState, AgentStateTransitions as AgentStateTransitions, Enforcement as Enforcement, HealthState as HealthState, IsolationLevel as IsolationLevel, ProbeType as ProbeType, RestartPolicyType as RestartPolicyType, SuspendDepth as SuspendDepth, Tier as Tier

@@ -28,7 +28,7 @@ PYTHON_PART = "Python packages into venv (pinned and hashed in constraints.txt)\
 class Machine:
     """A search path with nothing in it but what is put there."""
 
-    def __init__(self, folder: Path, *, venv: bool, strace: bool, user: int = 0) -> None:
+    def __init__(self, folder: Path, *, venv: bool, tools: bool, user: int = 0) -> None:
         self.folder, self.programs = folder, folder / "bin"
         self.programs.mkdir()
         for name in COREUTILS:
@@ -39,8 +39,9 @@ class Machine:
         self.install("apt-get", APT)
         self.install("id", f"#!/bin/sh\necho {user}\n")
         self.install("sudo", "#!/bin/sh\nexit 1\n")
-        if strace:
+        if tools:
             self.install("strace", "#!/bin/sh\n")
+            self.install("less", "#!/bin/sh\n")
         if venv:
             (folder / "has-venv").touch()
 
@@ -66,15 +67,15 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("venv", "strace", "named"),
+    ("venv", "tools", "named"),
     [
         (True, True, ""),
-        (True, False, "the system packages strace, and "),
-        (False, False, "the system packages python3-venv strace, and "),
+        (True, False, "the system packages strace less, and "),
+        (False, False, "the system packages python3-venv strace less, and "),
     ],
 )
-def test_one_line_says_all_that_is_installed(tmp_path: Path, venv: bool, strace: bool, named: str) -> None:
-    machine = Machine(tmp_path, venv=venv, strace=strace)
+def test_one_line_says_all_that_is_installed(tmp_path: Path, venv: bool, tools: bool, named: str) -> None:
+    machine = Machine(tmp_path, venv=venv, tools=tools)
     done = machine.bootstrap()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"ostler: installing {named}{PYTHON_PART}"
@@ -83,18 +84,19 @@ def test_one_line_says_all_that_is_installed(tmp_path: Path, venv: bool, strace:
 
 
 def test_without_the_right_to_install_it_says_so_and_goes_on(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, venv=True, strace=False, user=1000)
+    machine = Machine(tmp_path, venv=True, tools=False, user=1000)
     done = machine.bootstrap()
     assert done.returncode == 0
     assert (
-        done.stderr == "ostler: no right to install strace; the tests that need them will be skipped with the reason\n"
+        done.stderr
+        == "ostler: no right to install strace less; the tests that need them will be skipped with the reason\n"
     )
     assert done.stdout == f"ostler: installing {PYTHON_PART}"
     assert (machine.is_ready, machine.asked_of_apt) == (True, "")
 
 
 def test_without_the_right_to_what_it_cannot_do_without_it_stops(tmp_path: Path) -> None:
-    machine = Machine(tmp_path, venv=False, strace=True, user=1000)
+    machine = Machine(tmp_path, venv=False, tools=True, user=1000)
     done = machine.bootstrap()
     assert (done.returncode, done.stdout, machine.is_ready) == (1, "", False)
     assert done.stderr.endswith("cannot make virtual environments; run: sudo apt-get install python3-venv\n")
@@ -102,7 +104,7 @@ def test_without_the_right_to_what_it_cannot_do_without_it_stops(tmp_path: Path)
 
 @pytest.mark.parametrize("venv", [True, False])
 def test_where_apt_fails_only_what_is_needed_stops_it(tmp_path: Path, venv: bool) -> None:
-    machine = Machine(tmp_path, venv=venv, strace=False)
+    machine = Machine(tmp_path, venv=venv, tools=False)
     (tmp_path / "no-network").touch()
     done = machine.bootstrap()
     assert "ostler: could not install" in done.stderr

@@ -78,7 +78,10 @@ def test_run_shows_the_output_and_passes_the_exit_code_on(sh: Shell) -> None:
         (("run", "--", "true"), 0),
         (("run", "--", "sh", "-c", "kill -9 $$"), 137),
         (("run", "--timeout", "1s", "--", "sleep", "60"), 124),
-        (("run", "--", "/no/such/program"), 125),
+        (("run", "--", "/no/such/program"), 127),
+        (("run", "-d", "--restart", "on-failure:3", "--", "./missing"), 127),
+        (("run", "--", "no-such-program"), 127),
+        (("run", "--", "/etc/passwd"), 126),
         (("run", "--memory", "12M", "--", "true"), 2),
         (("run", "--restart", "sometimes", "--", "true"), 2),
         (("run", "--frob", "--", "true"), 2),
@@ -255,6 +258,15 @@ def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
     sh.ok("stop", "lives")
 
 
+def test_to_ask_an_agent_that_is_busy_says_that_the_request_is_queued(sh: Shell) -> None:
+    background(sh, "busy")
+    until(lambda: sh.run("inspect", "busy").json()["metrics_now"])
+    told = sh.run("ask", "-d", "busy", "hello")
+    assert told.code == 0
+    assert "busy is busy with its job: your request is queued behind it" in told.err
+    sh.ok("kill", "busy")
+
+
 def test_inspect_why_and_logs_take_a_name_or_a_part_of_an_id(sh: Shell) -> None:
     background(sh, "seen")
     until(lambda: "begun" in sh.ok("logs", "seen"))
@@ -290,6 +302,8 @@ def test_events_stats_audit_and_status(sh: Shell) -> None:
     assert [one["sequence"] for one in sh.run("events", "told", "-o", "json").json()] == numbers
     assert "spawned" in sh.ok("stats")
     assert sh.run("stats", "-o", "json").json()["total_spawned"] > 0
+    assert "of agents, in sum" in sh.ok("report", "--since", "1h")
+    assert sh.run("report", "-o", "json").json()["is_whole"]
     assert "spawn" in sh.ok("audit", "log")
     assert sh.ok("audit", "verify").startswith("sound: ")
     assert str(sh.home) in sh.ok("status")
@@ -325,6 +339,58 @@ def test_waits_and_answer_let_a_waiting_agent_go_on(sh: Shell, asked: str) -> No
     assert sh.run("answer", asked, "yes").code == 4
 
 
+def test_the_inbox_lists_what_needs_a_person_with_the_next_command(sh: Shell, asked: str) -> None:
+    """In a list, counted by `status`, and by `ostler` alone on a terminal, which gives the help in a pipe."""
+    with sh.start("ask", asked, "permission") as asking:
+        until(lambda: "May I?" in sh.ok("inbox"))
+        (row,) = [row for row in sh.run("inbox", "-o", "json").json() if row["key"] == asked]
+        assert set(row) == {"kind", "key", "since", "sentence", "next"}
+        assert (row["kind"], row["sentence"], row["next"]) == ("question", "asks: May I?", "ostler answer asked yes")
+        assert asked in sh.ok("inbox", "-o", "name").splitlines()
+        number = sh.run("status", "-o", "json").json()["inbox"]
+        assert f"{number} thing{'s need' if number > 1 else ' needs'} you: ostler inbox" in sh.ok("status")
+        assert "ostler answer asked yes" in on_terminal(sh)
+        piped = sh.run()
+        assert (piped.code, "Exit codes: 0 ok" in piped.out + piped.err) == (2, True)
+        sh.ok(*row["next"].split()[1:])
+        assert asking.communicate(timeout=60)[0] == "yes\n"
+    assert asked not in sh.ok("inbox", "-o", "name").splitlines()
+    sh.run("run", "--name", "seen", "--", "false")
+    sh.ok("run", "-d", "--name", "unseen", "--", "false")
+    sh.ok("wait", "unseen", "--for", "failed")
+    names = sh.ok("inbox", "-o", "name").splitlines()
+    assert ("unseen" in names, "seen" in names) == (True, False)
+    sh.ok("rm", "unseen")
+    assert "unseen" not in sh.ok("inbox", "-o", "name").splitlines()
+
+
+def test_without_a_home_ostler_alone_shows_the_help(sh: Shell, tmp_path: Path) -> None:
+    assert "Exit codes: 0 ok" in on_terminal(sh, "--home", str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def on_terminal(sh: Shell, *words: str) -> str:
+    """What the command shows on a terminal."""
+    main, terminal = pty.openpty()
+    with os.fdopen(main, "rb", buffering=0) as screen:
+        with os.fdopen(terminal) as out:
+            command = [str(sh.program), *words]
+            shown = subprocess.Popen(
+                command, env=sh.environment, cwd=sh.project, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+        text = b""
+        while True:
+            try:
+                part = screen.read(4096)
+            except OSError:  # the other end is closed
+                part = b""
+            text += part
+            if not part:
+                break
+    assert shown.wait(60) == 0, text
+    return text.decode()
+
+
 def test_a_request_with_an_id_is_answered_once(sh: Shell, asked: str) -> None:
     assert sh.ok("ask", asked, "-d", "--id", "r-1", "permission") == "r-1\n"
     until(lambda: "May I?" in sh.ok("waits", asked))
@@ -354,6 +420,17 @@ def test_pause_holds_or_parks_an_agent_that_waits_to_be_asked(sh: Shell, asked: 
     assert sh.run("ask", asked, "hello").code == 3
     sh.ok("resume", asked)
     assert sh.ok("ask", asked, "hello") == "hello\n"
+
+
+def test_output_that_was_dropped_is_told(sh: Shell) -> None:
+    flooded = sh.run("run", "--name", "flood", "--", "head", "-c", "64M", "/dev/zero")
+    assert flooded.code == 0
+    assert re.search(r"ostler: \d+ M of its output were dropped", flooded.err)
+    assert "were dropped" in sh.run("logs", "-n", "0", "flood").err
+    assert json.loads(sh.ok("inspect", "flood"))["dropped_bytes"] > 0
+    sh.ok("run", "--name", "calm", "--", "true")
+    assert sh.run("logs", "calm").err == ""
+    sh.ok("rm", "flood", "calm")
 
 
 def test_restart_stop_kill_rm_prune_and_wait(sh: Shell) -> None:
@@ -672,13 +749,14 @@ def test_ps_imports_nothing_heavy(sh: Shell) -> None:
     code = (
         "import sys; sys.argv = ['ostler', 'ps']\n"
         "from ostler.cli.main import _run\n_run()\n"
-        "print([name for name in ('asyncio', 'pydantic', 'fastapi', 'rich') if name in sys.modules], file=sys.stderr)"
+        "heavy = {'asyncio', 'pydantic', 'fastapi', 'rich', 'textual'}\n"
+        "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
     )
     python = sh.program.parent / "python"
     done = subprocess.run(
         [python, "-c", code], env=sh.environment, cwd=sh.project, capture_output=True, text=True, check=False
     )
-    assert done.stderr.strip() == "[]", done
+    assert done.stderr.splitlines()[-1] == "[]", done
     assert os.fspath(python)
 
 

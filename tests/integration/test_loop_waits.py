@@ -170,6 +170,7 @@ async def test_004_044_ci_that_is_told_later_refuses_a_pull_request(loop_ground:
     async with loop_ground.running(ci_provider=ci) as running:
         await loop_ground.wait()
         assert (await loop_ground.loops.pull_request(1)).ci == "pending"
+        assert await loop_ground.manager.inbox() == [], "nobody need look before CI has"
         await loop_ground.loops.report_ci(ci.asked[0], passed=False, output="two is missing")
         await until(lambda: len(ci.asked) == 2)
         await loop_ground.loops.report_ci(ci.asked[1], passed=True)

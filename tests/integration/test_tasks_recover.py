@@ -171,6 +171,13 @@ async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repos
         found = await ground.get(task)
         assert found.state is T.REJECTED
         assert found.error == f"its workdir {ground.place(task)} is gone; it was running"
+        (row,) = await ground.manager.inbox()
+        assert (row.kind, row.key, row.sentence, row.next) == (
+            "failed",
+            task.key,
+            found.error,
+            f"ostler why {task.key}",
+        )
         assert await ground.moves(task) == [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.REJECTED)]
 
 

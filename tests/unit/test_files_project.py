@@ -28,6 +28,9 @@ FULL = """\
 [daemon]
 listen = "127.0.0.1:7177"
 on-wait = "notify-send 'an agent waits'"
+on-failed = "notify-send failed"
+on-idle = "poweroff"
+notify = false
 environment = ["PATH", "HOME"]
 [retention]
 finished = "14d"
@@ -63,7 +66,12 @@ def test_a_full_project(path: Path) -> None:
     path.write_text(FULL)
     settings = load_settings(path.parent)
     assert settings.daemon == DaemonSettings(
-        listen="127.0.0.1:7177", on_wait="notify-send 'an agent waits'", environment=("PATH", "HOME")
+        listen="127.0.0.1:7177",
+        on_wait="notify-send 'an agent waits'",
+        on_failed="notify-send failed",
+        on_idle="poweroff",
+        notify=False,
+        environment=("PATH", "HOME"),
     )
     assert settings.retention == RetentionSettings(
         finished=timedelta(days=14), events=timedelta(days=90), audit=timedelta(days=365)
@@ -169,7 +177,7 @@ def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_
     assert lifecycle["additionalProperties"] is False
     assert set(lifecycle["properties"]) == {
         *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags"),
-        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "home"),
+        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "setup", "home"),
     }
     assert set(schema["$defs"]["LimitKeys"]["properties"]) == {
         *("memory", "cpu", "time", "tasks", "threads", "tokens-per-minute"),

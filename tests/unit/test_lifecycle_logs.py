@@ -2,16 +2,102 @@
 
 from __future__ import annotations
 
+import random
 import struct
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from ostler.lifecycle.logs import _LogReader
+import pytest
+
+from ostler.keeper import output
+from ostler.keeper.output import Log
+from ostler.lifecycle.log_files import LogLine, LogReader
+
+_MAX_LINE = 50
+_RUNS = ("0" * 32, "f" * 32, "a" * 32)
+
+
+def _as_it_is(line: LogLine) -> LogLine:
+    return line
+
+
+def _only_even(line: LogLine) -> LogLine | None:
+    """As a driver does: some lines are left out, others are shown as another text."""
+    return line.evolve(text=line.text.upper()) if len(line.text) % 2 == 0 else None
 
 
 def test_a_line_that_was_cut_when_its_file_was_turned_over_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "1.log.1").write_bytes(b"first\nsec")
     (tmp_path / "1.log").write_bytes(b"ond\nthi")
     (tmp_path / "1.log.times").write_bytes(struct.pack(">QQ", 9, 0))
-    reader = _LogReader(tmp_path, None, None)
-    assert [line.text for line in reader.read(last=False)] == ["first", "sec", "ond"]
-    assert [line.text for line in reader.read(last=True)] == ["thi"]
+    reader = LogReader(tmp_path)
+    assert [line.text for line in reader.read(_as_it_is, last=False)] == ["first", "sec", "ond"]
+    assert [line.text for line in reader.read(_as_it_is, last=True)] == ["thi"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """The output of several attempts and runs as the keeper writes it: turned over, with long lines and cut ends."""
+    chance = random.Random(request.param)
+    monkeypatch.setattr(output, "_TIME_GRAIN", 0.0)
+    now = [1_700_000_000.0]
+    monkeypatch.setattr(output, "time", SimpleNamespace(time=lambda: now[0]))
+    for attempt in range(1, 4):
+        for run in chance.sample(("", *_RUNS), chance.randint(1, 3)):
+            log = Log(str(tmp_path / (f"{attempt}-{run}.log" if run else f"{attempt}.log")), 4096)
+            for _ in range(chance.randint(0, 150)):
+                now[0] += 1
+                log.write(chance.choice((b"x" * chance.randint(0, 130), b"\r", "ü\0\n".encode(), b"line\n", b"\n")))
+            log.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", range(6), indirect=True)
+def test_the_last_lines_are_exactly_those_at_the_end_of_all_lines(folder: Path) -> None:
+    every = list(LogReader(folder, max_line=_MAX_LINE).read(_as_it_is, last=True))
+    middle = every[len(every) // 2]
+    assert middle.time is not None
+    windows: list[dict[str, Any]] = [{}, {"attempt": 2}, {"after": middle.cursor}, {"since": middle.time}]
+    for window in (*windows, {"exact": True}):
+        for select in (_as_it_is, _only_even):
+            for last in (True, False):
+                lines = list(LogReader(folder, max_line=_MAX_LINE, **window).read(select, last=last))
+                for count in (0, 1, 10, len(lines), len(lines) + 1):
+                    reader = LogReader(folder, max_line=_MAX_LINE, **window)
+                    shown = reader.read_last(count, select, last=last)
+                    assert shown == (lines[-count:] if count else []), (window, count, last)
+
+
+@pytest.mark.parametrize("folder", range(6, 10), indirect=True)
+def test_a_reader_goes_on_behind_the_last_lines(folder: Path) -> None:
+    whole, tail = LogReader(folder, max_line=_MAX_LINE), LogReader(folder, max_line=_MAX_LINE)
+    list(whole.read(_as_it_is, last=False))
+    tail.read_last(3, _as_it_is, last=False)
+    for path in sorted(folder.glob("*.log")):
+        with path.open("ab") as opened:
+            opened.write(b" the end of a line\nand one more")
+    (folder / "4.log").write_bytes(b"new\n")
+    for last in (False, True):
+        assert list(tail.read(_as_it_is, last=last)) == list(whole.read(_as_it_is, last=last))
+
+
+def test_a_reader_that_goes_on_from_a_cursor_never_gives_what_lies_before_it(tmp_path: Path) -> None:
+    (tmp_path / "1.log").write_bytes(b"first\n")
+    (tmp_path / "2.log").write_bytes(b"second\nthird\n")
+    reader = LogReader(tmp_path, after="2-:7")
+    assert [line.text for line in reader.read(_as_it_is, last=False)] == ["third"]
+    assert not list(reader.read(_as_it_is, last=False))
+
+
+def test_output_that_is_older_than_asked_for_is_left_out_with_its_file(tmp_path: Path) -> None:
+    moment = datetime(2026, 11, 18, tzinfo=UTC)
+    for attempt, written_at in ((1, moment - timedelta(hours=1)), (2, moment)):
+        (tmp_path / f"{attempt}.log").write_bytes(b"a line\n")
+        micros = int(written_at.timestamp() * 1_000_000)
+        (tmp_path / f"{attempt}.log.times").write_bytes(struct.pack(">QQ", 0, micros))
+    reader = LogReader(tmp_path, since=moment)
+    assert [line.attempt for line in reader.read(_as_it_is, last=True)] == [2]
+    (tmp_path / "1.log.times").unlink()  # its age is not known
+    assert [line.attempt for line in LogReader(tmp_path, since=moment).read(_as_it_is, last=True)] == [1, 2]

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import (
     ENDED,
     HEALTH,
@@ -21,6 +22,7 @@ from ostler.cli.common import (
     fail,
     for_each,
     list_instances,
+    name_projects,
     on_agent,
     output_option,
     seconds_of,
@@ -33,16 +35,18 @@ from ostler.cli.output import (
     plain,
     seconds_since,
     sentence,
-    show,
+    tokens_text,
     written_by_agent,
 )
+from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
 
-_HEAD = ("NAME", "AGENT", "STATE", "HEALTH", "UP", "RESTARTS", "CPU", "MEM")
 _LOOK_SECONDS = 0.1
-_names = click.argument("names", nargs=-1, metavar="AGENT...")
+_live = completers.agents(ended=False)
+_names = click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=_live)
 _all = click.option("--all", "everything", is_flag=True, help="All that live.")
 _reason = click.option("--reason", help="Kept in the log and in the audit.")
 
@@ -51,32 +55,42 @@ _reason = click.option("--reason", help="Kept in the log and in the audit.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that have ended.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--tag", help="Only with this tag.")
-@click.option("--name", "pattern", help="Only with such a name; * stands for any text.")
+@click.option("--tag", help="Only with this tag.", shell_complete=completers.tags)
+@click.option(
+    "--name", "name_pattern", help="Only with such a name; * stands for any text.", shell_complete=completers.agents()
+)
+@watch_option
 @count_option
 @output_option()
-def ps(everything: bool, quiet: bool, form: str, count: int | None, pattern: str | None, **filters: Any) -> None:
+def ps(everything: bool, quiet: bool, is_live: bool, form: str, count: int | None, **filters: Any) -> None:
     """List agents, newest first; without -a only those that live or wait for their restart."""
-    agents = list_instances(
-        Daemon(),
-        count,
-        include_terminated=everything,
-        include_restarting=not everything,
-        name_pattern=pattern,
-        **filters,
-    )
+    daemon = Daemon()
+
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        agents = list_instances(
+            daemon, count, include_terminated=everything, include_restarting=not everything, **filters
+        )
+        return name_projects(agents, form)
+
+    columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], "name" if quiet else form, columns)
+    agents = fetch(count)
     if quiet:
         click.echo("".join(f"{name}\n" for name in _labels(agents)), nl=False)
         return
-    # Some columns are there only when there is something in them.
-    optional = {"EXIT": _exit_code, "TOKENS": _tokens, "COST": _cost}
-    columns = {
-        head: cell
-        for head, cell in optional.items()
-        if (everything if head == "EXIT" else any(cell(agent) for agent in agents))
-    }
-    head = (*_HEAD, *columns, "DOING")
-    show(agents, form, head, lambda agent: (*_row(agent), *(cell(agent) for cell in columns.values()), _doing(agent)))
+    narrowed = any(value is not None for value in filters.values())
+    show(agents, form, columns, empty=_no_agents(everything=everything, narrowed=narrowed))
+
+
+def _no_agents(*, everything: bool, narrowed: bool) -> str:
+    if narrowed:
+        return f"no such agent{'' if everything else ' lives; -a lists also those that have ended'}"
+    return (
+        "nothing has run yet; start something: ostler run -- CMD"
+        if everything
+        else ("no agent lives; start one with `ostler run -- CMD`, or see those that have ended: ostler ps -a")
+    )
 
 
 def _labels(agents: list[dict[str, Any]]) -> list[str]:
@@ -99,36 +113,32 @@ def _metrics(agent: dict[str, Any]) -> dict[str, Any]:
     return agent.get("metrics_now") or agent.get("metrics") or {}
 
 
-def _tokens(agent: dict[str, Any]) -> str:
-    count = int(_metrics(agent).get("tokens_used") or 0)
-    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
+def tokens_of(agent: dict[str, Any]) -> str:
+    return tokens_text(int(_metrics(agent).get("tokens_used") or 0))
 
 
-def _cost(agent: dict[str, Any]) -> str:
+def cost_of(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
     return "" if cost is None else cost_text(cost)
 
 
-def _row(agent: dict[str, Any]) -> tuple[str, ...]:
-    metrics = _metrics(agent)
-    ended = agent["state"] in ENDED
-    memory = metrics.get("memory_bytes") or 0
-    definition = str(agent.get("definition") or "")
-    return (
-        agent["name"] or "-",
-        "command" if definition.startswith("command/") else definition,
-        agent["state"],
-        agent["health"]["state"],
-        rough_duration(_uptime(agent)),
-        str(agent["attempt"] - 1),
-        "" if ended else f"{metrics.get('cpu_percent', 0.0):.0f} %",
-        "" if ended or not memory else size_text(memory),
-    )
+def _definition(agent: dict[str, Any]) -> str:
+    name = str(agent.get("definition") or "")
+    return "command" if name.startswith("command/") else name
 
 
-def _doing(agent: dict[str, Any]) -> str:
-    error = agent["error_message"] if agent["state"] in ENDED else None
-    return sentence(agent.get("doing") or first_line(error)[:80])
+def _cpu(agent: dict[str, Any]) -> str:
+    return "" if agent["state"] in ENDED else f"{_metrics(agent).get('cpu_percent', 0.0):.0f} %"
+
+
+def _memory(agent: dict[str, Any]) -> str:
+    count = 0 if agent["state"] in ENDED else _metrics(agent).get("memory_bytes") or 0
+    return size_text(count) if count else ""
+
+
+def doing_of(agent: dict[str, Any]) -> str:
+    error = agent["error_message"] if agent.get("state") in ENDED else None
+    return sentence(agent.get("doing") or first_line(error))
 
 
 def _uptime(agent: dict[str, Any]) -> float:
@@ -137,15 +147,36 @@ def _uptime(agent: dict[str, Any]) -> float:
     return max(since - ended - float(agent.get("downtime") or 0), 0.0)
 
 
+#: Of a list of agents.
+COLUMNS = (
+    Column("NAME", lambda agent: agent["name"] or "-", least=14),
+    Column("AGENT", _definition, least=8, leaves=8),
+    Column("STATE", lambda agent: str(agent["state"])),
+    Column("PROJECT", lambda agent: str(agent.get("project_name") or ""), least=8, leaves=10, if_any=True),
+    Column("HEALTH", lambda agent: str(agent["health"]["state"]), leaves=5),
+    Column("UP", lambda agent: rough_duration(_uptime(agent)), leaves=7, is_number=True),
+    Column("RESTARTS", lambda agent: str(agent["attempt"] - 1), leaves=1, is_number=True),
+    Column("CPU", _cpu, leaves=4, is_number=True),
+    Column("MEM", _memory, leaves=3, is_number=True),
+    Column("EXIT", _exit_code, leaves=9, is_number=True),
+    Column("TOKENS", tokens_of, leaves=2, is_number=True, if_any=True),
+    Column("COST", cost_of, leaves=6, is_number=True, if_any=True),
+    Column("LEVEL", lambda agent: str(agent["spawn_options"]["isolation_level"]), only_wide=True),
+    Column("TAGS", lambda agent: ",".join(agent["spawn_options"].get("tags") or ()), only_wide=True, if_any=True),
+    Column("ID", lambda agent: str(agent["instance_id"]), only_wide=True),
+    Column("DOING", doing_of, least=20),
+)
+
+
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 def inspect(agent: str) -> None:
     """Show everything about an agent, as JSON."""
     as_json(on_agent(Daemon(), "instance", agent))
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=_live)
 @click.argument("request")
 @click.option("--id", "request_id", help="An id: asked again, the same answer is given.")
 @click.option("--timeout", help="At most so long, such as 30s.")
@@ -156,6 +187,7 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
     # With an id of our own a daemon that is killed meanwhile is asked again, and answers once.
     name = request_id or f"cli-{os.urandom(6).hex()}"
     parameters = {"request": _json_or_text(request), "request_id": name, "timeout": timeout, "detach": detach}
+    _tell_queue(on_agent(daemon, "instance", agent))
     while True:
         try:
             reply = on_agent(daemon, "ask", agent, **parameters)
@@ -168,6 +200,21 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
         click.echo(reply["request_id"])
     else:
         print_answer(reply["answer"])
+
+
+def _tell_queue(instance: dict[str, Any]) -> None:
+    """Where the request has to wait for others: that it does, and for what."""
+    most = instance["spawn_options"]["resource_limits"]["max_concurrent_tasks"]
+    open_requests = int(_metrics(instance).get("open_tasks") or 0)
+    if instance["state"] != "processing" or open_requests < most:
+        return
+    name = instance["name"] or instance["instance_id"]
+    if instance["job"] is None:
+        work = "a request" if open_requests == 1 else f"{open_requests} requests"
+        note(f"{name} is busy with {work}; your request is queued behind that")
+    else:
+        rest = "an agent that was run for a job ends with it, and then refuses what is queued"
+        note(f"{name} is busy with its job: your request is queued behind it; {rest}")
 
 
 def print_answer(answer: Any) -> None:
@@ -186,7 +233,7 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("name", metavar="AGENT|TASK")
+@click.argument("name", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
 def why(name: str, form: str) -> None:
     """Say why an agent or a task is as it is, and what would change it."""
@@ -240,7 +287,7 @@ def pause(names: tuple[str, ...], everything: bool, depth: str | None, resume_af
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents("suspended"))
 @_all
 def resume(names: tuple[str, ...], everything: bool) -> None:
     """Let paused agents go on."""
@@ -289,7 +336,7 @@ def _terminate(daemon: Daemon, name: str, grace: str | int, reason: str | None) 
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents())
 @_all
 @_reason
 def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> None:
@@ -303,7 +350,7 @@ def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> Non
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="AGENT...")
+@click.argument("names", nargs=-1, required=True, metavar="AGENT...", shell_complete=completers.agents(ended=True))
 @click.option("-f", "--force", is_flag=True, help="Kill those that live first.")
 def rm(names: tuple[str, ...], force: bool) -> None:
     """Remove the records and the output of ended agents. The log and the audit keep what happened."""
@@ -318,11 +365,11 @@ def rm(names: tuple[str, ...], force: bool) -> None:
 
 @click.command()
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def prune(yes: bool) -> None:
+@click.option("--older-than", help="Only those that ended longer ago, such as 7d.")
+def prune(yes: bool, older_than: str | None) -> None:
     """Remove all agents that have ended; says which first."""
     daemon = Daemon()
-    agents = list_instances(daemon, include_terminated=True)
-    ended = [agent for agent in agents if agent["state"] in ENDED and not agent.get("doing")]
+    ended = daemon.call("prune", older_than=seconds_of("--older-than", older_than), dry_run=True)
     if not ended:
         note("there is nothing to remove")
         return
@@ -341,7 +388,7 @@ def prune(yes: bool) -> None:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 @click.option(
     "--for",
     "goal",

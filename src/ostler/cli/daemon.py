@@ -122,8 +122,8 @@ def status(form: str) -> None:
     if reply["settings_fault"]:
         click.echo(f"settings: {sentence(reply['settings_fault'])}")
     click.echo("    ".join(filter(None, (_agents_line(reply["statistics"]), _tasks_line(reply["tasks"])))))
-    if reply["waits"]:
-        click.echo(f"{reply['waits']} wait for you: ostler waits")
+    if reply["inbox"]:
+        click.echo(f"{counted(reply['inbox'], 'thing')} {'needs' if reply['inbox'] == 1 else 'need'} you: ostler inbox")
     for name, failure in reply["background"].items():
         click.echo(f"{plain(name)} {sentence(failure)}")
     for instance, reason in reply["unrecovered"].items():

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_agent, output_option
-from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence, show, table
+from ostler.cli import completers
+from ostler.cli.common import Daemon, Group, fail, on_agent, output_option
+from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence
+from ostler.cli.table import Column, Table, print_table, show, terminal_width
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
+_TYPES = completers.event_types
 _NOT_SHOWN = frozenset(
     {"event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version", "instance_id", "attempt"}
 )
 
 
 @click.command()
-@click.argument("agent", required=False)
+@click.argument("agent", required=False, shell_complete=completers.agents())
 @click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest so many.")
 @click.option("--after", type=click.IntRange(0), help="From this number on.")
-@click.option("--type", "types", multiple=True, help="Only of this type, such as agent_error.")
+@click.option("--type", "types", multiple=True, help="Only of this type, such as agent_error.", shell_complete=_TYPES)
 @output_option(name=False)
 def events(agent: str | None, follow: bool, count: int, after: int | None, types: tuple[str, ...], form: str) -> None:
     """Show the numbered log, of one AGENT or of all."""
@@ -31,18 +38,14 @@ def events(agent: str | None, follow: bool, count: int, after: int | None, types
     daemon, type_names = Daemon(), ",".join(types) or None
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
     newest = daemon.call("events", instance=instance, after=after, limit=count, types=type_names)
-    if form == "json":
-        as_json(newest)
+    if not follow:
+        show(newest, form, _EVENT_COLUMNS, empty="there is no such event; `ostler events` without words shows all")
         return
-    for event in newest:
-        _print_event(event, form)
-    if follow:
-        last = newest[-1]["sequence"] if newest else after
-        if last is None:
-            last = newest_event(daemon)
-        for item in daemon.stream("events", instance=instance, types=type_names, after=str(last)):
-            if item.event != "missed":
-                _print_event(item.data, form)
+    last = newest[-1]["sequence"] if newest else after
+    if last is None:
+        last = newest_event(daemon)
+    later = daemon.stream("events", instance=instance, types=type_names, after=str(last))
+    _print_events(newest, (item.data for item in later if item.event != "missed"), form)
 
 
 def newest_event(daemon: Daemon) -> int:
@@ -51,24 +54,42 @@ def newest_event(daemon: Daemon) -> int:
     return int(events[-1]["sequence"]) if events else 0
 
 
-def _print_event(event: dict[str, Any], form: str) -> None:
+def _print_events(events: list[dict[str, Any]], later: Iterator[dict[str, Any]], form: str) -> None:
+    """Those that are there, then each as it comes."""
     if form == "jsonl":
-        as_json(event, indent=None)
+        for event in chain(events, later):
+            as_json(event, indent=None)
         return
-    who = str(event.get("instance_id") or "")[-6:]
-    kind = str(event["event_type"]).removeprefix("agent_")
+    table = Table(_EVENT_COLUMNS, events, terminal_width(), wide=form == "wide")
+    for line in chain(table.lines(), map(table.line, later)):
+        click.echo(line)
+
+
+def _event_kind(event: dict[str, Any]) -> str:
+    return str(event["event_type"]).removeprefix("agent_")
+
+
+def _event_text(event: dict[str, Any]) -> str:
+    kind = _event_kind(event)
     if kind == "state_changed":
-        text = f"{event['previous_state']} → {event['new_state']}"
-        text += f"  ({sentence(str(event['reason']))})" if event.get("reason") else ""
-    else:
-        hidden = _NOT_SHOWN if kind != "spawned" else _NOT_SHOWN | {"options", "user_id", "definition_id"}
-        shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False)}
-        text = "  ".join(f"{name}={sentence(str(value))}" for name, value in shown.items())
-    click.echo(f"{event['sequence']:>6}  {local_time(event['occurred_at'])}  {who:<6}  {kind:<14}  {text}".rstrip())
+        reason = f"  ({sentence(str(event['reason']))})" if event.get("reason") else ""
+        return f"{event['previous_state']} → {event['new_state']}{reason}"
+    hidden = _NOT_SHOWN if kind != "spawned" else _NOT_SHOWN | {"options", "user_id", "definition_id"}
+    shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False)}
+    return "  ".join(f"{name}={sentence(str(value))}" for name, value in shown.items())
+
+
+_EVENT_COLUMNS = (
+    Column("NUMBER", lambda event: str(event["sequence"]), is_number=True),
+    Column("TIME", lambda event: local_time(event["occurred_at"]), usual=19),
+    Column("WHO", lambda event: str(event.get("instance_id") or "")[-6:], leaves=1, usual=6),
+    Column("EVENT", _event_kind, usual=14),
+    Column("WHAT", _event_text, least=24),
+)
 
 
 @click.command()
-@click.argument("agent", required=False)
+@click.argument("agent", required=False, shell_complete=completers.agents(ended=False))
 @click.option("--graph", is_flag=True, help="Which task waits for which, and where that leads back.")
 @output_option(name=False)
 def waits(agent: str | None, graph: bool, form: str) -> None:
@@ -78,7 +99,8 @@ def waits(agent: str | None, graph: bool, form: str) -> None:
         _show_graph(daemon.call("wait_graph"), form)
         return
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
-    show(_open_waits(daemon, instance), form, ("WHO", "FOR", "SINCE", "UNTIL", "REASON", "ANSWER IT WITH"), _wait_row)
+    empty = "nothing waits for an answer; `ostler ps` and `ostler task list` show what goes on"
+    show(_open_waits(daemon, instance), form, _WAIT_COLUMNS, empty=empty)
 
 
 def _open_waits(daemon: Daemon, instance: str | None = None) -> list[dict[str, Any]]:
@@ -99,20 +121,30 @@ def _show_graph(graph: dict[str, Any], form: str) -> None:
         click.echo("no task waits for another")
 
 
-def _wait_row(wait: dict[str, Any]) -> tuple[str, ...]:
-    cause = "you" if wait["kind"] == "human" else str(wait["kind"])
-    name, since = _waiter(wait), rough_duration(seconds_since(wait["created_at"]))
-    reason = sentence(str(wait["reason"] or ""))
-    return name, cause, since, local_time(wait["due_at"]), reason, f"ostler answer {name} yes"
-
-
 def _waiter(wait: dict[str, Any]) -> str:
     return str(wait.get("task_key") or wait.get("instance_name") or "")
 
 
+def _answer_command(wait: dict[str, Any]) -> str:
+    """With the id of the wait where the name is long or no single word of a shell."""
+    name = _waiter(wait)
+    is_word = re.fullmatch(r"[\w.@:+-]{1,36}", name) is not None and not name.startswith("-")
+    return f"ostler answer {name if is_word else wait['wait_id']} yes"
+
+
+_WAIT_COLUMNS = (
+    Column("WHO", _waiter, least=8),
+    Column("FOR", lambda wait: "you" if wait["kind"] == "human" else str(wait["kind"])),
+    Column("SINCE", lambda wait: rough_duration(seconds_since(wait["created_at"])), leaves=2),
+    Column("UNTIL", lambda wait: local_time(wait["due_at"]), leaves=1),
+    Column("REASON", lambda wait: sentence(str(wait["reason"] or "")), least=16),
+    Column("ANSWER IT WITH", _answer_command),
+)
+
+
 @click.command()
-@click.argument("target")
-@click.argument("outcome", default="done")
+@click.argument("target", shell_complete=completers.waiting)
+@click.argument("outcome", default="done", shell_complete=completers.values("yes", "no", "done"))
 @click.option("--data", help="JSON that the agent gets with the answer.")
 def answer(target: str, outcome: str, data: str | None) -> None:
     """Answer a waiting agent or task: TARGET is its name, its key, or the id of a wait."""
@@ -160,10 +192,10 @@ def stats(form: str) -> None:
         rows.append(("average time of a task", rough_duration(tasks["average_duration"])))
     if tasks["cost_usd"]:
         rows.append(("cost of tasks", cost_text(tasks["cost_usd"])))
-    table(("WHAT", "NUMBER"), rows)
+    print_table((Column("WHAT", itemgetter(0)), Column("NUMBER", itemgetter(1), is_number=True)), rows)
 
 
-@click.group()
+@click.group(cls=Group)
 def audit() -> None:
     """The chain of acts."""
 
@@ -174,12 +206,17 @@ def audit() -> None:
 def log(count: int, form: str) -> None:
     """Show the newest acts."""
     acts = Daemon().call("audit", limit=count)
-    show(acts, form, ("NUMBER", "TIME", "ACTOR", "ACTION", "OUTCOME", "DETAIL"), _audit_row)
+    show(acts, form, _AUDIT_COLUMNS, empty="nothing has been done in this home yet")
 
 
-def _audit_row(act: dict[str, Any]) -> tuple[str, ...]:
-    when = local_time(act["occurred_at"])
-    return str(act["number"]), when, act["actor"], act["action"], act["outcome"], sentence(act["detail"] or "")
+_AUDIT_COLUMNS = (
+    Column("NUMBER", lambda act: str(act["number"]), is_number=True),
+    Column("TIME", lambda act: local_time(act["occurred_at"]), leaves=1),
+    Column("ACTOR", itemgetter("actor"), least=12),
+    Column("ACTION", itemgetter("action"), least=16),
+    Column("OUTCOME", itemgetter("outcome")),
+    Column("DETAIL", lambda act: sentence(act["detail"] or ""), least=16),
+)
 
 
 @audit.command()

@@ -5,16 +5,32 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_task, output_option
+from ostler.cli import completers
+from ostler.cli.common import Daemon, Group, fail, on_task, output_option
+from ostler.cli.live import LiveLines, fetch_loop
 from ostler.cli.look import newest_event
-from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence, show
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    counted,
+    first_line,
+    note,
+    plain,
+    seconds_since,
+    sentence,
+    tokens_text,
+)
+from ostler.cli.table import Column, fit_line, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: How an iteration ended, where its own words are not enough.
 _ENDINGS = {
@@ -27,16 +43,27 @@ _ENDINGS = {
 }
 #: Options of `loop run` that are settings of the loop; the others are of the task.
 _SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_cost_usd", "max_tokens", "ci", "on_merge")
-_key = click.argument("key")
+_key = click.argument("key", shell_complete=completers.tasks())
 
 
-class _WithRun(click.Group):
+class _WithRun(Group):
     """`ostler loop PROMPT.md` is `ostler loop run PROMPT.md`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Those of `run`, which needs not be named."""
+        self.commands["run"].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its commands, else the options of `run`, else the file of a prompt."""
+        run = self.commands["run"]
+        own = super().shell_complete(ctx, incomplete)
+        return own or run.shell_complete(ctx, incomplete) or completers.files(ctx, run.params[0], incomplete)
 
 
 @click.group(cls=_WithRun)
@@ -49,7 +76,7 @@ def loop() -> None:
 
 @loop.command()
 @click.argument("prompt", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--agent", required=True, help="Who works on it.")
+@click.option("--agent", required=True, help="Who works on it.", shell_complete=completers.definitions)
 @click.option("--model", help="The model of its agent.")
 @click.option("--until", help="What it prints when it is done, where it signals nothing.")
 @click.option("--max-iterations", type=click.IntRange(1), help="Fresh starts at most.")
@@ -62,7 +89,14 @@ def loop() -> None:
 @click.option(
     "--on-merge", type=click.Choice(["accept", "continue"]), help="What follows the merge of its pull request."
 )
-@click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
+@click.option(
+    "--after",
+    "depends_on",
+    multiple=True,
+    metavar="KEY",
+    help="Only when this task is accepted.",
+    shell_complete=completers.tasks(),
+)
 @click.option("--timeout", help="How long one start may work, such as 45m.")
 @click.option("-d", "--detach", is_flag=True, help="Only begin it.")
 def run(prompt: Path, detach: bool, **options: Any) -> None:
@@ -105,7 +139,7 @@ def show_loop(key: str, prompt: int | None, form: str) -> None:
     """Show the fresh starts of a task, each with how it ended."""
     iterations = on_task(Daemon(), "iterations", key)
     if prompt is None:
-        show(iterations, form, ("START", "TOOK", "ENDED BY", "FILES", "TOKENS", "COST", "SUMMARY"), _row)
+        show(iterations, form, _COLUMNS, empty=f"{key} has not been started yet; see why: ostler why {key}")
         return
     for iteration in iterations:
         if iteration["number"] == prompt:
@@ -114,75 +148,64 @@ def show_loop(key: str, prompt: int | None, form: str) -> None:
     raise fail(f"{key} has no start {prompt}; `ostler loop show {key}` lists them", ExitCode.NOT_FOUND)
 
 
-def _row(iteration: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(iteration["number"]),
-        "" if iteration["ended_at"] is None else rough_duration(_seconds(iteration)),
-        str(iteration["ended_by"] or "running"),
-        "-" if iteration["changed_files"] is None else str(iteration["changed_files"]),
-        str(iteration["tokens"]),
-        cost_text(iteration["cost_usd"]),
-        first_line(iteration["summary"])[:80],
-    )
-
-
 def _seconds(iteration: dict[str, Any]) -> float:
     return seconds_since(iteration["started_at"]) - seconds_since(iteration["ended_at"])
+
+
+def _took(iteration: dict[str, Any]) -> str:
+    return "" if iteration["ended_at"] is None else rough_duration(_seconds(iteration))
+
+
+def _files(iteration: dict[str, Any]) -> str:
+    return "-" if iteration["changed_files"] is None else str(iteration["changed_files"])
+
+
+_COLUMNS = (
+    Column("START", lambda iteration: str(iteration["number"])),
+    Column("TOOK", _took, leaves=2),
+    Column("ENDED BY", lambda iteration: str(iteration["ended_by"] or "running")),
+    Column("FILES", _files, leaves=1),
+    Column("TOKENS", lambda iteration: str(iteration["tokens"]), leaves=3, is_number=True),
+    Column("COST", lambda iteration: cost_text(iteration["cost_usd"]), leaves=4, is_number=True),
+    Column("SUMMARY", lambda iteration: first_line(iteration["summary"]), least=20),
+)
 
 
 # --- following ---------------------------------------------------------------------------------------
 
 
 class _Progress:
-    """Prints each iteration once when it has ended; on a terminal also a line of what goes on, written over."""
+    """Prints each iteration once when it has ended, above the line of what works now."""
 
-    def __init__(self, skipped: int) -> None:
-        self._is_live = sys.stderr.isatty()
+    def __init__(self, live: LiveLines, skipped: int) -> None:
+        self._live = live
         self._last = skipped
-
-    def update(self, text: str) -> None:
-        if self._is_live:
-            click.echo(f"\r\x1b[K{text[:100]}", nl=False, err=True)
-
-    def line(self, text: str) -> None:
-        self.update("")
-        click.echo(text)
 
     def iteration(self, iteration: dict[str, Any], seconds: float) -> None:
         if iteration["number"] > self._last:
             self._last = iteration["number"]
-            self.line(_iteration_line(iteration, seconds))
+            self._live.echo(_iteration_line(iteration, seconds))
 
     def event(self, kind: str, event: dict[str, Any]) -> None:
         """What happened to the task."""
         if kind == "task_iteration" and event["ended_by"] is not None:
             self.iteration(event, float(event["seconds"] or 0))
-        elif kind == "task_iteration":
-            self.update(f"iteration {event['number']}   runs")
         elif kind == "task_wait_opened" and event["kind"] != "backoff":
-            self.line(_wait_line(event))
-        elif kind == "task_state_changed":
-            self.update("")
+            self._live.echo(_wait_line(event))
 
 
 def _follow(daemon: Daemon, key: str, after: int, skipped: int = 0) -> int:
     """Show what happens from event `after` on, without the first `skipped` iterations; then the exit code."""
-    progress, is_of_task = _Progress(skipped), dict[str, bool]()
+    live = LiveLines(lambda: fetch_loop(daemon.raw(), key))
+    progress = _Progress(live, skipped)
     try:
-        for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
-            if item.event == "agent_progress":
-                instance = str(item.data["instance_id"])
-                if instance not in is_of_task:  # the agent of a task is called by its key
-                    name = str(daemon.call("instance", instance=instance)["name"] or "")
-                    is_of_task[instance] = name.startswith(f"{key}-")
-                if is_of_task[instance]:
-                    progress.update(f"at work   {plain(str(item.data.get('message') or ''))}")
-            elif item.data.get("key") == key:
-                progress.event(item.event, item.data)
-                if _is_over(daemon, key):
-                    break
+        with live:
+            for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
+                if item.data.get("key") == key:
+                    progress.event(item.event, item.data)
+                    if _is_over(daemon, key):
+                        break
     except KeyboardInterrupt:
-        progress.update("")
         return _stop(daemon, key)
     for iteration in on_task(daemon, "iterations", key):  # the stream may be behind the record
         if iteration["ended_at"] is not None:
@@ -202,7 +225,9 @@ def _iteration_line(iteration: dict[str, Any], seconds: float) -> str:
         how = f"{ending}: {summary}" if summary and iteration["ended_by"] != "exit" else ending
     files = iteration["changed_files"]
     changed = "" if files is None else f"{counted(files, 'file')} changed"
-    return f"iteration {iteration['number']:<3} {rough_duration(seconds):<8} {how[:70]:<40}  {changed}".rstrip()
+    tokens, cost = tokens_text(iteration["tokens"]), iteration["cost_usd"]
+    head = f"iteration {iteration['number']:<3} {rough_duration(seconds):<8} "
+    return fit_line(head, how, changed, f"{tokens} tokens" if tokens else "", "" if cost is None else cost_text(cost))
 
 
 def _is_over(daemon: Daemon, key: str) -> bool:
@@ -251,7 +276,7 @@ def _stop(daemon: Daemon, key: str) -> int:
 # --- signals of agents -------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def signal() -> None:
     """For agents: say where you stand. Works only inside an agent of this home."""
 
@@ -288,10 +313,10 @@ def signal_pr(pr_url: str | None, summary: str | None) -> None:
 
 # --- pull requests -----------------------------------------------------------------------------------
 
-_number = click.argument("number", type=int)
+_number = click.argument("number", type=int, shell_complete=completers.pull_requests)
 
 
-@click.group()
+@click.group(cls=Group)
 def pr() -> None:
     """Pull requests that loops opened: reviews of their branches."""
 
@@ -302,12 +327,18 @@ def pr() -> None:
 def list_pulls(everything: bool, form: str) -> None:
     """List pull requests, newest first."""
     pulls = Daemon().call("pull_requests", include_ended=everything)
-    show(pulls, form, ("NUMBER", "TASK", "STATE", "CI", "APPROVED BY", "TITLE"), _pull_row)
+    rest = "" if everything else "; -a lists also merged and closed ones"
+    show(pulls, form, _PULL_COLUMNS, empty=f"no pull request is {'there' if everything else 'open'}{rest}")
 
 
-def _pull_row(pull: dict[str, Any]) -> tuple[str, ...]:
-    approved_by = ", ".join(pull["approved_by"]) or "-"
-    return f"#{pull['number']}", pull["task_key"], pull["state"], pull["ci"] or "-", approved_by, pull["title"]
+_PULL_COLUMNS = (
+    Column("NUMBER", lambda pull: f"#{pull['number']}", is_number=True),
+    Column("TASK", lambda pull: str(pull["task_key"]), least=12),
+    Column("STATE", lambda pull: str(pull["state"])),
+    Column("CI", lambda pull: pull["ci"] or "-"),
+    Column("APPROVED BY", lambda pull: ", ".join(pull["approved_by"]) or "-", least=11, leaves=1),
+    Column("TITLE", lambda pull: str(pull["title"]), least=20),
+)
 
 
 @pr.command("show")

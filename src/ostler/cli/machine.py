@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from operator import itemgetter
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, the_home
-from ostler.cli.output import as_json, note, seconds_since, short_path, show, table
+from ostler.cli.common import Daemon, fail, output_option, the_home
+from ostler.cli.output import as_json, note, seconds_since, short_path
+from ostler.cli.table import Column, print_table, show
 from ostler.durations import rough_duration, size_text
 
 #: As the daemon names them, in the order in which they are shown.
@@ -30,10 +32,10 @@ def df(count: int, form: str) -> None:
         return
     limit = usage["limit"]
     rows = [(kind, size_text(usage[kind])) for kind in _KINDS if usage[kind]]
-    table(("WHAT", "SIZE"), [*rows, ("total", size_text(usage["total"]))])
+    print_table(_KIND_COLUMNS, [*rows, ("total", size_text(usage["total"]))])
     if usage["tasks"] and count:
         click.echo()
-        table(("TASK", "STATE", "WORKDIR", "VAULT", "LOGS", "TOTAL"), map(_task_row, usage["tasks"][:count]))
+        print_table(_TASK_COLUMNS, usage["tasks"][:count])
         if len(usage["tasks"]) > count:
             note(f"these are the largest {count} of {len(usage['tasks'])}; -n shows more")
     click.echo()
@@ -47,9 +49,16 @@ def df(count: int, form: str) -> None:
         note("at 100 % no new task begins; accepted and rejected work then makes room, the oldest first")
 
 
-def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (size_text(task[name]) if task[name] else "" for name in ("workdir", "vault", "logs", "total"))
-    return task["key"], task["state"], *sizes
+def _size_column(name: str) -> Column:
+    return Column(name.upper(), lambda task: size_text(task[name]) if task[name] else "", is_number=True)
+
+
+_KIND_COLUMNS = (Column("WHAT", itemgetter(0)), Column("SIZE", itemgetter(1), is_number=True))
+_TASK_COLUMNS = (
+    Column("TASK", itemgetter("key"), least=8),
+    Column("STATE", itemgetter("state")),
+    *map(_size_column, ("workdir", "vault", "logs", "total")),
+)
 
 
 # --- at boot -----------------------------------------------------------------------------------------
@@ -110,20 +119,33 @@ def disable() -> None:
 
 
 @click.command()
-@click.option("-o", "--output", "form", type=click.Choice(["table", "json", "jsonl", "name"]), default="table")
+@output_option()
 def homes(form: str) -> None:
     """List every home of yours on this machine that was started, with its daemon. Starts none."""
     from ostler.client.homes import list_homes  # noqa: PLC0415 - only here
 
     views = [home._asdict() for home in list_homes([the_home()])]
-    if not views and form == "table":
-        note("there is no home yet; `ostler init` prepares a project, `ostler run -- CMD` runs something")
-        return
-    show(views, form, ("HOME", "STATE", "UP", "AGENTS", "TASKS", "VERSION", "BOOT"), _home_row, name="path")
+    empty = "there is no home yet; `ostler init` prepares a project, `ostler run -- CMD` runs something"
+    show(views, form, _HOME_COLUMNS, name="path", empty=empty)
 
 
-def _home_row(home: dict[str, Any]) -> tuple[str, ...]:
-    up = "" if home["started_at"] is None else rough_duration(seconds_since(home["started_at"]))
-    counts = ("" if home[name] is None else str(home[name]) for name in ("agents", "tasks"))
-    boot = "enabled" if home["enabled"] else ""
-    return short_path(home["path"]), home["state"], up, *counts, home["version"] or "", boot
+def _up(home: dict[str, Any]) -> str:
+    return "" if home["started_at"] is None else rough_duration(seconds_since(home["started_at"]))
+
+
+def _count_column(name: str, leaves: int) -> Column:
+    def cell(home: dict[str, Any]) -> str:
+        return "" if home[name] is None else str(home[name])
+
+    return Column(name.upper(), cell, is_number=True, leaves=leaves)
+
+
+_HOME_COLUMNS = (
+    Column("HOME", lambda home: short_path(home["path"]), least=20),
+    Column("STATE", itemgetter("state")),
+    Column("UP", _up, is_number=True, leaves=2),
+    _count_column("agents", 3),
+    _count_column("tasks", 4),
+    Column("VERSION", lambda home: home["version"] or "", leaves=1),
+    Column("BOOT", lambda home: "enabled" if home["enabled"] else "", leaves=5),
+)

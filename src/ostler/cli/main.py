@@ -7,15 +7,19 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ostler.cli.common import Options
+from ostler.cli.common import ADDRESS_VARIABLE, Options, the_home
+from ostler.cli.completers import COMPLETE_VARIABLE
 from ostler.cli.output import note
 from ostler.client.blocking import DaemonError
 from ostler.errors import ExitCode, exit_code_of
 from ostler.version import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: Set it to see where an unexpected error came from.
 TRACEBACK = "OSTLER_TRACEBACK"
@@ -47,6 +51,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "loop": ("loops", "Drive a task through fresh starts until it is proven done."),
             "pr": ("loops", "Pull requests of loops: list, show, comment, approve, merge, close."),
             "signal": ("loops", "For agents: say that you are complete, blocked, or want a review."),
+            "shell": ("worktree", "Open a shell in the worktree of a task."),
+            "edit": ("worktree", "Open the worktree of a task in your editor."),
+            "resume-session": ("worktree", "Go on in the session of a coding agent yourself."),
             "retire": ("tasks", "Put the workdir of a task into the vault."),
             "unretire": ("tasks", "Bring it back from the vault."),
         },
@@ -58,6 +65,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Looking": {
             "events": ("look", "Show the numbered log."),
+            "top": ("watch", "Show agents and tasks, live, with a key for each verb."),
+            "inbox": ("inbox", "List what needs you, each with its next command."),
+            "report": ("inbox", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),
             "answer": ("look", "Answer a waiting agent."),
             "stats": ("look", "Totals."),
@@ -65,6 +75,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Setting up": {
             "init": ("setup", "Prepare a project."),
+            "schema": ("setup", "Print the JSON Schema of a file, for editors."),
             "agents": ("setup", "List, show or validate definitions."),
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
@@ -104,6 +115,12 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Without a command: the inbox on a terminal, the help in a pipe."""
+        self.invoke_without_command = sys.stdout.isatty()
+        self.no_args_is_help = not self.invoke_without_command
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -117,6 +134,16 @@ class _Commands(click.Group):
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close[0]}?", ctx) from error
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
+
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         for title, group in _GROUPS.items():
@@ -129,16 +156,36 @@ class _Commands(click.Group):
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--home", metavar="DIR", help="The home; else $OSTLER_HOME, .ostler here or above, ~/.ostler.")
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="The home; else $OSTLER_HOME, .ostler here or above, ~/.ostler.",
+)
 @click.option("--no-start", is_flag=True, help="Do not start the daemon where none runs.")
 @click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s")
 @click.pass_context
 def root(ctx: click.Context, home: str | None, no_start: bool) -> None:
     """Ostler keeps AI agents alive."""
     ctx.obj = Options(home=home, no_start=no_start)
+    if ctx.invoked_subcommand is None:
+        _begin(ctx)
+
+
+def _begin(ctx: click.Context) -> None:
+    """`ostler` alone on a terminal. Who has no home yet gets the help."""
+    if not the_home().is_dir() and ADDRESS_VARIABLE not in os.environ:
+        click.echo(ctx.get_help())
+        return
+    from ostler.cli.inbox import show_inbox  # noqa: PLC0415 - as every command
+
+    show_inbox("table")
+    note("`ostler --help` lists the commands")
 
 
 def main() -> NoReturn:
+    if os.environ.get(COMPLETE_VARIABLE, "").endswith("_complete"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a half typed line is no place for an error
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -6,43 +6,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-
-_RIGHT = frozenset(
-    [
-        "UP",
-        "RESTARTS",
-        "CPU",
-        "MEM",
-        "AGE",
-        "EXIT",
-        "NUMBER",
-        "COST",
-        "TOKENS",
-        "GENERATION",
-        "SIZE",
-        "WORKDIR",
-        "VAULT",
-        "LOGS",
-        "TOTAL",
-        "AGENTS",
-        "TASKS",
-    ]
-)
-_COLOURS = {
-    "processing": "green",
-    "ready": "green",
-    "waiting": "cyan",
-    "suspended": "yellow",
-    "failed": "red",
-    "terminating": "yellow",
-    "unhealthy": "red",
-    "degraded": "yellow",
-}
 
 
 def plain(text: str) -> str:
@@ -81,34 +48,70 @@ def has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell; numbers stand to the right."""
-    lines = [list(head), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    colour = has_colour()
-    for number, line in enumerate(lines):
-        cells = []
-        for name, cell, width in zip(head, line, widths, strict=True):
-            padded = cell.rjust(width) if name in _RIGHT else cell.ljust(width)
-            if colour and number and cell in _COLOURS:
-                padded = click.style(padded, fg=_COLOURS[cell])
-            cells.append(padded)
-        click.echo("  ".join(cells).rstrip())
+# --- the pager ---------------------------------------------------------------------------------------
+
+PAGER_VARIABLE = "OSTLER_PAGER"
+_NOT_FOUND = 127
 
 
-def show(items: Sequence[dict[str, Any]], form: str, head: Sequence[str], row: Any, name: str = "name") -> None:
-    """A list in the form that was asked for: table, json, jsonl or name."""
-    match form:
-        case "json":
-            as_json(list(items))
-        case "jsonl":
-            for item in items:
-                as_json(item, indent=None)
-        case "name":
-            for item in items:
-                click.echo(plain(str(item.get(name) or "")))
+def page(text: str) -> None:
+    """Through the pager where standard output is a terminal, by the rules of git; else as it is."""
+    pager = _pager()
+    if pager is None:
+        click.echo(text)
+        return
+    import signal  # noqa: PLC0415 - only here
+    import subprocess  # noqa: PLC0415 - likewise
+
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
+    process = subprocess.Popen(pager, shell=True, stdin=subprocess.PIPE, env=environment)  # noqa: S602 - the user's own
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is the pager's
+    try:
+        process.communicate(f"{text}\n".encode(errors="backslashreplace"))  # the pager may end before it has read all
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if process.returncode == _NOT_FOUND:
+        click.echo(text)
+
+
+def _pager() -> str | None:
+    """$OSTLER_PAGER, else $PAGER, else less; an empty one and cat mean none."""
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    import shutil  # noqa: PLC0415 - only here
+
+    chosen = os.environ.get(PAGER_VARIABLE, os.environ.get("PAGER"))
+    if chosen is None:
+        chosen = "less" if shutil.which("less") else ""
+    return None if chosen.strip() in {"", "cat"} else chosen
+
+
+def diff_lines(text: str) -> str:
+    """A diff, or its statistics, for the screen; in the colours of git where there are colours."""
+    lines = map(plain, text.splitlines())
+    return "\n".join(map(_coloured, lines) if has_colour() else lines)
+
+
+def _coloured(line: str) -> str:
+    match line[:1]:
+        case "+" | "-" if line.startswith(("+++ ", "--- ")):
+            return click.style(line, bold=True)
+        case "+":
+            return click.style(line, fg="green")
+        case "-":
+            return click.style(line, fg="red")
+        case "@":
+            return click.style(line, fg="cyan")
+        case " " if (match := _STATISTICS.fullmatch(line)) is not None:
+            return match[1] + click.style(match[2], fg="green") + click.style(match[3], fg="red")
+        case " " | "":
+            return line
         case _:
-            table(head, [row(item) for item in items])
+            return click.style(line, bold=True)
+
+
+#: ` src/loader.py | 48 +++++-----`
+_STATISTICS = re.compile(r"( .* \| +\d+ )(\+*)(-*)")
 
 
 def as_json(value: Any, *, indent: int | None = 2) -> None:
@@ -144,6 +147,10 @@ def local_time(text: str | None) -> str:
 
 def cost_text(dollars: float | None) -> str:
     return "-" if dollars is None else "<$0.01" if 0 < dollars < 0.005 else f"${dollars:.2f}"
+
+
+def tokens_text(count: int) -> str:
+    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
 
 
 def counted(number: int, noun: str) -> str:

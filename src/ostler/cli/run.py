@@ -8,25 +8,31 @@ import signal
 import stat
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, list_instances, on_agent
+from ostler.cli import completers
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
-from ostler.durations import parse_seconds
+from ostler.durations import size_text
 from ostler.errors import ExitCode, exit_code_of
+from ostler.home import SETTINGS_FILE
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _COULD_NOT_START = 125
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"  # as in `agents.command`, which is slow to import
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
 #: The request that `run` gives to an agent; as in `lifecycle.job`, which is slow to import.
 _JOB = "job"
+_POLICIES = completers.values("no", "immediate", "on-failure", "linear", "exponential")
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -48,14 +54,21 @@ class _RunCommand(click.Command):
 @click.option("--memory", help="At most so much, such as 512M.")
 @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="At most so many cores, such as 1.5.")
 @click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
-@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
+@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.", shell_complete=_POLICIES)
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
 @click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
 @click.option("--model", help="The model that a coding agent uses.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD... | NAME [PROMPT]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="-- CMD... | NAME [PROMPT]",
+    shell_complete=completers.words_to_run,
+)
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
@@ -63,13 +76,16 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
-    when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
+    when --timeout ended it, 125 when it could not be started, 126 and 127 when the program may not be run or is not
+    there. A Python agent's answer is printed last. Standard input
     is not passed on.
     """
     daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=is_command)
+        if not detach and "job" in body:
+            body["job"]["attended"] = True  # how it ends is seen here: it need not be in the inbox
         instance = daemon.call("spawn", spawn=body, key=os.urandom(16).hex())
     except UnreachableError:
         raise
@@ -113,15 +129,35 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "workdir": chosen["workdir"],
     }
     options = {name: value for name, value in values.items() if value is not None}
-    cwd = chosen["workdir"] or _present_directory()
+    cwd = chosen["workdir"] or present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
+        _require_program(words[0], cwd, values["env"].get("PATH", _DEFAULT_PATH))
         return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
     if len(words) == 1 and _is_python(daemon, words[0]):
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _require_program(program: str, cwd: str | None, path: str) -> None:
+    """Refuse before anything is started what no restart would help."""
+    import shutil  # noqa: PLC0415 - only here
+
+    place = os.path.join(cwd or "", program)  # noqa: PTH118 - pathlib would be one more import
+    if "/" not in program:
+        if program and shutil.which(program, path=path) is None:
+            raise click.exceptions.Exit(_refuse(f"there is no program {program} on PATH", _NOT_FOUND))
+    elif not os.path.exists(place):  # noqa: PTH110 - likewise
+        raise click.exceptions.Exit(_refuse(f"there is no program {program} in {cwd or 'this directory'}", _NOT_FOUND))
+    elif shutil.which(place) is None:
+        raise click.exceptions.Exit(_refuse(f"{program} cannot be run: it is not executable", _NOT_EXECUTABLE))
+
+
+def _refuse(sentence: str, code: int) -> int:
+    note(sentence)
+    return code
 
 
 def _tell_how_programs_run(words: tuple[str, ...]) -> None:
@@ -134,14 +170,6 @@ def _tell_how_programs_run(words: tuple[str, ...]) -> None:
 
 def _is_python(daemon: Daemon, name: str) -> bool:
     return bool(daemon.call("definition", name=name)["kind"] == "python")
-
-
-def _present_directory() -> str | None:
-    """As the shell has it; None for one that was removed."""
-    try:
-        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
-    except OSError:
-        return None
 
 
 def _require_free(daemon: Daemon, name: str | None) -> None:
@@ -204,9 +232,16 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
             click.echo(text, color=True)
         ended = daemon.call("instance", instance=key)
+        _tell_dropped(ended)
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
+
+
+def _tell_dropped(instance: dict[str, Any]) -> None:
+    if instance.get("dropped_bytes"):
+        size = size_text(instance["dropped_bytes"])
+        note(f"{size} of its output were dropped: it came faster than `output-rate` below [daemon] of {SETTINGS_FILE}")
 
 
 def _exit_code(instance: dict[str, Any]) -> int:
@@ -242,7 +277,7 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 
 
 @click.command()
-@click.argument("agent", metavar="AGENT|TASK")
+@click.argument("agent", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
@@ -253,23 +288,30 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
-    agent = _working_on(daemon, agent, follow=follow) or agent
-    start = None if since is None else _moment(since)
+    start = None if since is None else since_moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
+
+    def follow_log(instance: str) -> None:
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+
+    agent = _working_on(daemon, agent, follow_setup=follow_log if follow else None) or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
-        return
-    instance = on_agent(daemon, "instance", agent)["instance_id"]
-    for item in daemon.stream("logs", instance=instance, **window):
-        _print_line(item.data, form, times=chosen["times"])
+    else:
+        follow_log(on_agent(daemon, "instance", agent)["instance_id"])
+    _tell_dropped(on_agent(daemon, "instance", agent))
 
 
-def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
-    """The instance that works on a task, or did last; None where the name is no key of a task."""
+def _working_on(daemon: Daemon, name: str, *, follow_setup: Callable[[str], None] | None) -> str | None:
+    """The instance that works on a task, or did last; None where the name is no key of a task.
+
+    With `follow_setup` it is waited for, and the setup of its workdir is followed before.
+    """
     if not re.fullmatch(r"[Tt]\d{3,}", name) and _is_agent(daemon, name):
         return None
-    has_noted = False
+    has_noted, setups = False, set[str]()
     while True:
         try:
             task = daemon.call("task", task=name)
@@ -279,8 +321,7 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
             raise
         if task["instance_id"] is not None:
             return str(task["instance_id"])
-        goes_on = follow and task["state"] in {"queued", "running"}
-        if not goes_on:
+        if follow_setup is None or task["state"] not in {"queued", "running"}:
             attempts = daemon.call("instances", task_id=task["task_id"], include_terminated=True, limit=1)
             if attempts:
                 return str(attempts[0]["instance_id"])
@@ -288,7 +329,15 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
         if not has_noted:
             note(f"{task['key']} is {task['state']}; waiting for its agent")
             has_noted = True
+        for setup in _live_setups(daemon, task) - setups:
+            setups.add(setup)
+            follow_setup(setup)
         time.sleep(_LOOK_SECONDS)
+
+
+def _live_setups(daemon: Daemon, task: dict[str, Any]) -> set[str]:
+    instances = daemon.call("instances", task_id=task["task_id"])
+    return {str(instance["instance_id"]) for instance in instances if str(instance["name"]).endswith("-setup")}
 
 
 def _is_agent(daemon: Daemon, name: str) -> bool:
@@ -297,17 +346,6 @@ def _is_agent(daemon: Daemon, name: str) -> bool:
     except DaemonError as error:
         return error.code != "not_found"
     return True
-
-
-def _moment(text: str) -> str:
-    seconds = parse_seconds(re.sub(r"\s*ago$", "", text))
-    if seconds is not None:
-        return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(f"--since must be a duration such as 10m, or a time, was {text}") from None
-    return (when if when.tzinfo is not None else when.astimezone()).isoformat()
 
 
 def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:

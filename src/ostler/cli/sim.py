@@ -15,14 +15,17 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 import click
 
-from ostler.cli.common import the_home
-from ostler.cli.output import as_json, local_time, note, plain, show, table
+from ostler.cli import completers
+from ostler.cli.common import Group, the_home
+from ostler.cli.output import as_json, local_time, note, plain
+from ostler.cli.table import Column, print_facts, print_table, show
 from ostler.errors import (
     DefinitionError,
     ExitCode,
@@ -67,7 +70,7 @@ _FORKED = ("seed", "turns", "name")
 _WIDE = 200
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def sim() -> None:
     """Turn-based populations. Every turn is kept, so that a run goes on after any crash.
 
@@ -75,10 +78,14 @@ def sim() -> None:
     """
 
 
-_run_argument = click.argument("run", metavar="RUN")
+_run_argument = click.argument("run", metavar="RUN", shell_complete=completers.values("last"))
 _to_option = click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
 _scenario_option = click.option(
-    "--scenario", "file", metavar="FILE", help="Where the scenario stands now; else it is as it was kept."
+    "--scenario",
+    "file",
+    metavar="FILE",
+    help="Where the scenario stands now; else it is as it was kept.",
+    shell_complete=completers.files,
 )
 _turns_option = click.option("--turns", type=click.IntRange(min=1), help="Up to this turn; else as the scenario says.")
 _name_option = click.option("--name", help="Another name than the scenario's, to find the run by.")
@@ -285,13 +292,13 @@ def _handle_signals(plan: _Plan) -> None:
 
 @sim.command("list")
 @_count_option
-@_output_option("table", "json")
+@_output_option("table", "wide", "json")
 def list_runs(count: int, output: str) -> None:
     """List the runs, newest first."""
     with view(the_home()) as reader:
         runs = simulations.list_runs(reader, limit=count + 1)
-    head = ("ID", "NAME", "TURN", "STATE", "SEED", "FROM", "BEGAN")
-    show([_summary(run) for run in runs[:count]], output, head, _row)
+    empty = "there is no run yet; begin one: ostler sim run SCENARIO.toml"
+    show([_summary(run) for run in runs[:count]], output, _RUN_COLUMNS, empty=empty)
     if len(runs) > count:
         note(f"only the newest {count} are shown; ask for more with -n")
 
@@ -300,7 +307,7 @@ def list_runs(count: int, output: str) -> None:
 @_run_argument
 @click.option("--turn", type=_TURN, help="As it was after this turn; else after the last.")
 @_count_option
-@_output_option("table", "json")
+@_output_option("table", "wide", "json")
 def show_run(run: str, turn: int | None, count: int, output: str) -> None:
     """Show a run: its settings, and its agents after a turn."""
     record = _find(run)
@@ -309,13 +316,13 @@ def show_run(run: str, turn: int | None, count: int, output: str) -> None:
     if output == "json":
         as_json({"run": _summary(record), "turn": asdict(played)})
         return
-    table(("WHAT", "IS"), _facts(record, played))
+    print_facts(("WHAT", "IS"), _facts(record, played))
     click.echo()
     rows = [
-        (name, str(played.numbers[name]), _activity(played, name), _short(state))
+        (name, str(played.numbers[name]), _activity(played, name), json.dumps(state, ensure_ascii=False))
         for name, state in islice(played.states.items(), count)
     ]
-    table(("AGENT", "NUMBER", "IS", "STATE"), rows)
+    print_table(_AGENT_COLUMNS, rows, wide=output == "wide")
     if len(played.states) > count:
         note(f"only the first {count} of {len(played.states)} agents are shown; ask for more with -n")
 
@@ -499,10 +506,25 @@ def _summary(run: SimulationRun) -> dict[str, Any]:
     return {**run.evolve(scenario=None).to_dict(), "scenario": (run.scenario or {}).get("path")}
 
 
-def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    parent = f"{run['parent_id'][:13]}@{run['forked_at']}" if run["parent_id"] else "-"
-    began, seed = local_time(run["created_at"]), str(run["settings"]["seed"])
-    return run["run_id"], run["name"], str(run["turn"]), run["state"], seed, parent, began
+def _parent(run: Mapping[str, Any]) -> str:
+    return f"{run['parent_id'][:13]}@{run['forked_at']}" if run["parent_id"] else "-"
+
+
+_RUN_COLUMNS = (
+    Column("ID", lambda run: str(run["run_id"])),
+    Column("NAME", lambda run: str(run["name"]), least=12),
+    Column("TURN", lambda run: str(run["turn"])),
+    Column("STATE", lambda run: str(run["state"])),
+    Column("SEED", lambda run: str(run["settings"]["seed"]), leaves=1),
+    Column("FROM", _parent, leaves=2),
+    Column("BEGAN", lambda run: local_time(run["created_at"]), leaves=3),
+)
+_AGENT_COLUMNS = (
+    Column("AGENT", itemgetter(0), least=16),
+    Column("NUMBER", itemgetter(1), is_number=True),
+    Column("IS", itemgetter(2)),
+    Column("STATE", itemgetter(3), least=20),
+)
 
 
 def _facts(run: SimulationRun, played: PlayedTurn) -> list[tuple[str, str]]:

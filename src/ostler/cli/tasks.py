@@ -8,30 +8,58 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
+from ostler.cli import completers
+from ostler.cli.common import Daemon, Group, count_option, for_each, name_projects, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
-from ostler.cli.output import as_json, cost_text, note, plain, seconds_since, sentence, short_path, show
+from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
+from ostler.cli.table import Column, show
+from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 
-_HEAD = ("KEY", "STATE", "AGENT", "AGE", "COST", "TASK", "")
+#: Of a list of tasks; the last is the next step, which stays whole where it is a command.
+COLUMNS = (
+    Column("KEY", lambda task: str(task["key"]), least=12),
+    Column("STATE", lambda task: str(task["state"])),
+    Column("AGENT", lambda task: task["agent"] or "-", least=8, leaves=3),
+    Column("PROJECT", lambda task: str(task.get("project_name") or ""), least=8, leaves=4, if_any=True),
+    Column("AGE", lambda task: rough_duration(seconds_since(task["created_at"])), leaves=2, is_number=True),
+    Column("COST", lambda task: cost_text(task["cost_usd"]), leaves=1, is_number=True),
+    Column("ATTEMPT", lambda task: str(task["attempt"]), only_wide=True, is_number=True),
+    Column("TAGS", lambda task: ",".join(task["tags"]), only_wide=True, if_any=True),
+    Column("TASK", lambda task: str(task["title"]), least=16),
+    Column("", lambda task: sentence(task["next"]), least=44),
+)
+_AGENTS = completers.definitions
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
-_key = click.argument("key")
+_TASK_EVENTS = ("task_state_changed", "task_wait_opened", "task_wait_ended", "task_iteration")
+_key = click.argument("key", shell_complete=completers.tasks())
+_open_key = click.argument("key", shell_complete=completers.tasks("queued", "running", "completed"))
+_work_key = click.argument("key", shell_complete=completers.tasks("queued", "running"))
+_completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
 
 @task.command()
 @click.argument("text")
-@click.option("--agent", help="Who works on it; without one it waits to be claimed.")
+@click.option("--agent", help="Who works on it; without one it waits to be claimed.", shell_complete=_AGENTS)
 @click.option("--model", help="The model of its agent.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
-@click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
+@click.option("--setup", help="A command line that prepares its worktree, such as `uv sync`.")
+@click.option(
+    "--after",
+    "depends_on",
+    multiple=True,
+    metavar="KEY",
+    help="Only when this task is accepted.",
+    shell_complete=completers.tasks(),
+)
 @click.option("--priority", type=click.Choice(["low", "normal", "high", "critical"]), default="normal")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("--hold", is_flag=True, help="Keep it back until `ostler task requeue`.")
 @click.option("--timeout", help="How long one attempt may work, such as 45m.")
 @click.option("--max-failures", type=int, help="Failed attempts before it is parked for you.  [default: 3]")
@@ -57,21 +85,31 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
 @task.command("list")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also accepted and rejected ones.")
 @click.option("--state", type=click.Choice(_STATES), help="Only in this state.")
-@click.option("--agent", help="Only for this agent.")
-@click.option("--tag", help="Only with this tag.")
+@click.option("--agent", help="Only for this agent.", shell_complete=_AGENTS)
+@click.option("--tag", help="Only with this tag.", shell_complete=completers.tags)
 @click.option("--text", help="Only where the task has this text in it.")
+@watch_option
 @count_option
 @output_option()
-def list_tasks(everything: bool, count: int | None, form: str, **filters: Any) -> None:
+def list_tasks(everything: bool, is_live: bool, count: int | None, form: str, **filters: Any) -> None:
     """List tasks, newest first; without -a those that are not finished."""
-    show(list_all_tasks(Daemon(), count, include_finished=everything, **filters), form, _HEAD, _row, name="key")
+    daemon = Daemon()
+
+    def fetch(count: int | None = None) -> list[dict[str, Any]]:
+        return name_projects(list_all_tasks(daemon, count, include_finished=everything, **filters), form)
+
+    if is_live:
+        watch(daemon, lambda: fetch()[:count], form, COLUMNS, _TASK_EVENTS)
+    tasks = fetch(count)
+    narrowed = any(value is not None for value in filters.values())
+    show(tasks, form, COLUMNS, name="key", empty=_no_tasks(everything=everything, narrowed=narrowed))
 
 
-def _row(task: dict[str, Any]) -> tuple[str, ...]:
-    age = rough_duration(seconds_since(task["created_at"]))
-    title = task["title"] if len(task["title"]) <= 60 else task["title"][:59] + "…"
-    cost = cost_text(task["cost_usd"])
-    return task["key"], task["state"], task["agent"] or "-", age, cost, title, sentence(task["next"])
+def _no_tasks(*, everything: bool, narrowed: bool) -> str:
+    if narrowed:
+        return f"no such task{'' if everything else '; -a looks also among the accepted and rejected ones'}"
+    rest = "" if everything else ", or see the finished ones: ostler task list -a"
+    return f'no task {"is there" if everything else "is open"}; add one with `ostler task add "…" --agent NAME`{rest}'
 
 
 @task.command("show")
@@ -82,7 +120,7 @@ def show_task(key: str) -> None:
 
 
 @task.command()
-@_key
+@_work_key
 @click.option("-m", "--message", help="Why.")
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
@@ -91,14 +129,14 @@ def cancel(key: str, message: str | None) -> None:
 
 
 @task.command()
-@_key
+@_open_key
 def requeue(key: str) -> None:
     """Release a held task, or end its present attempt and let it be done again."""
     click.echo(f"{plain(on_task(Daemon(), 'requeue_task', key)['key'])} is queued.")
 
 
 @task.command()
-@_key
+@_work_key
 def hold(key: str) -> None:
     """End the present attempt of a task and keep it back until `ostler task requeue`."""
     name = plain(on_task(Daemon(), "hold_task", key)["key"])
@@ -106,7 +144,7 @@ def hold(key: str) -> None:
 
 
 @task.command("send-back")
-@_key
+@_completed_key
 @click.option(
     "-m", "--message", help="What is to be done better; the next attempt reads it. A conflict says it itself."
 )
@@ -121,13 +159,13 @@ def send_back(key: str, message: str | None) -> None:
 
 @click.command()
 @_key
-@click.argument("paths", nargs=-1)
+@click.argument("paths", nargs=-1, shell_complete=completers.files)
 @click.option("--stat", is_flag=True, help="Only the files and how much of them.")
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
-    """Show what a task changed."""
+    """Show what a task changed; on a terminal in colour, through $OSTLER_PAGER, $PAGER or less."""
     reply = on_task(Daemon(), "diff", key, paths="\0".join(paths), stat=stat)
     if reply["diff"]:
-        click.echo("\n".join(plain(line) for line in reply["diff"].splitlines()))
+        page(diff_lines(reply["diff"]))
     else:
         note(f"{plain(reply['task']['key'])} changes nothing{' in these paths' if paths else ''}")
     _tell_merge_state(reply["merge"])
@@ -156,7 +194,7 @@ def _tell_merge_state(state: dict[str, Any] | None) -> None:
 
 
 @click.command()
-@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...")
+@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...", shell_complete=completers.tasks("completed"))
 @click.option("--all", "everything", is_flag=True, help="Every completed task, the oldest first.")
 @click.option("-m", "--message", help="The message of the commit; else the title and the summary of the task.")
 @click.option("--branch-only", is_flag=True, help="Move the branch also where your checkout of it cannot follow.")
@@ -217,7 +255,7 @@ def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, 
 
 
 @click.command()
-@_key
+@_open_key
 @click.option("-m", "--message", required=True, help="Why.")
 def reject(key: str, message: str) -> None:
     """Reject a task, finally."""
@@ -229,7 +267,7 @@ def reject(key: str, message: str) -> None:
 
 
 @click.command()
-@_key
+@click.argument("key", shell_complete=completers.tasks("accepted"))
 def undo(key: str) -> None:
     """Take an accepted task back out of its branch."""
     task = on_task(Daemon(), "undo", key)

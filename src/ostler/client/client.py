@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,13 +19,13 @@ from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
-from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.log_files import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
 from ostler.model.loop import CiResult, Iteration, PullRequest
-from ostler.model.query import LifecycleStatistics
+from ostler.model.query import InboxRow, LifecycleStatistics, Report
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions
 from ostler.model.task import Task, TaskWhy
 from ostler.model.wait import Wait
@@ -32,17 +33,24 @@ from ostler.workdirs.records import Undone
 
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
-_TASK_EXTRA = ("title", "next", "waits", "warning", "undone")
-_EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
+_TASK_EXTRA = ("title", "slug", "next", "waits", "warning", "undone")
+_EXTRA = ("attempts", "definition", "doing", "dropped_bytes", "exit_code", "metrics_now")
 
 
 class Client:
     """Use it with `async with`. Without arguments it talks to the daemon of the default home."""
 
     def __init__(
-        self, home: str | os.PathLike[str] | None = None, *, address: str | None = None, token: str | None = None
+        self,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
     ) -> None:
+        """`directory` names the project whose definitions and settings count; without it that of the home."""
         self._token = token
+        self._directory = None if directory is None else os.path.abspath(directory)  # noqa: PTH100 - as it is
         place = chosen_home(home) / SOCKET_FILE
         self._where = address or str(place)
         transport = None if address is not None else httpx2.AsyncHTTPTransport(uds=_short(place))
@@ -59,7 +67,7 @@ class Client:
 
     async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
         """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
-        prepared = prepare(verb, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token, directory=self._directory)
         try:
             response = await self._http.request(
                 prepared.method, prepared.path, content=prepared.body, headers=prepared.headers
@@ -126,9 +134,23 @@ class Client:
     async def answer(self, wait: str | UUID, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         return Wait.from_dict(await self.call("answer", wait=wait, outcome=outcome, answer=answer))
 
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first."""
+        return [InboxRow.from_dict(values) for values in await self.call("inbox")]
+
+    async def report(self, since: str | datetime = "10h") -> Report:
+        """What happened since a moment, or in the last so long."""
+        text = since.isoformat() if isinstance(since, datetime) else since
+        return Report.from_dict(await self.call("report", since=text))
+
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")
         return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
+
+    async def prune(self, *, older_than: str | float | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed."""
+        removed: list[dict[str, Any]] = await self.call("prune", older_than=older_than, dry_run=dry_run)
+        return removed
 
     async def disk(self) -> DiskUsage:
         """What the home takes on the disk, by kind and by task."""
@@ -243,10 +265,15 @@ class Client:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+    async def events(
+        self, instance: str | UUID | None = None, *, after: int | None = None, metrics: bool = False
+    ) -> AsyncIterator[Event]:
+        """The log from a number on, then live. After a lost connection it goes on from the last number.
+
+        With `metrics` also what each agent uses, every few seconds.
+        """
         cursor = None if after is None else str(after)
-        async for item in self._follow("events", cursor, {"instance": instance}):
+        async for item in self._follow("events", cursor, {"instance": instance, "metrics": metrics}):
             if (kind := EVENT_CLASSES.get(item.event)) is not None:
                 yield kind.from_dict({name: value for name, value in item.data.items() if name != "event_type"})
 
@@ -273,7 +300,8 @@ class Client:
         while True:
             query = parameters if cursor is None else {**parameters, "after": cursor}
             try:
-                async for item in self._stream(prepare(verb, {**query, "follow": True}, token=self._token)):
+                prepared = prepare(verb, {**query, "follow": True}, token=self._token, directory=self._directory)
+                async for item in self._stream(prepared):
                     lost_at = None
                     if item.event == "end":
                         return

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.command import remove_without_work
+from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.clock import Clock
+from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
+from ostler.isolation.process.logs import dropped_bytes
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
+from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.logs import LogLine, LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.log_files import LogLine
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_duration, require_kind, require_reason
+from ostler.lifecycle.report import read_report
 from ostler.lifecycle.spawn import request_of, spawn
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
@@ -30,12 +37,12 @@ from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics, ObservationOptions
+from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
-from ostler.model.wait import Wait
+from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
 from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
@@ -44,6 +51,7 @@ from ostler.store.transaction import PAGE
 
 _MAX_REQUEST_ID = 200
 _ALL = GetInstancesFilter(include_restarting=True, limit=1000)
+_ENDED = GetInstancesFilter(include_terminated=True, limit=1000)
 #: Fields of a workspace that an administrator changes.
 _CHANGEABLE = frozenset({"name", "tier", "disabled_features", "max_tokens_per_minute"})
 
@@ -69,6 +77,15 @@ class AgentLifecycleManager:
     def registry(self) -> AgentRegistry:
         """The definitions that can be spawned by name."""
         return self._runtime.definitions.registry
+
+    @property
+    def projects(self) -> Projects:
+        """The projects that this home serves, with their definitions and settings."""
+        return self._runtime.definitions.projects
+
+    async def definition(self, definition_id: UUID) -> AgentManifest:
+        """By its id; also one that only the store has, because its file is gone."""
+        return await self._runtime.definitions.manifest(definition_id)
 
     @property
     def store(self) -> Store:
@@ -222,6 +239,11 @@ class AgentLifecycleManager:
         async for line in read_log(self._runtime, record, window):
             yield line
 
+    async def dropped_output(self, instance_id: InstanceId) -> int:
+        """Bytes that the agent wrote faster than `output_rate` allows, and that are in no log."""
+        record, home = await self.require_instance(instance_id), self._runtime.home
+        return 0 if home is None else await asyncio.to_thread(dropped_bytes, home, record.instance_id)
+
     def metrics(self) -> str:
         """The text of Prometheus."""
         return self._runtime.metrics.expose()
@@ -277,6 +299,31 @@ class AgentLifecycleManager:
             record = await self.require_instance(instance_id)
             open_waits = await self.store.read(waits.open_waits, instance_id=record.instance_id)
         return sorted(open_waits, key=lambda wait: wait.created_at)
+
+    async def inbox(self) -> list[InboxRow]:
+        """What needs a person, the oldest first. A row is there as long as its cause."""
+        space = self.principal.workspace_id
+        reads_all = await self._may_read_all(space)
+        viewer = Viewer(
+            runtime=self._runtime,
+            workspace_id=space,
+            owner_id=None if reads_all else self.principal.principal_id,
+            may_read_tasks=bool(decide_access(self.principal, Permission.TASKS_READ, space, tier=self.tier_of(space))),
+            waits=tuple(wait for wait in await self.open_waits() if wait.kind is WaitKind.HUMAN),
+        )
+        return await read_inbox(viewer)
+
+    async def report(self, since: datetime | timedelta | float | str = "10h") -> Report:
+        """What happened since a moment, or in the last so long. A moment without a time zone is local."""
+        moment = since
+        if isinstance(since, str):
+            with contextlib.suppress(ValueError):
+                moment = datetime.fromisoformat(since)
+        if not isinstance(moment, datetime):
+            moment = self.now() - (positive_duration("since", moment) or timedelta(0))
+        await self._reach.enter(Permission.TASKS_READ)
+        await self._reach.enter(Permission.AGENTS_READ)
+        return await read_report(self._runtime, self.principal.workspace_id, moment.astimezone(UTC))
 
     # --- acting ----------------------------------------------------------------------------------
 
@@ -543,11 +590,43 @@ class AgentLifecycleManager:
             )
         home = self._runtime.home
         workdir = None if home is None else home / WORKDIRS / str(record.instance_id)
-        if workdir is not None and workdir.is_dir() and any(workdir.iterdir()):
+        if workdir is not None and not await asyncio.to_thread(remove_without_work, workdir):
             raise InvalidOperationError(f"the workdir of {record.name} holds files ({workdir}); move them away first")
         await self.store.run(retention.remove_instance, record, by=self.actor)
         freed = 0 if home is None else remove_logs(home, record.instance_id)
         return {"instance_id": str(record.instance_id), "name": record.name, "freed_bytes": freed}
+
+    async def prune(
+        self, *, older_than: timedelta | float | str | None = None, dry_run: bool = False
+    ) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed, newest first.
+
+        One that waits for its restart stays; so does one whose workdir holds files, with the reason under `kept`.
+        With `dry_run` nothing is removed.
+        """
+        age = positive_duration("older_than", older_than)
+        await self.require(Permission.AGENTS_TERMINATE)
+        before = None if age is None else self.now() - age
+        waiting = {wait.instance_id for wait in await self.open_waits()}
+        removed: list[dict[str, Any]] = []
+        page = _ENDED
+        while records := await self.get_active_instances(page):
+            page = page.evolve(before=records[-1].instance_id)
+            for record in records:
+                is_due = before is None or (record.terminated_at is not None and record.terminated_at <= before)
+                if record.is_active or record.instance_id in waiting or not is_due:
+                    continue
+                removed.append(await self._prune(record, dry_run=dry_run))
+        return removed
+
+    async def _prune(self, record: AgentInstance, *, dry_run: bool) -> dict[str, Any]:
+        report = {"instance_id": str(record.instance_id), "name": record.name, "freed_bytes": 0, "kept": None}
+        if dry_run:
+            return report
+        try:
+            return {**report, **await self.remove(record.instance_id)}
+        except (InvalidOperationError, AgentNotFoundError) as error:
+            return {**report, "kept": str(error)}
 
 
 class AgentHandle:

@@ -17,6 +17,7 @@ from pathlib import Path
 from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.aio import finish
 from ostler.definitions import read_lifecycle
+from ostler.definitions.projects import Projects
 from ostler.drivers import register_built_in
 from ostler.errors import (
     InvalidOperationError,
@@ -133,11 +134,12 @@ def _build(
     places = IsolationLevels(clock) if levels is None else levels
     places.site.directory = places.site.directory or home
     places.site.outlive, places.site.environment = settings.outlive, settings.environment
+    places.site.output_rate = settings.output_rate * 1024 * 1024
     definitions = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
     register_built_in(definitions)
     return Runtime(
         store=store,
-        definitions=Definitions(definitions, store, clock),
+        definitions=Definitions(Projects(definitions, home), store, clock),
         levels=places,
         clock=clock,
         chance=chance,

@@ -164,6 +164,9 @@ class AgentTerminatedEvent(AgentEvent):
     was_graceful: bool
     reason: str | None = None
     uptime: timedelta
+    #: What it used in its whole life.
+    tokens: int = 0
+    cost_usd: float | None = None
 
 
 @record
@@ -183,6 +186,8 @@ class TaskStateChangedEvent(TaskEvent):
     reason: str | None = None
     attempt: int = 0
     agent: str | None = None
+    #: Its attempt failed. One that waits, is held back or was lost with the machine has not.
+    is_failure: bool = False
     #: Who works on it.
     instance_id: UUID | None = None
     crew: str | None = None
@@ -197,6 +202,8 @@ class TaskWaitOpenedEvent(TaskEvent):
     kind: WaitKind
     reason: str | None = None
     due_at: Moment | None = None
+    #: Why Ostler itself asks for a person, such as max_failures; None where an agent does.
+    cause: str | None = None
 
 
 @record
@@ -236,6 +243,8 @@ class CrewChangedEvent(CrewEvent):
 
     event_type: ClassVar[str] = "crew_changed"
 
+    #: The directory of the project that declares it; empty for the project of the home.
+    project: str = ""
     is_up: bool
     #: Its members are being asked to end; another event follows when they have.
     is_stopping: bool = False

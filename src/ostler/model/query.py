@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
 from ostler.model.record import Record, record
 from ostler.model.states import AgentState, HealthState
 from ostler.model.text import plain_text_faults, tag_faults
-from ostler.model.types import Interval
+from ostler.model.types import Interval, Moment
 from ostler.model.validation import Fault
 
 MAX_PAGE = 1000
@@ -80,3 +81,50 @@ class LifecycleStatistics(Record):
     #: Of the instances that are still kept.
     average_uptime: timedelta
     total_restarts: int
+
+
+class InboxKind(StrEnum):
+    QUESTION = "question"  #: an agent or a task waits for an answer of a person
+    REVIEW = "review"  #: work is done and waits for a person to accept or merge it
+    FAILED = "failed"  #: nothing will try again
+    PARKED = "parked"  #: a task that goes on only when a person lets it
+    SETTINGS = "settings"  #: a broken file of settings
+    DISK = "disk"  #: the home takes nearly all that it may, or more
+
+
+@record
+class InboxRow(Record):
+    """One thing that needs a person. It is in the inbox as long as its cause lasts."""
+
+    kind: InboxKind
+    #: What is named in a command: the name of an agent, the key of a task, a file.
+    key: str
+    since: Moment
+    sentence: str
+    #: The command to type next.
+    next: str
+
+
+@record
+class Report(Record):
+    """What happened in a span of time, from the log. Tasks are named by their keys, agents by their names."""
+
+    since: Moment
+    until: Moment
+    #: Tasks that were completed, accepted and rejected.
+    done: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    #: Tasks of which an attempt failed, and other agents that failed for good.
+    failed: tuple[str, ...] = ()
+    #: Tasks that were left to a person.
+    parked: tuple[str, ...] = ()
+    #: Of agents, by their policies.
+    restarts: int = 0
+    #: How long agents lived in it, in sum.
+    time: timedelta = timedelta(0)
+    #: Of the agents that ended in it, and of those that live now.
+    tokens: int = 0
+    cost_usd: float = 0.0
+    #: False where retention has removed a part of the log.
+    is_whole: bool = True

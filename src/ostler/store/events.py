@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -92,6 +93,40 @@ def last_events(
         **values,
     )
     return [read_event(row) for row in reversed(rows)]
+
+
+def first_event_at(reader: Reader, moment: datetime) -> int:
+    """The number of the first event that is kept and not older than this moment; one above the newest where none is.
+
+    Numbers rise with the time, so a few rows are looked at, not all of them.
+    """
+    low, high = _head(reader, "horizon") + 1, _head(reader, "sequence") + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = reader.fetch_one(
+            "SELECT occurred_at FROM agent_instance_events WHERE sequence >= :middle ORDER BY sequence LIMIT 1",
+            middle=middle,
+        )
+        if row is not None and from_micros(row[0]) < moment:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def read_outcomes(reader: Reader, after: int, workspace_id: UUID) -> list[Event]:
+    """A page of what a report is made of: what became of tasks; failures, restarts and ends of agents."""
+    rows = reader.fetch(
+        """SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
+           FROM agent_instance_events WHERE workspace_id = :space AND sequence > :after AND (event_type IN
+           ('task_state_changed', 'task_wait_opened', 'agent_restarting', 'agent_terminated')
+           OR (event_type = 'agent_state_changed' AND event_data_json LIKE '%"new_state":"failed"%'))
+           ORDER BY sequence LIMIT :limit""",
+        space=workspace_id,
+        after=after,
+        limit=PAGE,
+    )
+    return [read_event(row) for row in rows]
 
 
 def _is_first(events: Sequence[Event]) -> bool:

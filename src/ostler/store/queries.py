@@ -9,10 +9,12 @@ from uuid import UUID
 
 from ostler.errors import WorkspaceNotFoundError
 from ostler.model.instance import AgentInstance
-from ostler.model.query import GetInstancesFilter, LifecycleStatistics
+from ostler.model.query import MAX_PAGE, GetInstancesFilter, LifecycleStatistics
 from ostler.model.states import ACTIVE_STATES, AgentState, HealthState, Tier
+from ostler.model.types import from_micros
 from ostler.policy.quota import plan
 from ostler.store.moves import INSTANCES, get_instance
+from ostler.store.totals import ENDED, ENDED_LIVED
 from ostler.store.transaction import Reader
 
 _STARS = re.compile(r"\*+")
@@ -21,6 +23,8 @@ _SELECT = "SELECT " + ", ".join(f"i.{column}" for column in INSTANCES.columns)
 #: Digits that tell ids of one millisecond apart; the short form of an id is a prefix or a suffix of this length.
 MIN_SHORT_ID = 4
 _MOST_FOUND = 10
+#: How the job of an instance ends whose caller watches it to its end, as `ostler run` in the foreground does.
+_ATTENDED = '"attended":true}'
 _RESTARTING = (
     "SELECT instance_id FROM waits WHERE workspace_id = :workspace_id AND ended_at IS NULL "
     "AND instance_id IS NOT NULL AND kind = 'backoff'"
@@ -118,11 +122,46 @@ def find_instances(reader: Reader, text: str, workspace_id: UUID) -> list[AgentI
     return [instance for match in matching[:_MOST_FOUND] if (instance := get_instance(reader, match)) is not None]
 
 
+def living_since(reader: Reader, workspace_id: UUID, moment: datetime) -> list[AgentInstance]:
+    """Instances that live, or failed after this moment."""
+    rows = reader.fetch(
+        f"""{INSTANCES.select} WHERE workspace_id = :space AND (active = 1
+            OR (state = 'failed' AND terminated_at >= :moment)) ORDER BY id""",
+        space=workspace_id,
+        moment=moment,
+    )
+    return INSTANCES.read(rows)
+
+
+def lasting_failures(
+    reader: Reader, workspace_id: UUID, owner_id: UUID | None = None
+) -> list[tuple[str, str, datetime]]:
+    """Name, error and end of each failed instance that nothing will restart, the newest first.
+
+    Those of tasks and crews are left out, because these act on it; so are those that a terminal has shown.
+    """
+    owner = "" if owner_id is None else "AND owner_id = :owner"
+    rows = reader.fetch(
+        f"""SELECT id, name, error_message, coalesce(terminated_at, updated_at) FROM agent_instances
+            WHERE workspace_id = :workspace_id AND state = 'failed' AND task_id IS NULL AND crew IS NULL {owner}
+            AND (job_json IS NULL OR job_json NOT LIKE :attended) AND id NOT IN ({_RESTARTING})
+            ORDER BY id DESC LIMIT :limit""",
+        workspace_id=workspace_id,
+        attended=f"%{_ATTENDED}",
+        limit=MAX_PAGE,
+        **({} if owner_id is None else {"owner": owner_id}),
+    )
+    return [
+        (name or str(row_id if isinstance(row_id, UUID) else UUID(bytes=row_id)), error or "", from_micros(ended))
+        for row_id, name, error, ended in rows
+    ]
+
+
 #: One statement, so that all of it is of one moment.
 _STATISTICS = """
     SELECT 'instances', state, health_state, count(*), sum(CASE WHEN lived > 0 THEN lived ELSE 0 END)
-    FROM (SELECT state, health_state, coalesce(terminated_at, :now) - created_at - downtime_us AS lived
-          FROM agent_instances WHERE workspace_id = :id) AS i GROUP BY state, health_state
+    FROM (SELECT state, health_state, :now - created_at - downtime_us AS lived
+          FROM agent_instances WHERE workspace_id = :id AND active = 1) AS i GROUP BY {groups}
     UNION ALL SELECT 'counter', name, '', value, 0 FROM counters WHERE workspace_id = :id
     UNION ALL SELECT 'tier', tier, '', 0, 0 FROM workspaces WHERE id = :id"""
 
@@ -133,11 +172,18 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
     counters: dict[str, int] = {}
     tier: Tier | None = None
     lived = 0
-    for kind, name, health, value, microseconds in reader.fetch(_STATISTICS, id=workspace_id, now=now):
+    # No index by state: it holds the ended ones too.
+    groups = ", ".join(reader.filter_clause(column, first=False) for column in ("state", "health_state"))
+    sql = _STATISTICS.format(groups=groups)
+    for kind, name, health, value, microseconds in reader.fetch(sql, id=workspace_id, now=now):
         if kind == "instances":
             by_state[AgentState(name)] += value
             by_health[HealthState(health)] += value
             lived += int(microseconds)
+        elif kind == "counter" and name.startswith(ENDED):
+            _, state, health_state = name.split(".")
+            by_state[AgentState(state)] += value
+            by_health[HealthState(health_state)] += value
         elif kind == "counter":
             counters[name] = value
         else:
@@ -151,7 +197,7 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
         max_concurrent=plan(tier).max_concurrent,
         total_spawned=counters.get("spawned", 0),
         total_terminated=counters.get("terminated", 0),
-        average_uptime=timedelta(microseconds=lived // max(sum(by_state.values()), 1)),
+        average_uptime=timedelta(microseconds=(lived + counters.get(ENDED_LIVED, 0)) // max(sum(by_state.values()), 1)),
         total_restarts=counters.get("restarts", 0),
     )
 
@@ -159,9 +205,11 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
 def state_counts(reader: Reader) -> dict[AgentState, int]:
     """Of all workspaces, for the gauges."""
     counts = dict.fromkeys(AgentState, 0)
-    for state, count in reader.fetch("SELECT state, count(*) FROM agent_instances GROUP BY state"):
+    active = reader.fetch("SELECT state, count(*) FROM agent_instances WHERE active = 1 GROUP BY state")
+    ended = reader.fetch("SELECT name, value FROM counters WHERE name LIKE 'ended.%'")
+    for state, count in (*active, *((name.split(".")[1], value) for name, value in ended)):
         if state in counts:  # else the row is damaged, which its readers are told
-            counts[AgentState(state)] = count
+            counts[AgentState(state)] += count
     return counts
 
 

@@ -231,7 +231,7 @@ class TaskOrchestrator(TaskVerbs):
             _log.warning("a checkout could not follow its branch: %s", trouble)
         await self._end_leftovers()
         taken_up = []
-        for task in await self.manager.store.read(task_store.tasks_in, frozenset(TaskState)):
+        for task in await self.manager.store.read(task_store.tasks_to_recover):
             try:
                 taken_up += await self._recover(task)
             except (OstlerError, OSError) as error:
@@ -263,7 +263,7 @@ class TaskOrchestrator(TaskVerbs):
         if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):
-            error = f"its workdir {workdir.path} is gone; it was {task.state}"
+            error = task_store.WORKDIR_GONE.format(workdir.path, task.state)
             await self.tasks.change(task, {"error": error}, to=TaskState.REJECTED, by=BY, reason=error)
             return []
         return [task] if task.agent is not None else []

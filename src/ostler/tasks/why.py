@@ -142,6 +142,12 @@ def _completed(facts: TaskFacts) -> _Answer:
 def _queued(facts: TaskFacts) -> _Answer:
     """The most lasting reason first."""
     key = facts.task.key
+    if any(wait.kind is WaitKind.RESUME for wait in facts.waits):
+        changes = (
+            f"it is given back when the session is left; `ostler resume-session {key}` opens that again",
+            f"`ostler task requeue {key}` gives it back to its agent",
+        )
+        return _Answer("it is taken over by hand", changes=changes)
     if facts.task.is_held:
         return _Answer("it is held back", changes=(f"`ostler task requeue {key}` releases it",))
     people = [wait for wait in facts.waits if wait.kind is WaitKind.HUMAN]
@@ -241,6 +247,8 @@ def next_step(facts: TaskFacts) -> str:
 
 def _queued_shortly(facts: TaskFacts) -> str:
     task = facts.task
+    if any(wait.kind is WaitKind.RESUME for wait in facts.waits):
+        return f"taken over by hand; go on: ostler resume-session {task.key}"
     if task.is_held:
         return f"held; release it: ostler task requeue {task.key}"
     if facts.unmet:

@@ -12,9 +12,10 @@ from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
 from ostler.api.context import Context, ContextOf, Handlers, ManagerOf, Number
-from ostler.lifecycle.logs import LogLine
+from ostler.lifecycle.log_files import LogLine
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
 from ostler.model.query import ObservationOptions
+from ostler.model.record import adapter
 from ostler.model.validation import fault
 
 #: A comment is sent when nothing happens for so long, so that both ends notice a lost connection.
@@ -22,6 +23,8 @@ HEARTBEAT_SECONDS = 15.0
 #: How often an open stream looks whether its token is still valid.
 CHECK_SECONDS = 2.0
 _STREAM = "text/event-stream"
+#: Lines of a log that are written as one piece of an answer.
+_LINES_AT_ONCE = 200
 #: Whether the caller of a stream may still be served.
 Validity = Callable[[], Awaitable[bool]]
 
@@ -138,9 +141,30 @@ async def logs(
         instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw, exact=exact
     )
     if not follow:
-        return [line.to_dict() async for line in lines]
+        pieces = _log_array(lines)
+        first = await anext(pieces)  # what is refused is refused before the answer has begun
+        return StreamingResponse(_chained(first, pieces), media_type="application/json")
     await manager.require_instance(instance)  # refused before the stream has begun
     return StreamingResponse(_log_lines(context, _validity(request), lines), media_type=_STREAM)
+
+
+async def _log_array(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
+    """A JSON array in pieces: a whole log may be larger than what the daemon should hold at once."""
+    dump = adapter(list[LogLine]).dump_json
+    batch: list[LogLine] = []
+    separator = b"["
+    async for line in lines:
+        batch.append(line)
+        if len(batch) >= _LINES_AT_ONCE:
+            yield separator + dump(batch)[1:-1]
+            batch, separator = [], b","
+    yield (separator + dump(batch)[1:-1] if batch else separator.replace(b",", b"")) + b"]"
+
+
+async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
 
 
 async def _log_lines(context: Context, valid: Validity, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:

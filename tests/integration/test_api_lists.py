@@ -1,0 +1,52 @@
+"""What is long over HTTP: logs and lists come whole, in their order, and as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from api_served import Served, serving
+
+from ostler.client.blocking import BlockingClient, DaemonError
+from ostler.isolation.process.logs import LOGS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with serving(tmp_path_factory.mktemp("home")) as daemon:
+        yield daemon
+
+
+async def call(served: Served, verb: str, **parameters: Any) -> Any:
+    return await asyncio.to_thread(BlockingClient(served.home).call, verb, **parameters)
+
+
+@pytest.mark.parametrize("count", [0, 1, 200, 201, 1234])
+async def test_a_log_of_any_length_is_one_array(served: Served, count: int) -> None:
+    spawn = {"command": ["sleep", "600"], "options": {"name": f"wrote-{count}"}}
+    instance = (await call(served, "spawn", spawn=spawn))["instance_id"]
+    text = "".join(f"line {number}\n" for number in range(count))
+    (served.home / LOGS / instance).mkdir(parents=True, exist_ok=True)
+    (served.home / LOGS / instance / "7.log").write_text(text)
+    lines = await call(served, "logs", instance=instance, attempt=7)
+    assert [line["text"] for line in lines] == text.splitlines()
+    assert await call(served, "logs", instance=instance, attempt=7, tail=10) == lines[-10:]
+    await call(served, "terminate", instance=instance)
+
+
+async def test_a_log_that_cannot_be_read_is_refused_before_the_answer_begins(served: Served) -> None:
+    with pytest.raises(DaemonError, match="nobody"):
+        await call(served, "logs", instance="nobody")
+    await call(served, "spawn", spawn={"command": ["sleep", "600"], "options": {"name": "cursor"}})
+    with pytest.raises(DaemonError, match="must be the cursor of a line"):
+        await call(served, "logs", instance="cursor", after="nonsense")
+    await call(served, "terminate", instance="cursor")
