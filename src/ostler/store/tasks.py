@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
+from ostler.errors import (
+    ConflictError,
+    InvalidOperationError,
+    TaskNotFoundError,
+    ValidationError,
+    VersionConflictError,
+)
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
-from ostler.model.validation import fault
+from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
@@ -196,6 +202,22 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
     _emit(tx, added, None, None, by)
     tx.audit(added.workspace_id, by, "task.add", f"task:{added.key}", detail=added.title)
     keep_answer(tx, added.workspace_id, key, "task.add", added.key)
+    return added
+
+
+def add_tasks(
+    tx: Transaction, tasks: Sequence[Task], keys: Sequence[IdempotencyKey | None], *, by: Actor
+) -> list[Task]:
+    """Queue all of them or none, in this order: one may depend on another that stands before it."""
+    added = []
+    for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
+        try:
+            added.append(add_task(tx, task, by=by, key=key))
+        except ValidationError as error:
+            faults = [fault for fault in error.faults if isinstance(fault, Fault)]
+            raise ValidationError([fault.under(f"tasks.{number}") for fault in faults]) from error
+        except ConflictError as error:
+            raise ValidationError([Fault(field=f"tasks.{number}.key", bound=f"cannot be used: {error}")]) from error
     return added
 
 
