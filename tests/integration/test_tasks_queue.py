@@ -51,7 +51,7 @@ async def test_a_task_is_queued_with_the_next_number_and_told_to_log_and_audit(g
 
 
 async def test_a_list_of_tasks_is_queued_as_a_whole(ground: TaskGround) -> None:
-    entries = [{"task": "true", "key": "parser"}, {"task": "true", "depends_on": ["parser"]}]
+    entries: list[dict[str, object]] = [{"task": "true", "key": "parser"}, {"task": "true", "depends_on": ["parser"]}]
     added = await ground.tasks.submit_all(entries, agent=SHELL, near=ground.repository, idempotency_key="night")
     assert [(task.key, task.depends_on) for task in added] == [("parser", ()), ("T001", ("parser",))]
     again = await ground.tasks.submit_all(entries, agent=SHELL, near=ground.repository, idempotency_key="night")
