@@ -16,7 +16,18 @@ import ostler
 #: The stub for type checkers has no such list.
 EXPORTED: list[str] = vars(ostler)["__all__"]
 CALLED = "import sys; sys.argv = ['ostler', '{}']\nfrom ostler.cli import main\ntry: main()\nexcept SystemExit: pass"
-HEAVY = ("pydantic", "pydantic_core", "fastapi", "rich", "sqlite3", "psycopg", "prometheus_client", "ruamel", "asyncio")
+HEAVY = (
+    "pydantic",
+    "pydantic_core",
+    "fastapi",
+    "rich",
+    "textual",
+    "sqlite3",
+    "psycopg",
+    "prometheus_client",
+    "ruamel",
+    "asyncio",
+)
 #: What only a manager has use for, or takes long to load.
 MANAGERS_OWN = frozenset(
     {"annotated_types", "email", "importlib.metadata", "ostler.policy", "ostler.store", "ostler.lifecycle"}

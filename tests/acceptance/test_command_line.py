@@ -78,7 +78,10 @@ def test_run_shows_the_output_and_passes_the_exit_code_on(sh: Shell) -> None:
         (("run", "--", "true"), 0),
         (("run", "--", "sh", "-c", "kill -9 $$"), 137),
         (("run", "--timeout", "1s", "--", "sleep", "60"), 124),
-        (("run", "--", "/no/such/program"), 125),
+        (("run", "--", "/no/such/program"), 127),
+        (("run", "-d", "--restart", "on-failure:3", "--", "./missing"), 127),
+        (("run", "--", "no-such-program"), 127),
+        (("run", "--", "/etc/passwd"), 126),
         (("run", "--memory", "12M", "--", "true"), 2),
         (("run", "--restart", "sometimes", "--", "true"), 2),
         (("run", "--frob", "--", "true"), 2),
@@ -255,6 +258,15 @@ def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
     sh.ok("stop", "lives")
 
 
+def test_to_ask_an_agent_that_is_busy_says_that_the_request_is_queued(sh: Shell) -> None:
+    background(sh, "busy")
+    until(lambda: sh.run("inspect", "busy").json()["metrics_now"])
+    told = sh.run("ask", "-d", "busy", "hello")
+    assert told.code == 0
+    assert "busy is busy with its job: your request is queued behind it" in told.err
+    sh.ok("kill", "busy")
+
+
 def test_inspect_why_and_logs_take_a_name_or_a_part_of_an_id(sh: Shell) -> None:
     background(sh, "seen")
     until(lambda: "begun" in sh.ok("logs", "seen"))
@@ -408,6 +420,17 @@ def test_pause_holds_or_parks_an_agent_that_waits_to_be_asked(sh: Shell, asked: 
     assert sh.run("ask", asked, "hello").code == 3
     sh.ok("resume", asked)
     assert sh.ok("ask", asked, "hello") == "hello\n"
+
+
+def test_output_that_was_dropped_is_told(sh: Shell) -> None:
+    flooded = sh.run("run", "--name", "flood", "--", "head", "-c", "64M", "/dev/zero")
+    assert flooded.code == 0
+    assert re.search(r"ostler: \d+ M of its output were dropped", flooded.err)
+    assert "were dropped" in sh.run("logs", "-n", "0", "flood").err
+    assert json.loads(sh.ok("inspect", "flood"))["dropped_bytes"] > 0
+    sh.ok("run", "--name", "calm", "--", "true")
+    assert sh.run("logs", "calm").err == ""
+    sh.ok("rm", "flood", "calm")
 
 
 def test_restart_stop_kill_rm_prune_and_wait(sh: Shell) -> None:

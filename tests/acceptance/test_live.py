@@ -1,4 +1,4 @@
-"""What stays on the screen and changes with the daemon: `ps -w` and `task list -w`."""
+"""What stays on the screen and changes with the daemon: `ps -w`, `task list -w` and `top`."""
 
 from __future__ import annotations
 
@@ -50,3 +50,19 @@ def test_task_list_w_prints_the_list_again_in_a_pipe(sh: Shell) -> None:
         assert listing.wait(60) == 130
     refused = sh.run("task", "list", "-w", "-o", "json")
     assert (refused.code, "use -o jsonl" in refused.err) == (2, True)
+
+
+def test_top_in_a_terminal(sh: Shell) -> None:
+    with run(sh, "top") as terminal:
+        terminal.expect("first")
+        terminal.send("w")
+        terminal.expect("why first")
+        terminal.send("\x1b")
+        sh.ok("run", "-d", "--name", "third", *FOREVER)
+        terminal.expect("third")
+        sh.ok("stop", "third")
+        terminal.send("q")
+        assert terminal.wait() == 0
+        assert terminal.output.rpartition("\x1b[?1049")[2].startswith("l"), "the screen is given back"
+    refused = sh.run("top")
+    assert (refused.code, "top needs a terminal" in refused.err) == (2, True)

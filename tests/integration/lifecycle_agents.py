@@ -14,8 +14,8 @@ from typing import Any
 
 from ostler import Agent, AgentContext
 
-#: Agents that misbehave end after so many real seconds, even when a test forgets them.
-_LAST_RESORT_SECONDS = 30.0
+#: Agents that misbehave end after so many real seconds, even when a test forgets them; a slow test is not over by then.
+_LAST_RESORT_SECONDS = 120.0
 _ALL = "all"
 
 

@@ -13,7 +13,7 @@ import pytest
 from api_served import serving
 from tasks_ground import T, TaskGround, ground, opened, repository, until_async, working_queue
 
-from ostler import Client, InvalidOperationError, TaskNotFoundError
+from ostler import Client, InboxKind, InboxRow, InvalidOperationError, TaskNotFoundError
 from ostler.lifecycle.disk import DiskMeter
 from ostler.tasks.make_room import make_room
 from ostler.testing.clock import ManualClock
@@ -31,6 +31,11 @@ async def limited(repository: Path, home: Path, disk: str) -> AsyncIterator[Task
     async with opened(repository, home, disk=disk) as ground:
         ground.commit(_gitignore="filling\n")  # or the snapshots would hold it too, and these are kept
         yield ground
+
+
+async def disk_row(ground: TaskGround) -> InboxRow:
+    (row,) = [row for row in await ground.manager.inbox() if row.kind is InboxKind.DISK]
+    return row
 
 
 def occupied(path: Path) -> int:
@@ -93,6 +98,7 @@ async def test_a_full_home_begins_no_task_and_says_so(repository: Path, tmp_path
             waiting = await ground.add("true")
             await make_room(ground.tasks.tasks)
             assert not await ground.manager.has_room()
+            assert "; no new task begins" in (await disk_row(ground)).sentence
             assert "ostler df" in await ground.tasks.next_step(await ground.get(waiting))
             why = await ground.tasks.why(waiting.key)
             assert why.verdict == "the limit of the disk is reached"
@@ -138,6 +144,25 @@ async def test_output_without_a_record_goes_before_any_work(repository: Path, tm
         assert not (await make_room(ground.tasks.tasks)).is_full
         assert not stray.exists()
         assert ground.place(rejected).is_dir()
+
+
+async def test_from_80_per_cent_on_a_row_is_in_the_inbox(repository: Path, tmp_path: Path) -> None:
+    async with limited(repository, tmp_path / "home", "40M") as ground:
+        filling = ground.home / "tasks" / "filling"
+        filling.parent.mkdir(exist_ok=True)
+        filling.write_bytes(os.urandom(24 * MEGABYTE))
+        assert not (await ground.manager.disk(max_age=0)).is_high
+        assert await ground.manager.inbox() == []
+        filling.write_bytes(os.urandom(34 * MEGABYTE))
+        first = await ground.manager.disk(max_age=0)
+        await ground.manager.disk(max_age=0)
+        row = await disk_row(ground)
+        assert (row.since, row.next) == (first.measured_at, "ostler df")
+        assert row.sentence.endswith("; at 100 % no new task begins")
+        assert await ground.manager.has_room()
+        filling.unlink()
+        await ground.manager.disk(max_age=0)
+        assert await ground.manager.inbox() == []
 
 
 async def test_room_that_was_made_by_hand_is_noticed(repository: Path, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tasks_ground import TaskGround, ground, repository, until_async, working_queue
+from tasks_ground import TaskGround, ground, opened, repository, until_async, working_queue
 
 import ostler
-from ostler import AgentSpawnOptions, SpawnRequest, TaskState
+from ostler import AgentSpawnOptions, SpawnRequest, TaskSettings, TaskState
 from ostler.daemon.hooks import Hooks, find_notifier
 from ostler.definitions.project import DaemonSettings
+from ostler.tasks.attempt import DAEMON_STOPPED
 
 __all__ = ["ground", "repository"]  # fixtures
 pytestmark = pytest.mark.anyio
@@ -48,13 +49,13 @@ def told(tmp_path: Path) -> Told:
 
 
 @asynccontextmanager
-async def hooked(ground: TaskGround, told: Told, *names: str, notify: bool = False) -> AsyncIterator[None]:
+async def hooked(ground: TaskGround, told: Told, *names: str, notify: bool = False) -> AsyncIterator[Hooks]:
     commands = {name: told.command(name) for name in names}
     on_change = commands.pop("on-change", None)
     hooks = Hooks(ground.tasks, DaemonSettings.from_dict({**commands, "notify": notify}), on_change)
     hooks.start()
     try:
-        yield
+        yield hooks
     finally:
         await hooks.close()
 
@@ -67,9 +68,13 @@ async def start_false(ground: TaskGround, name: str, **job: bool) -> None:
     await ground.manager.handle((await ground.manager.spawn(request)).instance_id).ended()
 
 
-async def test_idle_is_told_once_when_the_last_task_is_done(ground: TaskGround, told: Told) -> None:
-    gate = ground.home.parent / "gate"
-    async with working_queue(ground), hooked(ground, told, "on-idle"):
+async def test_idle_is_told_once_when_the_last_task_is_done(repository: Path, tmp_path: Path, told: Told) -> None:
+    gate, places = tmp_path / "gate", TaskSettings(at_once=2)
+    async with (
+        opened(repository, tmp_path / "home", settings=places) as ground,
+        working_queue(ground),
+        hooked(ground, told, "on-idle"),
+    ):
         first = await ground.add("echo 1 > one.txt")
         await ground.add("echo never", hold=True)
         await ground.add("echo later", depends_on=[first.key])
@@ -99,6 +104,29 @@ async def test_idle_waits_for_agents_and_for_retries(ground: TaskGround, told: T
         gate.touch()
         await asking
         assert (await told.reach(7))[6].startswith("on-idle ")
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_a_daemon_that_stops_does_not_tell_that_nobody_works(
+    ground: TaskGround, told: Told, *, is_stopping: bool
+) -> None:
+    async with working_queue(ground) as queue, hooked(ground, told, "on-idle", "on-change") as hooks:
+        task = await ground.add("exec sleep 600")
+        running = await ground.until_state(task, TaskState.RUNNING)
+
+        async def has_agent() -> bool:
+            nonlocal running
+            running = await ground.get(task)
+            return running.instance_id is not None
+
+        await until_async(has_agent)
+        queue.draining, hooks.is_stopping = True, is_stopping
+        await ground.manager.handle(str(running.instance_id)).stop(reason=DAEMON_STOPPED)
+        await ground.until_state(task, TaskState.QUEUED)
+        await told.reach(3)
+        await ground.add("echo never", hold=True)  # told after what is told of the first
+        lines = await told.reach(4 if is_stopping else 5)
+    assert any(line.startswith("on-idle ") for line in lines) is not is_stopping
 
 
 async def test_failures_are_told_of_agents_for_good_and_of_tasks_that_are_parked(

@@ -65,6 +65,16 @@ def test_too_much_is_dropped_counted_and_marked(manager: Manager, tmp_path: Path
     said = [line for line in log.read_text().replace("x", "").splitlines() if line]
     gaps = [int(line.removeprefix("[ostler: ").removesuffix(" bytes dropped]")) for line in said]
     assert sum(gaps) == record["dropped"]
+    assert int.from_bytes((tmp_path / "a.log.dropped").read_bytes()) == record["dropped"]
+
+
+def test_how_much_is_too_much_can_be_set(manager: Manager, tmp_path: Path) -> None:
+    code = "import os\nblock = b'x' * 65536\nfor _ in range(512): os.write(1, block)"
+    manager.start("a.1", [*PYTHON, code], log=str(tmp_path / "a.log"), log_bytes=64 * MEGABYTE, log_rate=8 * MEGABYTE)
+    assert manager.exit_of("a.1")["dropped"] == 0
+    assert not (tmp_path / "a.log.dropped").exists()
+    manager.start("b.1", [*PYTHON, code], log=str(tmp_path / "b.log"), log_bytes=64 * MEGABYTE, log_rate=1)
+    assert manager.exit_of("b.1")["written"] == 0
 
 
 def test_without_a_log_nothing_is_kept(manager: Manager, tmp_path: Path) -> None:

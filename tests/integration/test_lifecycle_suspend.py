@@ -340,7 +340,11 @@ async def test_a_caller_that_gives_up_a_frozen_request_does_not_cost_the_agent(c
     await until(lambda: crew.stage.said.count("cancelled") == 2)
     assert await agent.ask(do("echo", value=1)) == 1
     assert (await agent.record()).attempt == 1
-    assert [row.state for row in await agent.requests()] == [RequestState.CANCELLED]
+
+    async def is_cancelled() -> bool:
+        return [row.state for row in await agent.requests()] == [RequestState.CANCELLED]
+
+    await until(is_cancelled)  # written when the agent has stopped it, for which nobody waits any more
 
 
 @at(PROCESS)

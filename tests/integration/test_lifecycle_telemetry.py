@@ -229,6 +229,19 @@ async def _all(stream: object) -> list[tuple[int, str]]:
 
 
 @at(PROCESS)
+async def test_who_follows_a_log_is_woken_by_the_end_of_the_agent(crew: Crew) -> None:
+    """Without the time of the next look, which does not pass here."""
+    agent = await crew.start()
+    await agent.ask(do("log", value="first"))
+    following = crew.begin(_all(agent.log(follow=True)))
+    await crew.calm()
+    await crew.passes(agent.stop(), 60)
+    before = crew.clock.mono()
+    assert (1, "first") in await asyncio.wait_for(following, 60)
+    assert crew.clock.mono() == before
+
+
+@at(PROCESS)
 async def test_what_a_command_writes_is_in_its_log(crew: Crew) -> None:
     spec = CommandSpec(argv=("sh", "-c", "cat; echo oops >&2"), prompt_by=PromptBy.STDIN)
     agent = await crew.start(agent=spec, about={"name": "cat"})

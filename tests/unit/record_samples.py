@@ -33,7 +33,6 @@ _SAMPLES: dict[Any, Any] = {
 #: Values that more than a type decides.
 _FIELDS: dict[str, Any] = {
     "depends_on": ("another",),
-    "tasks": "tag:text",
     "max_worker_threads": 3,
     "max_retries": 2,
     "summary_limit": 800,
@@ -82,4 +81,6 @@ def full(cls: type[Any]) -> Any:
     values = {field.name: sample(hints[field.name]) for field in dataclasses.fields(cls)}
     if hints.get("workdir") == str | None:
         values["workdir"] = "/somewhere"  # of a task it is a record, of a spawn a path
+    if hints.get("tasks") == str | None:
+        values["tasks"] = "tag:text"  # those that a crew takes
     return cls(**{**values, **{name: value for name, value in _FIELDS.items() if name in values}}).checked()

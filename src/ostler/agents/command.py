@@ -66,6 +66,10 @@ class Ending:
         return UNKNOWN_EXIT if self.code is None else None
 
 
+#: How the names of prompt files begin.
+_PROMPT = ".ostler-prompt-"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where one run happens."""
@@ -105,7 +109,7 @@ def require_runnable(spec: CommandSpec, context: AgentContext) -> None:
     spec.checked()
     words = spec.fill(dict.fromkeys(PLACEHOLDERS, ""), context.data)
     if "{" not in spec.argv[0]:
-        _require_program(words[0], environment(spec, context)["PATH"])
+        _require_program(words[0], environment(spec, context)["PATH"], None if spec.cwd == WORKDIR else spec.cwd)
 
 
 def start_of(spec: CommandSpec, context: AgentContext, place: Place, prompt: str) -> Start:
@@ -202,7 +206,20 @@ def _make_temp(temp: Path) -> Path:
 
 
 def prompt_file_of(workdir: Path, key: str) -> Path:
-    return workdir / f".ostler-prompt-{key}.md"
+    return workdir / f"{_PROMPT}{key}.md"
+
+
+def remove_without_work(workdir: Path) -> bool:
+    """Remove a private workdir in which no agent has written; whether it is gone. A prompt that was left there, by a
+    run that was cut off, is a file of ours and no work.
+    """
+    with suppress(OSError):
+        entries = list(workdir.iterdir())
+        if all(entry.match(f"{_PROMPT}*.md") and entry.is_file() and not entry.is_symlink() for entry in entries):
+            for entry in entries:
+                entry.unlink(missing_ok=True)
+            workdir.rmdir()
+    return not workdir.exists()
 
 
 def _write_prompt(file: Path, prompt: str) -> Path:
@@ -245,9 +262,12 @@ def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeani
     )
 
 
-def _require_program(program: str, path: str) -> None:
+def _require_program(program: str, path: str, cwd: str | None) -> None:
     if os.sep in program and not program.startswith(os.sep):
-        return  # Relative to a directory that may not exist yet.
+        # Else relative to a directory that may not exist yet.
+        if cwd is not None and shutil.which(os.path.join(cwd, program)) is None:  # noqa: PTH118 - no more than a path
+            raise AgentExecutionError(f"there is no program {shown(program)} in {cwd}; write its full path")
+        return
     if shutil.which(program, path=path) is None:
         raise AgentExecutionError(
             f"there is no program {shown(program)} on the agent's PATH ({path}); "

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+#: Where a browser may send the token as a password: it cannot send another header by itself.
+BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
 #: Where a call says in which directory its caller stands; percent-encoded.
 DIRECTORY_HEADER = "Ostler-Directory"
 #: In place of a permission: answered without authentication.
@@ -45,6 +47,8 @@ _PULL = "/v1/pull-requests/{number}"
 ROUTES = (
     Route("health", "GET", "/healthz", PUBLIC, agent=True),
     Route("metrics", "GET", "/metrics", "agents.read"),
+    Route("openapi", "GET", "/openapi.json", "agents.read"),
+    Route("docs", "GET", "/docs", "agents.read"),
     Route("status", "GET", "/v1/status", "agents.read"),
     Route("statistics", "GET", "/v1/statistics", "agents.read"),
     Route("disk", "GET", "/v1/disk", "agents.read"),
@@ -55,6 +59,7 @@ ROUTES = (
     Route("definition", "GET", "/v1/definitions/{name}", "agents.read", agent=True),
     Route("spawn", "POST", "/v1/instances", "agents.spawn", body="spawn", body_limit=LARGE_BODY, status=201),
     Route("instances", "GET", "/v1/instances", "agents.read"),
+    Route("prune", "POST", "/v1/instances/prune", "agents.terminate"),
     Route("instance", "GET", _INSTANCE, "agents.read", agent=True),
     Route("remove", "DELETE", _INSTANCE, "agents.terminate"),
     Route("why", "GET", f"{_INSTANCE}/why", "agents.read", agent=True),

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import (
     ENDED,
     HEALTH,
@@ -34,6 +35,7 @@ from ostler.cli.output import (
     plain,
     seconds_since,
     sentence,
+    tokens_text,
     written_by_agent,
 )
 from ostler.cli.table import Column, show
@@ -43,7 +45,8 @@ from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
 
 _LOOK_SECONDS = 0.1
-_names = click.argument("names", nargs=-1, metavar="AGENT...")
+_live = completers.agents(ended=False)
+_names = click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=_live)
 _all = click.option("--all", "everything", is_flag=True, help="All that live.")
 _reason = click.option("--reason", help="Kept in the log and in the audit.")
 
@@ -52,8 +55,10 @@ _reason = click.option("--reason", help="Kept in the log and in the audit.")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also those that have ended.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the names.")
 @click.option("--state", type=click.Choice(STATES), help="Only in this state.")
-@click.option("--tag", help="Only with this tag.")
-@click.option("--name", "name_pattern", help="Only with such a name; * stands for any text.")
+@click.option("--tag", help="Only with this tag.", shell_complete=completers.tags)
+@click.option(
+    "--name", "name_pattern", help="Only with such a name; * stands for any text.", shell_complete=completers.agents()
+)
 @watch_option
 @count_option
 @output_option()
@@ -108,12 +113,11 @@ def _metrics(agent: dict[str, Any]) -> dict[str, Any]:
     return agent.get("metrics_now") or agent.get("metrics") or {}
 
 
-def _tokens(agent: dict[str, Any]) -> str:
-    count = int(_metrics(agent).get("tokens_used") or 0)
-    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
+def tokens_of(agent: dict[str, Any]) -> str:
+    return tokens_text(int(_metrics(agent).get("tokens_used") or 0))
 
 
-def _cost(agent: dict[str, Any]) -> str:
+def cost_of(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
     return "" if cost is None else cost_text(cost)
 
@@ -132,8 +136,8 @@ def _memory(agent: dict[str, Any]) -> str:
     return size_text(count) if count else ""
 
 
-def _doing(agent: dict[str, Any]) -> str:
-    error = agent["error_message"] if agent["state"] in ENDED else None
+def doing_of(agent: dict[str, Any]) -> str:
+    error = agent["error_message"] if agent.get("state") in ENDED else None
     return sentence(agent.get("doing") or first_line(error))
 
 
@@ -155,24 +159,24 @@ COLUMNS = (
     Column("CPU", _cpu, leaves=4, is_number=True),
     Column("MEM", _memory, leaves=3, is_number=True),
     Column("EXIT", _exit_code, leaves=9, is_number=True),
-    Column("TOKENS", _tokens, leaves=2, is_number=True, if_any=True),
-    Column("COST", _cost, leaves=6, is_number=True, if_any=True),
+    Column("TOKENS", tokens_of, leaves=2, is_number=True, if_any=True),
+    Column("COST", cost_of, leaves=6, is_number=True, if_any=True),
     Column("LEVEL", lambda agent: str(agent["spawn_options"]["isolation_level"]), only_wide=True),
     Column("TAGS", lambda agent: ",".join(agent["spawn_options"].get("tags") or ()), only_wide=True, if_any=True),
     Column("ID", lambda agent: str(agent["instance_id"]), only_wide=True),
-    Column("DOING", _doing, least=20),
+    Column("DOING", doing_of, least=20),
 )
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 def inspect(agent: str) -> None:
     """Show everything about an agent, as JSON."""
     as_json(on_agent(Daemon(), "instance", agent))
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=_live)
 @click.argument("request")
 @click.option("--id", "request_id", help="An id: asked again, the same answer is given.")
 @click.option("--timeout", help="At most so long, such as 30s.")
@@ -183,6 +187,7 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
     # With an id of our own a daemon that is killed meanwhile is asked again, and answers once.
     name = request_id or f"cli-{os.urandom(6).hex()}"
     parameters = {"request": _json_or_text(request), "request_id": name, "timeout": timeout, "detach": detach}
+    _tell_queue(on_agent(daemon, "instance", agent))
     while True:
         try:
             reply = on_agent(daemon, "ask", agent, **parameters)
@@ -195,6 +200,21 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
         click.echo(reply["request_id"])
     else:
         print_answer(reply["answer"])
+
+
+def _tell_queue(instance: dict[str, Any]) -> None:
+    """Where the request has to wait for others: that it does, and for what."""
+    most = instance["spawn_options"]["resource_limits"]["max_concurrent_tasks"]
+    open_requests = int(_metrics(instance).get("open_tasks") or 0)
+    if instance["state"] != "processing" or open_requests < most:
+        return
+    name = instance["name"] or instance["instance_id"]
+    if instance["job"] is None:
+        work = "a request" if open_requests == 1 else f"{open_requests} requests"
+        note(f"{name} is busy with {work}; your request is queued behind that")
+    else:
+        rest = "an agent that was run for a job ends with it, and then refuses what is queued"
+        note(f"{name} is busy with its job: your request is queued behind it; {rest}")
 
 
 def print_answer(answer: Any) -> None:
@@ -213,7 +233,7 @@ def _json_or_text(text: str) -> Any:
 
 
 @click.command()
-@click.argument("name", metavar="AGENT|TASK")
+@click.argument("name", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-o", "--output", "form", type=click.Choice(["text", "json"]), default="text", help="How to print it.")
 def why(name: str, form: str) -> None:
     """Say why an agent or a task is as it is, and what would change it."""
@@ -267,7 +287,7 @@ def pause(names: tuple[str, ...], everything: bool, depth: str | None, resume_af
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents("suspended"))
 @_all
 def resume(names: tuple[str, ...], everything: bool) -> None:
     """Let paused agents go on."""
@@ -316,7 +336,7 @@ def _terminate(daemon: Daemon, name: str, grace: str | int, reason: str | None) 
 
 
 @click.command()
-@_names
+@click.argument("names", nargs=-1, metavar="AGENT...", shell_complete=completers.agents())
 @_all
 @_reason
 def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> None:
@@ -330,7 +350,7 @@ def restart(names: tuple[str, ...], everything: bool, reason: str | None) -> Non
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="AGENT...")
+@click.argument("names", nargs=-1, required=True, metavar="AGENT...", shell_complete=completers.agents(ended=True))
 @click.option("-f", "--force", is_flag=True, help="Kill those that live first.")
 def rm(names: tuple[str, ...], force: bool) -> None:
     """Remove the records and the output of ended agents. The log and the audit keep what happened."""
@@ -345,11 +365,11 @@ def rm(names: tuple[str, ...], force: bool) -> None:
 
 @click.command()
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def prune(yes: bool) -> None:
+@click.option("--older-than", help="Only those that ended longer ago, such as 7d.")
+def prune(yes: bool, older_than: str | None) -> None:
     """Remove all agents that have ended; says which first."""
     daemon = Daemon()
-    agents = list_instances(daemon, include_terminated=True)
-    ended = [agent for agent in agents if agent["state"] in ENDED and not agent.get("doing")]
+    ended = daemon.call("prune", older_than=seconds_of("--older-than", older_than), dry_run=True)
     if not ended:
         note("there is nothing to remove")
         return
@@ -368,7 +388,7 @@ def prune(yes: bool) -> None:
 
 
 @click.command()
-@click.argument("agent")
+@click.argument("agent", shell_complete=completers.agents())
 @click.option(
     "--for",
     "goal",

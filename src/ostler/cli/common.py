@@ -17,7 +17,6 @@ import click
 
 from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
-from ostler.client.launch import DaemonStartError, start_daemon
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
 from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home, project_near, project_of
@@ -96,7 +95,8 @@ class Daemon:
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
-        self.call("health")
+        if not self._client.has_just_answered:
+            self.call("health")
         return self._client.stream(verb, on_hang=note, **parameters)
 
     def call_in_thread(self, verb: str, /, **parameters: Any) -> None:
@@ -142,6 +142,8 @@ class Daemon:
                 "`ostler init` prepares a project, `ostler run -- CMD` runs something",
                 ExitCode.NOT_FOUND,
             )
+        from ostler.client.launch import DaemonStartError, start_daemon  # noqa: PLC0415 - most commands find it running
+
         try:
             status = start_daemon(self.home)
         except DaemonStartError as error:
@@ -158,6 +160,26 @@ class Daemon:
 def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Exit:
     note(sentence)
     return click.exceptions.Exit(code)
+
+
+class Group(click.Group):
+    """A group whose help shows what each of its commands takes."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is None or command.hidden:
+                continue
+            words = [word for parameter in command.params for word in parameter.get_usage_pieces(ctx)]
+            options = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+            text = command.get_short_help_str(limit=200)
+            rows.append((" ".join((name, *words)), f"{text} {', '.join(options)}".rstrip()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"{ctx.command_path} COMMAND --help says what the options of a command mean.")
 
 
 # --- lists -------------------------------------------------------------------------------------------

@@ -11,23 +11,25 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon, fail, on_agent, output_option
+from ostler.cli import completers
+from ostler.cli.common import Daemon, Group, fail, on_agent, output_option
 from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence
 from ostler.cli.table import Column, Table, print_table, show, terminal_width
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
 
+_TYPES = completers.event_types
 _NOT_SHOWN = frozenset(
     {"event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version", "instance_id", "attempt"}
 )
 
 
 @click.command()
-@click.argument("agent", required=False)
+@click.argument("agent", required=False, shell_complete=completers.agents())
 @click.option("-f", "--follow", is_flag=True, help="Go on as they happen.")
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest so many.")
 @click.option("--after", type=click.IntRange(0), help="From this number on.")
-@click.option("--type", "types", multiple=True, help="Only of this type, such as agent_error.")
+@click.option("--type", "types", multiple=True, help="Only of this type, such as agent_error.", shell_complete=_TYPES)
 @output_option(name=False)
 def events(agent: str | None, follow: bool, count: int, after: int | None, types: tuple[str, ...], form: str) -> None:
     """Show the numbered log, of one AGENT or of all."""
@@ -87,7 +89,7 @@ _EVENT_COLUMNS = (
 
 
 @click.command()
-@click.argument("agent", required=False)
+@click.argument("agent", required=False, shell_complete=completers.agents(ended=False))
 @click.option("--graph", is_flag=True, help="Which task waits for which, and where that leads back.")
 @output_option(name=False)
 def waits(agent: str | None, graph: bool, form: str) -> None:
@@ -141,8 +143,8 @@ _WAIT_COLUMNS = (
 
 
 @click.command()
-@click.argument("target")
-@click.argument("outcome", default="done")
+@click.argument("target", shell_complete=completers.waiting)
+@click.argument("outcome", default="done", shell_complete=completers.values("yes", "no", "done"))
 @click.option("--data", help="JSON that the agent gets with the answer.")
 def answer(target: str, outcome: str, data: str | None) -> None:
     """Answer a waiting agent or task: TARGET is its name, its key, or the id of a wait."""
@@ -193,7 +195,7 @@ def stats(form: str) -> None:
     print_table((Column("WHAT", itemgetter(0)), Column("NUMBER", itemgetter(1), is_number=True)), rows)
 
 
-@click.group()
+@click.group(cls=Group)
 def audit() -> None:
     """The chain of acts."""
 

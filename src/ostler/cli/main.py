@@ -7,15 +7,19 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from ostler.cli.common import ADDRESS_VARIABLE, Options, the_home
+from ostler.cli.completers import COMPLETE_VARIABLE
 from ostler.cli.output import note
 from ostler.client.blocking import DaemonError
 from ostler.errors import ExitCode, exit_code_of
 from ostler.version import __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: Set it to see where an unexpected error came from.
 TRACEBACK = "OSTLER_TRACEBACK"
@@ -61,6 +65,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Looking": {
             "events": ("look", "Show the numbered log."),
+            "top": ("watch", "Show agents and tasks, live, with a key for each verb."),
             "inbox": ("inbox", "List what needs you, each with its next command."),
             "report": ("inbox", "Say what happened while you were away."),
             "waits": ("look", "List what agents wait for."),
@@ -70,6 +75,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Setting up": {
             "init": ("setup", "Prepare a project."),
+            "schema": ("setup", "Print the JSON Schema of a file, for editors."),
             "agents": ("setup", "List, show or validate definitions."),
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),
@@ -128,6 +134,16 @@ class _Commands(click.Group):
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close[0]}?", ctx) from error
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
+
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         for title, group in _GROUPS.items():
@@ -140,7 +156,12 @@ class _Commands(click.Group):
     epilog=_EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--home", metavar="DIR", help="The home; else $OSTLER_HOME, .ostler here or above, ~/.ostler.")
+@click.option(
+    "--home",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="The home; else $OSTLER_HOME, .ostler here or above, ~/.ostler.",
+)
 @click.option("--no-start", is_flag=True, help="Do not start the daemon where none runs.")
 @click.version_option(__version__, prog_name="ostler", message="%(prog)s %(version)s")
 @click.pass_context
@@ -163,6 +184,8 @@ def _begin(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
+    if os.environ.get(COMPLETE_VARIABLE, "").endswith("_complete"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a half typed line is no place for an error
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -13,20 +13,26 @@ from typing import Any
 
 import click
 
-from ostler.cli.agents import print_answer
+from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
+from ostler.durations import size_text
 from ostler.errors import ExitCode, exit_code_of
+from ostler.home import SETTINGS_FILE
 
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _COULD_NOT_START = 125
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"  # as in `agents.command`, which is slow to import
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
 #: The request that `run` gives to an agent; as in `lifecycle.job`, which is slow to import.
 _JOB = "job"
+_POLICIES = completers.values("no", "immediate", "on-failure", "linear", "exponential")
 _DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True)
 
 
@@ -48,14 +54,21 @@ class _RunCommand(click.Command):
 @click.option("--memory", help="At most so much, such as 512M.")
 @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="At most so many cores, such as 1.5.")
 @click.option("--timeout", help="At most so long, such as 2h; then it is ended, with exit code 124.")
-@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.")
+@click.option("--restart", help="no, immediate, on-failure[:N], linear, exponential.", shell_complete=_POLICIES)
 @click.option("--isolation", type=click.Choice(["none", "thread", "process"]), help="Where it runs.")
 @click.option("-e", "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable for it; again for more.")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("-w", "--workdir", type=_DIRECTORY, help="The directory it works in.")
 @click.option("--model", help="The model that a coding agent uses.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- CMD... | NAME [PROMPT]")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    required=True,
+    metavar="-- CMD... | NAME [PROMPT]",
+    shell_complete=completers.words_to_run,
+)
 def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> None:
     """Run a command (`ostler run -- CMD…`) or an agent by its name (`ostler run NAME "prompt"`).
 
@@ -63,7 +76,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
-    when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
+    when --timeout ended it, 125 when it could not be started, 126 and 127 when the program may not be run or is not
+    there. A Python agent's answer is printed last. Standard input
     is not passed on.
     """
     daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
@@ -119,11 +133,31 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
+        _require_program(words[0], cwd, values["env"].get("PATH", _DEFAULT_PATH))
         return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
     if len(words) == 1 and _is_python(daemon, words[0]):
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _require_program(program: str, cwd: str | None, path: str) -> None:
+    """Refuse before anything is started what no restart would help."""
+    import shutil  # noqa: PLC0415 - only here
+
+    place = os.path.join(cwd or "", program)  # noqa: PTH118 - pathlib would be one more import
+    if "/" not in program:
+        if program and shutil.which(program, path=path) is None:
+            raise click.exceptions.Exit(_refuse(f"there is no program {program} on PATH", _NOT_FOUND))
+    elif not os.path.exists(place):  # noqa: PTH110 - likewise
+        raise click.exceptions.Exit(_refuse(f"there is no program {program} in {cwd or 'this directory'}", _NOT_FOUND))
+    elif shutil.which(place) is None:
+        raise click.exceptions.Exit(_refuse(f"{program} cannot be run: it is not executable", _NOT_EXECUTABLE))
+
+
+def _refuse(sentence: str, code: int) -> int:
+    note(sentence)
+    return code
 
 
 def _tell_how_programs_run(words: tuple[str, ...]) -> None:
@@ -198,9 +232,16 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
             click.echo(text, color=True)
         ended = daemon.call("instance", instance=key)
+        _tell_dropped(ended)
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
+
+
+def _tell_dropped(instance: dict[str, Any]) -> None:
+    if instance.get("dropped_bytes"):
+        size = size_text(instance["dropped_bytes"])
+        note(f"{size} of its output were dropped: it came faster than `output-rate` below [daemon] of {SETTINGS_FILE}")
 
 
 def _exit_code(instance: dict[str, Any]) -> int:
@@ -227,6 +268,8 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
         note(f"its answer cannot be read: {error}")
         return
     if answer is not None:
+        from ostler.cli.agents import print_answer  # noqa: PLC0415 - a command has no answer
+
         print_answer(answer)
 
 
@@ -234,7 +277,7 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 
 
 @click.command()
-@click.argument("agent", metavar="AGENT|TASK")
+@click.argument("agent", metavar="AGENT|TASK", shell_complete=completers.agents_and_tasks)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the agent has ended.")
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
@@ -256,8 +299,9 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
-        return
-    follow_log(on_agent(daemon, "instance", agent)["instance_id"])
+    else:
+        follow_log(on_agent(daemon, "instance", agent)["instance_id"])
+    _tell_dropped(on_agent(daemon, "instance", agent))
 
 
 def _working_on(daemon: Daemon, name: str, *, follow_setup: Callable[[str], None] | None) -> str | None:

@@ -22,7 +22,8 @@ from uuid import UUID
 
 import click
 
-from ostler.cli.common import the_home
+from ostler.cli import completers
+from ostler.cli.common import Group, the_home
 from ostler.cli.output import as_json, local_time, note, plain
 from ostler.cli.table import Column, print_facts, print_table, show
 from ostler.errors import (
@@ -69,7 +70,7 @@ _FORKED = ("seed", "turns", "name")
 _WIDE = 200
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def sim() -> None:
     """Turn-based populations. Every turn is kept, so that a run goes on after any crash.
 
@@ -77,10 +78,14 @@ def sim() -> None:
     """
 
 
-_run_argument = click.argument("run", metavar="RUN")
+_run_argument = click.argument("run", metavar="RUN", shell_complete=completers.values("last"))
 _to_option = click.option("--to", "last", type=_TURN, help="Up to this turn; else to the last.")
 _scenario_option = click.option(
-    "--scenario", "file", metavar="FILE", help="Where the scenario stands now; else it is as it was kept."
+    "--scenario",
+    "file",
+    metavar="FILE",
+    help="Where the scenario stands now; else it is as it was kept.",
+    shell_complete=completers.files,
 )
 _turns_option = click.option("--turns", type=click.IntRange(min=1), help="Up to this turn; else as the scenario says.")
 _name_option = click.option("--name", help="Another name than the scenario's, to find the run by.")

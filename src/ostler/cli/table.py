@@ -141,6 +141,15 @@ def terminal_width() -> int | None:
     return max(columns or _USUAL, _NARROWEST)
 
 
+def fit_line(head: str, text: str, *tail: str, usual: int = 40) -> str:
+    """One line between others like it; only the text is shortened where the terminal is too narrow for it."""
+    end, width = "".join(f"   {part}" for part in tail if part), terminal_width()
+    if width is not None:
+        text = crop(text, max(width - width_of(head) - width_of(end), _NARROWEST))
+    space = " " * (usual - width_of(text)) if width is None or width > width_of(head) + usual + width_of(end) else ""
+    return f"{head}{text}{space if end else ''}{end}".rstrip()
+
+
 # --- printing ----------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from ostler.cli import completers
 from ostler.cli.common import (
     Daemon,
+    Group,
     count_option,
     fail,
     for_each,
@@ -51,12 +53,16 @@ COLUMNS = (
     Column("TASK", lambda task: str(task["title"]), least=16),
     Column("", lambda task: sentence(task["next"]), least=44),
 )
+_AGENTS = completers.definitions
 _STATES = ("queued", "running", "completed", "accepted", "rejected")
 _TASK_EVENTS = ("task_state_changed", "task_wait_opened", "task_wait_ended", "task_iteration")
-_key = click.argument("key")
+_key = click.argument("key", shell_complete=completers.tasks())
+_open_key = click.argument("key", shell_complete=completers.tasks("queued", "running", "completed"))
+_work_key = click.argument("key", shell_complete=completers.tasks("queued", "running"))
+_completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
@@ -64,13 +70,20 @@ def task() -> None:
 @task.command()
 @click.argument("text", required=False)
 @click.option("-f", "--file", "file", type=click.Path(dir_okay=False, allow_dash=True), help="A list of tasks in YAML.")
-@click.option("--agent", help="Who works on it; without one it waits to be claimed.")
+@click.option("--agent", help="Who works on it; without one it waits to be claimed.", shell_complete=_AGENTS)
 @click.option("--model", help="The model of its agent.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
 @click.option("--setup", help="A command line that prepares its worktree, such as `uv sync`.")
-@click.option("--after", "depends_on", multiple=True, metavar="KEY", help="Only when this task is accepted.")
+@click.option(
+    "--after",
+    "depends_on",
+    multiple=True,
+    metavar="KEY",
+    help="Only when this task is accepted.",
+    shell_complete=completers.tasks(),
+)
 @click.option("--priority", type=click.Choice(["low", "normal", "high", "critical"]), default="normal")
-@click.option("--tag", "tags", multiple=True, help="A tag; again for more.")
+@click.option("--tag", "tags", multiple=True, help="A tag; again for more.", shell_complete=completers.tags)
 @click.option("--hold", is_flag=True, help="Keep it back until `ostler task requeue`.")
 @click.option("--timeout", help="How long one attempt may work, such as 45m.")
 @click.option("--max-failures", type=int, help="Failed attempts before it is parked for you.  [default: 3]")
@@ -145,8 +158,8 @@ def _add_list(file: str, idempotency: str | None) -> None:
 @task.command("list")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also accepted and rejected ones.")
 @click.option("--state", type=click.Choice(_STATES), help="Only in this state.")
-@click.option("--agent", help="Only for this agent.")
-@click.option("--tag", help="Only with this tag.")
+@click.option("--agent", help="Only for this agent.", shell_complete=_AGENTS)
+@click.option("--tag", help="Only with this tag.", shell_complete=completers.tags)
 @click.option("--text", help="Only where the task has this text in it.")
 @watch_option
 @count_option
@@ -180,7 +193,7 @@ def show_task(key: str) -> None:
 
 
 @task.command()
-@_key
+@_work_key
 @click.option("-m", "--message", help="Why.")
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
@@ -189,14 +202,14 @@ def cancel(key: str, message: str | None) -> None:
 
 
 @task.command()
-@_key
+@_open_key
 def requeue(key: str) -> None:
     """Release a held task, or end its present attempt and let it be done again."""
     click.echo(f"{plain(on_task(Daemon(), 'requeue_task', key)['key'])} is queued.")
 
 
 @task.command()
-@_key
+@_work_key
 def hold(key: str) -> None:
     """End the present attempt of a task and keep it back until `ostler task requeue`."""
     name = plain(on_task(Daemon(), "hold_task", key)["key"])
@@ -204,7 +217,7 @@ def hold(key: str) -> None:
 
 
 @task.command("send-back")
-@_key
+@_completed_key
 @click.option(
     "-m", "--message", help="What is to be done better; the next attempt reads it. A conflict says it itself."
 )
@@ -219,7 +232,7 @@ def send_back(key: str, message: str | None) -> None:
 
 @click.command()
 @_key
-@click.argument("paths", nargs=-1)
+@click.argument("paths", nargs=-1, shell_complete=completers.files)
 @click.option("--stat", is_flag=True, help="Only the files and how much of them.")
 def diff(key: str, paths: tuple[str, ...], stat: bool) -> None:
     """Show what a task changed; on a terminal in colour, through $OSTLER_PAGER, $PAGER or less."""
@@ -254,7 +267,7 @@ def _tell_merge_state(state: dict[str, Any] | None) -> None:
 
 
 @click.command()
-@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...")
+@click.argument("keys", nargs=-1, metavar="[KEY]... [PATH]...", shell_complete=completers.tasks("completed"))
 @click.option("--all", "everything", is_flag=True, help="Every completed task, the oldest first.")
 @click.option("-m", "--message", help="The message of the commit; else the title and the summary of the task.")
 @click.option("--branch-only", is_flag=True, help="Move the branch also where your checkout of it cannot follow.")
@@ -315,7 +328,7 @@ def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, 
 
 
 @click.command()
-@_key
+@_open_key
 @click.option("-m", "--message", required=True, help="Why.")
 def reject(key: str, message: str) -> None:
     """Reject a task, finally."""
@@ -327,7 +340,7 @@ def reject(key: str, message: str) -> None:
 
 
 @click.command()
-@_key
+@click.argument("key", shell_complete=completers.tasks("accepted"))
 def undo(key: str) -> None:
     """Take an accepted task back out of its branch."""
     task = on_task(Daemon(), "undo", key)

@@ -1,4 +1,4 @@
-"""A list that stays on the screen: drawn again when the daemon tells of a change; its times go on by themselves."""
+"""Lists that stay on the screen: drawn again when the daemon tells of a change; `ostler top`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
-from ostler.cli.common import Daemon
+from ostler.cli.common import ADDRESS_VARIABLE, Daemon
 from ostler.cli.look import newest_event
 from ostler.cli.output import as_json, has_colour
 from ostler.cli.table import Column, Table, terminal_width
 from ostler.client.blocking import DaemonError
+from ostler.home import TOKEN_VARIABLE
 
 #: Changes that come together are one drawing.
 _TOGETHER_SECONDS = 0.1
@@ -83,6 +84,22 @@ def watch(
                     items = fetch()
     finally:
         _print(items, form, columns)
+
+
+@click.command()
+def top() -> None:
+    """Show agents and tasks over the whole terminal, live, with keys for logs, why, pause, stop, diff and accept."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("top needs a terminal; in a pipe use `ostler ps -w` or `ostler task list -w`")
+    daemon = Daemon()
+    daemon.call("health")  # starts it where none runs
+    import asyncio  # noqa: PLC0415 - no other command needs these
+
+    from ostler.cli.top import run_top  # noqa: PLC0415 - Textual takes long to import
+    from ostler.client.client import Client  # noqa: PLC0415 - likewise
+
+    address, token = os.environ.get(ADDRESS_VARIABLE), os.environ.get(TOKEN_VARIABLE)
+    asyncio.run(run_top(Client(daemon.home, address=address, token=token)))
 
 
 def _print(items: list[dict[str, Any]], form: str, columns: Sequence[Column]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
@@ -25,6 +26,8 @@ SILENCE_SECONDS = 4.0
 #: How often a silent daemon is looked at: one that a signal has stopped is not asked.
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
+#: A connection that was idle for so long is not used again: the daemon closes it after a few seconds.
+_IDLE_SECONDS = 2.0
 
 
 class DaemonError(Exception):
@@ -141,10 +144,25 @@ class BlockingClient:
         self._directory = directory
         self._address = None if address is None else address.removeprefix("http://").rstrip("/")
         self._token = token
+        #: Connections that wait for the next request, each with the time since when; threads may take and leave them.
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+
+    def close(self) -> None:
+        """Its idle connections; the next call opens another."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop()[0].close()
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def where(self) -> str:
         return self._address or str(self._home / SOCKET_FILE)
+
+    @property
+    def has_just_answered(self) -> bool:
+        return any(time.monotonic() - since < _IDLE_SECONDS for _, since in self._idle)
 
     def call(self, verb: str, /, *, key: str | None = None, within: float | None = None, **parameters: Any) -> Any:
         """The JSON of the answer, within so many seconds. Raises `DaemonError`."""
@@ -152,10 +170,12 @@ class BlockingClient:
         connection, response = self._send(prepared, within=within)
         try:
             body = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise UnreachableError(self.where, error) from error
-        finally:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, OSError | http.client.HTTPException):
+                raise UnreachableError(self.where, error) from error
+            raise
+        self._keep(connection, response)
         if response.status >= 400:
             raise _refusal(body, response.status)
         return json.loads(body) if body else None
@@ -198,11 +218,15 @@ class BlockingClient:
             while line := response.readline():
                 item = parser.feed(line.decode().rstrip("\r\n"))
                 if item is not None:
+                    if item.event == "end":
+                        response.read()  # nothing but the end of the answer
+                        self._keep(connection, response)
                     yield item
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise UnreachableError(self.where, error) from error
         finally:
-            connection.close()
+            if all(connection is not kept for kept, _ in self._idle):
+                connection.close()
         raise UnreachableError(self.where, "it hung up")
 
     def _send(
@@ -227,8 +251,7 @@ class BlockingClient:
             return http.client.HTTPResponse(watched, **options)
 
         try:
-            connection.connect()
-            pid = _peer_of(connection.sock)
+            pid = _connect(connection)
             on_silence(0)  # what is sent to a stopped daemon would take effect when it goes on
             connection.request(prepared.method, prepared.path, body=prepared.body, headers=prepared.headers)
             if within is None:
@@ -246,6 +269,14 @@ class BlockingClient:
             connection.close()
             raise
 
+    def _keep(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        """For the next request, where the daemon keeps it open."""
+        if response.will_close or connection.sock is None:
+            connection.close()
+        else:
+            connection.response_class = http.client.HTTPResponse  # as of a new one
+            self._idle.append((connection, time.monotonic()))
+
     def _answers(self) -> bool:
         """Whether the daemon answers another request; one that is gone closes the connection by itself."""
         try:
@@ -255,12 +286,23 @@ class BlockingClient:
         return True
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
+        with contextlib.suppress(IndexError):
+            connection, since = self._idle.pop()
+            is_closed_there = bool(select.select([connection.sock], [], [], 0)[0])  # nothing is owed, so it is the end
+            if time.monotonic() - since < _IDLE_SECONDS and not is_closed_there:
+                connection.sock.settimeout(timeout)
+                return connection
+            connection.close()
         if self._address is None:
             return _SocketConnection(self._home / SOCKET_FILE, timeout)
         return http.client.HTTPConnection(self._address, timeout=timeout)
 
 
-def _peer_of(sock: socket.socket) -> int | None:
+def _connect(connection: http.client.HTTPConnection) -> int | None:
+    """Unless it is connected already; the process at the other end, where it is on this machine."""
+    if connection.sock is None:
+        connection.connect()
+    sock = connection.sock
     if sock.family != socket.AF_UNIX:
         return None
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -34,7 +34,7 @@ from ostler.workdirs.records import Undone
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
 _TASK_EXTRA = ("title", "slug", "next", "waits", "warning", "undone")
-_EXTRA = ("attempts", "definition", "doing", "exit_code", "metrics_now")
+_EXTRA = ("attempts", "definition", "doing", "dropped_bytes", "exit_code", "metrics_now")
 
 
 class Client:
@@ -146,6 +146,11 @@ class Client:
     async def statistics(self) -> LifecycleStatistics:
         totals = await self.call("statistics")
         return LifecycleStatistics.from_dict({name: value for name, value in totals.items() if name != "tasks"})
+
+    async def prune(self, *, older_than: str | float | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed."""
+        removed: list[dict[str, Any]] = await self.call("prune", older_than=older_than, dry_run=dry_run)
+        return removed
 
     async def disk(self) -> DiskUsage:
         """What the home takes on the disk, by kind and by task."""
@@ -267,10 +272,15 @@ class Client:
 
     # --- streams ---------------------------------------------------------------------------------
 
-    async def events(self, instance: str | UUID | None = None, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The log from a number on, then live. After a lost connection it goes on from the last number."""
+    async def events(
+        self, instance: str | UUID | None = None, *, after: int | None = None, metrics: bool = False
+    ) -> AsyncIterator[Event]:
+        """The log from a number on, then live. After a lost connection it goes on from the last number.
+
+        With `metrics` also what each agent uses, every few seconds.
+        """
         cursor = None if after is None else str(after)
-        async for item in self._follow("events", cursor, {"instance": instance}):
+        async for item in self._follow("events", cursor, {"instance": instance, "metrics": metrics}):
             if (kind := EVENT_CLASSES.get(item.event)) is not None:
                 yield kind.from_dict({name: value for name, value in item.data.items() if name != "event_type"})
 

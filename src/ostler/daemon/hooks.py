@@ -64,6 +64,8 @@ class Hooks:
         self._notifier = find_notifier(os.environ) if settings.notify else None
         #: Whether a task was worked on since nobody worked.
         self._has_worked = False
+        #: The daemon ends its agents, so that nobody works says nothing of the queue.
+        self.is_stopping = False
         self._task: asyncio.Task[None] | None = None
         #: Process ids of the commands that run now.
         self.running: set[int] = set()
@@ -101,7 +103,8 @@ class Hooks:
             case _:
                 pass
         ends_work = TaskStateChangedEvent | TaskWaitOpenedEvent | AgentStateChangedEvent | AgentTerminatedEvent
-        if self._has_worked and isinstance(event, ends_work | EventsMissed) and await self._is_idle():
+        may_be_idle = self._has_worked and isinstance(event, ends_work | EventsMissed) and not self.is_stopping
+        if may_be_idle and await self._is_idle():
             self._has_worked = False
             await self._run("on-idle", _IDLE, OSTLER_REASON=_IDLE)
 
@@ -165,7 +168,7 @@ class Hooks:
             if not await self._waits_for_a_person(task):
                 return False
         instances = await self._manager.acting_as(OWNER).get_active_instances(_LIVING)
-        return not any(instance.state in _AT_WORK for instance in instances)
+        return not any(instance.state in _AT_WORK for instance in instances) and not self.is_stopping
 
     async def _waits_for_a_person(self, task: Task) -> bool:
         """Whether a queued task stays where it is until a person does something."""

@@ -121,16 +121,14 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         check_start(home, listen)
     in_force = _Settings(home, listen)
     settings, tcp = in_force.now, in_force.tcp
-    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
-    lifecycle = LifecycleSettings(outlive=OUTLIVE, retention=settings.retention, environment=environment)
-    async with open_manager(home, settings=lifecycle) as manager:
+    async with open_manager(home, settings=_lifecycle_settings(settings)) as manager:
 
         def stop(keep: bool) -> None:
             manager.keep_agents = keep
             context.stopping.set()
 
         async def end_agents() -> list[dict[str, Any]]:
-            queue.draining = True
+            queue.draining = hooks.is_stopping = True
             crews.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
@@ -174,6 +172,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
                 [asyncio.create_task(context.stopping.wait()), *running], return_when=asyncio.FIRST_COMPLETED
             )
             watch.cancel()
+            hooks.is_stopping = True
             if not manager.keep_agents:
                 await end_agents()
             for part in (crews, queue, orchestrator, hooks):
@@ -186,6 +185,16 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         with contextlib.suppress(OSError):
             (home / SOCKET_FILE).unlink()
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
+
+
+def _lifecycle_settings(settings: ProjectSettings) -> LifecycleSettings:
+    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
+    return LifecycleSettings(
+        outlive=OUTLIVE,
+        retention=settings.retention,
+        environment=environment,
+        output_rate=settings.daemon.output_rate,
+    )
 
 
 async def _stop_without_home(home: Path, stop: Callable[[bool], None]) -> None:

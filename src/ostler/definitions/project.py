@@ -10,19 +10,19 @@ from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
-from ostler.definitions.keys import AgentFile, FileRecord, InlineAgent
+from ostler.definitions.keys import FileRecord, InlineAgent
 from ostler.definitions.load import CheckedFile, LoadedDefinition, define, locate, read_text
 from ostler.definitions.parse import read_toml
 from ostler.errors import DefinitionError
 from ostler.home import DATABASE_FILE, HOME_NAME, SETTINGS_FILE, default_home, project_of
 from ostler.model.crew import CrewSettings, crew_name_faults
 from ostler.model.loop import LoopSettings
-from ostler.model.record import adapter, record
+from ostler.model.record import record
 from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import name_faults, variable_faults
+from ostler.model.types import DEFAULT_RATE, OutputRate
 from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
@@ -45,8 +45,10 @@ class DaemonSettings(FileRecord):
     on_idle: str | None = None
     #: Show a notification of the desktop, where there is one, for each of the three that names no command.
     notify: bool = True
-    #: Names of the variables that agents see of the daemon's environment; None leaves it to the manager.
+    #: Names of the variables that agents see of the daemon's environment; without it, those that every program needs.
     environment: tuple[str, ...] | None = None
+    #: What each agent may write in a second; what is beyond is dropped and counted.
+    output_rate: OutputRate = DEFAULT_RATE
 
     def rules(self) -> Iterator[Fault]:
         hooks = {"on-wait": self.on_wait, "on-failed": self.on_failed, "on-idle": self.on_idle}
@@ -76,7 +78,7 @@ class LoopTable(FileRecord, LoopSettings):
 
 @record
 class CrewTable(FileRecord, CrewSettings):
-    """Agents of one type that are kept at work."""
+    """A crew: agents of one type that are kept at work on the queue."""
 
 
 @record
@@ -133,14 +135,6 @@ def read_project(
         definitions.append(define(file, texts, keys))
     file.raise_faults()
     return settings or ProjectSettings(), tuple(definitions)
-
-
-def json_schema(kind: Literal["agent", "project"] = "agent") -> dict[str, Any]:
-    """What an editor needs to complete and check the front matter of an agent, or `ostler.toml`."""
-    schema = adapter(AgentFile if kind == "agent" else ProjectSettings).json_schema()
-    if kind == "agent":
-        del schema["additionalProperties"]  # keys of other tools
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 # --- the settings in force ---------------------------------------------------------------------------

@@ -100,6 +100,8 @@ class Site:
     epoch: int = 0
     #: Names of the variables that are passed on to agents outside the program.
     environment: tuple[str, ...] = DEFAULT_NAMES
+    #: Bytes that each agent may write in a second; what is beyond is dropped and counted.
+    output_rate: int = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,13 @@ from typing import Any
 
 from ostler.keeper.loop import Loop
 
-#: What one agent may write on and on, and how much of it at once.
-RATE, BURST = 2 * 1024 * 1024, 8 * 1024 * 1024
+#: What one agent may write on and on, in bytes for each second, and for how many seconds of it at once.
+RATE, BURST_SECONDS = 2 * 1024 * 1024, 4
+#: The end of the name of the file beside a log that holds how many bytes were dropped, as eight bytes.
+DROPPED = ".dropped"
+#: How often it is noted how much was dropped, while nothing else is written.
+_NOTE_SECONDS = 0.5
+_COUNT = struct.Struct(">Q")
 _READ_AT_ONCE = 256 * 1024
 #: A position and the microseconds since 1970 at which it was written; not more often than every so many seconds.
 _PAIR = struct.Struct(">QQ")
@@ -81,6 +86,18 @@ class Log:
         self.ends_line = data.endswith(b"\n")
         return len(data)
 
+    def note_dropped(self, count: int) -> None:
+        """How many bytes were dropped so far, in a file beside the log. Never raises."""
+        if self.path is None:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with contextlib.suppress(OSError):
+            file = os.open(f"{self.path}{DROPPED}", flags, 0o600)
+            try:
+                os.pwrite(file, _COUNT.pack(count), 0)
+            finally:
+                os.close(file)
+
     def _turn_over(self) -> None:
         os.rename(str(self.path), f"{self.path}.1")  # noqa: PTH104 - no pathlib here
         with contextlib.suppress(OSError):
@@ -102,14 +119,16 @@ class Log:
 class Output:
     """The reading end of one agent's output. `fd` belongs to it; -1 when that has ended."""
 
-    def __init__(self, loop: Loop, fd: int, log: Log) -> None:
+    def __init__(self, loop: Loop, fd: int, log: Log, rate: int = RATE) -> None:
         self.fd = fd
         self.written = 0
         self.dropped = 0
         self._gap = 0
+        self._noted = 0.0
         self._loop = loop
         self._log = log
-        self._allowed = float(BURST)
+        self._rate = rate
+        self._allowed = float(rate * BURST_SECONDS)
         self._counted = time.monotonic()
         if fd >= 0:
             os.set_blocking(fd, False)
@@ -135,7 +154,7 @@ class Output:
 
     def _keep(self, data: bytes) -> None:
         now = time.monotonic()
-        self._allowed = min(float(BURST), self._allowed + (now - self._counted) * RATE)
+        self._allowed = min(float(self._rate * BURST_SECONDS), self._allowed + (now - self._counted) * self._rate)
         self._counted = now
         if self._allowed < len(data):
             self._miss(len(data))
@@ -150,9 +169,14 @@ class Output:
     def _miss(self, count: int) -> None:
         self.dropped += count
         self._gap += count
+        now = time.monotonic()
+        if now - self._noted >= _NOTE_SECONDS:
+            self._noted = now
+            self._log.note_dropped(self.dropped)
 
     def _mark_gap(self) -> None:
         if self._gap and self._log.path is not None:
+            self._log.note_dropped(self.dropped)
             start = "" if self._log.ends_line else "\n"
             self._log.write(f"{start}[ostler: {self._gap} bytes dropped]\n".encode())
             self._gap = 0
@@ -184,11 +208,12 @@ class Output:
             "written": self.written,
             "dropped": self.dropped,
             "gap": self._gap,
+            "rate": self._rate,
         }
 
     @classmethod
     def resumed(cls, loop: Loop, state: dict[str, Any]) -> Output:
-        found = cls(loop, state["fd"], Log(state["path"], state["limit"]))
+        found = cls(loop, state["fd"], Log(state["path"], state["limit"]), state.get("rate", RATE))
         found.written, found.dropped, found._gap = state["written"], state["dropped"], state["gap"]
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 from ostler.keeper.asking import Asked, RefusedError, Reply
 from ostler.keeper.children import Children, Ended
 from ostler.keeper.emptying import Emptying, Place
-from ostler.keeper.output import Log, Output
+from ostler.keeper.output import RATE, Log, Output
 from ostler.keeper.protocol import MARK
 from ostler.keeper.sharing import Sessions, nice_in
 from ostler.keeper.spawning import CHANNEL_FD, CHANNEL_VARIABLE, Files, has_descriptors, open_terminal, spawn
@@ -133,7 +133,7 @@ class Starter:
             log.close()
             raise
         ours.append(write)
-        unit.output = Output(self._loop, read, log)
+        unit.output = Output(self._loop, read, log, asked.whole("log_rate", RATE, 1, 2**40))
         return Files(stdin=write if terminal and stdin < 0 else stdin, output=write, channel=channel, terminal=terminal)
 
     # --- a program ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from ostler.clock import Clock
@@ -22,6 +23,7 @@ _BLOCK = 512
 _KINDS = {
     "tasks": "workdirs",
     "work": "workdirs",
+    "proof": "workdirs",
     "vault": "vault",
     LOGS: "logs",
     HOMES: "homes",
@@ -57,6 +59,8 @@ class DiskMeter:
         #: How long the last measurement took.
         self.seconds = 0.0
         self.last: Measured | None = None
+        #: Since when it has been near its limit or above it.
+        self.high_since: datetime | None = None
 
     @property
     def has_limit(self) -> bool:
@@ -79,6 +83,7 @@ class DiskMeter:
             kind = _kind_of(folder, name)
             figures[kind] = figures.get(kind, 0) + size
         usage = DiskUsage(measured_at=self._clock.wall(), free=free, limit=self._limit).evolve(**figures)
+        self.high_since = (self.high_since or usage.measured_at) if usage.is_high else None
         self.last, self._measured_mono = Measured(usage, entries), self._clock.mono()
         return self.last
 

@@ -206,6 +206,27 @@ def _broken_settings(home: Path) -> InboxRow | None:
     )
 
 
+# --- the disk ----------------------------------------------------------------------------------------
+
+
+async def full_disk(viewer: Viewer) -> Iterable[InboxRow]:
+    """By the last measurement; nothing waits for one here."""
+    meter = viewer.runtime.disk
+    if meter.last is None or meter.high_since is None:
+        return []
+    usage = meter.last.usage
+    effect = "no new task begins" if usage.is_full else "at 100 % no new task begins"
+    return [
+        InboxRow(
+            kind=InboxKind.DISK,
+            key="disk",
+            since=meter.high_since,
+            sentence=f"{usage.sentence}; {effect}",
+            next="ostler df",
+        )
+    ]
+
+
 def _first_line(text: str) -> str:
     line = (text.strip().splitlines() or [""])[0]
     return clipped(line.removesuffix("; its last lines:").removesuffix(":"), _MAX_SENTENCE)
@@ -218,4 +239,5 @@ KINDS: tuple[Callable[[Viewer], Awaitable[Iterable[InboxRow]]], ...] = (
     failures,
     parked,
     broken_settings,
+    full_disk,
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from ostler.agents.command import remove_without_work
 from ostler.agents.registry import AgentKind
 from ostler.errors import (
     AgentGoneError,
@@ -35,7 +36,7 @@ from ostler.lifecycle.messages import (
     Resume,
     Terminate,
 )
-from ostler.lifecycle.operations import StopResult, begin_leave, begin_start, fail_with
+from ostler.lifecycle.operations import WORKDIRS, StopResult, begin_leave, begin_start, fail_with
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
 from ostler.lifecycle.retry_writes import write_intent, write_rest
 from ostler.model.access import SYSTEM
@@ -467,11 +468,7 @@ def _remove_empty_workdir(instance: Instance) -> None:
     """Only the private one, and only where nothing is in it; what an agent wrote is kept."""
     home = instance.runtime.home
     if home is not None and instance.options.workdir is None:
-        workdir = home / "work" / str(instance.instance_id)
-        try:
-            workdir.rmdir()
-        except OSError:
-            return
+        remove_without_work(home / WORKDIRS / str(instance.instance_id))
 
 
 async def _finish_park(instance: Instance, phase: Leaving) -> None:

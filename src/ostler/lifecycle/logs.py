@@ -16,7 +16,7 @@ from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, line_text
-from ostler.lifecycle.observe import is_over
+from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
 
 #: How often a followed file is looked at.
@@ -68,6 +68,7 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
         exact=window.exact,
     )
     tail = window.tail
+    last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:
         over = not window.follow or await runtime.store.read(is_over, instance.instance_id)
         if tail is not None:
@@ -81,7 +82,7 @@ async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow)
                     yield line
         if over:
             return
-        await runtime.clock.sleep(LOOK_SECONDS)
+        await last_event.wait(LOOK_SECONDS)
 
 
 def _some(lines: Iterator[LogLine]) -> list[LogLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
+from ostler.agents.command import remove_without_work
 from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.clock import Clock
 from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
+from ostler.isolation.process.logs import dropped_bytes
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
@@ -48,6 +51,7 @@ from ostler.store.transaction import PAGE
 
 _MAX_REQUEST_ID = 200
 _ALL = GetInstancesFilter(include_restarting=True, limit=1000)
+_ENDED = GetInstancesFilter(include_terminated=True, limit=1000)
 #: Fields of a workspace that an administrator changes.
 _CHANGEABLE = frozenset({"name", "tier", "disabled_features", "max_tokens_per_minute"})
 
@@ -234,6 +238,11 @@ class AgentLifecycleManager:
         )
         async for line in read_log(self._runtime, record, window):
             yield line
+
+    async def dropped_output(self, instance_id: InstanceId) -> int:
+        """Bytes that the agent wrote faster than `output_rate` allows, and that are in no log."""
+        record, home = await self.require_instance(instance_id), self._runtime.home
+        return 0 if home is None else await asyncio.to_thread(dropped_bytes, home, record.instance_id)
 
     def metrics(self) -> str:
         """The text of Prometheus."""
@@ -581,11 +590,43 @@ class AgentLifecycleManager:
             )
         home = self._runtime.home
         workdir = None if home is None else home / WORKDIRS / str(record.instance_id)
-        if workdir is not None and workdir.is_dir() and any(workdir.iterdir()):
+        if workdir is not None and not await asyncio.to_thread(remove_without_work, workdir):
             raise InvalidOperationError(f"the workdir of {record.name} holds files ({workdir}); move them away first")
         await self.store.run(retention.remove_instance, record, by=self.actor)
         freed = 0 if home is None else remove_logs(home, record.instance_id)
         return {"instance_id": str(record.instance_id), "name": record.name, "freed_bytes": freed}
+
+    async def prune(
+        self, *, older_than: timedelta | float | str | None = None, dry_run: bool = False
+    ) -> list[dict[str, Any]]:
+        """Remove all instances that have ended, or did so longer ago than that; what was removed, newest first.
+
+        One that waits for its restart stays; so does one whose workdir holds files, with the reason under `kept`.
+        With `dry_run` nothing is removed.
+        """
+        age = positive_duration("older_than", older_than)
+        await self.require(Permission.AGENTS_TERMINATE)
+        before = None if age is None else self.now() - age
+        waiting = {wait.instance_id for wait in await self.open_waits()}
+        removed: list[dict[str, Any]] = []
+        page = _ENDED
+        while records := await self.get_active_instances(page):
+            page = page.evolve(before=records[-1].instance_id)
+            for record in records:
+                is_due = before is None or (record.terminated_at is not None and record.terminated_at <= before)
+                if record.is_active or record.instance_id in waiting or not is_due:
+                    continue
+                removed.append(await self._prune(record, dry_run=dry_run))
+        return removed
+
+    async def _prune(self, record: AgentInstance, *, dry_run: bool) -> dict[str, Any]:
+        report = {"instance_id": str(record.instance_id), "name": record.name, "freed_bytes": 0, "kept": None}
+        if dry_run:
+            return report
+        try:
+            return {**report, **await self.remove(record.instance_id)}
+        except (InvalidOperationError, AgentNotFoundError) as error:
+            return {**report, "kept": str(error)}
 
 
 class AgentHandle:

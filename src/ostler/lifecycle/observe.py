@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from ostler.aio import first_of
+from ostler.clock import Clock
 from ostler.model.events import (
     AgentErrorEvent,
     AgentEvent,
@@ -193,6 +195,27 @@ def is_last(event: Event) -> bool:
     if isinstance(event, AgentTerminatedEvent):
         return True
     return isinstance(event, AgentStateChangedEvent) and event.is_final and event.new_state is AgentState.FAILED
+
+
+class LastEvent:
+    """Wakes who looks at an instance again and again as soon as it has ended. It listens from the moment it is made."""
+
+    def __init__(self, fanout: Fanout, clock: Clock, instance: AgentInstance) -> None:
+        self._clock = clock
+        self._has_come = False
+        self._buffer = Buffer(instance.instance_id, 2)
+        fanout.attach(self._buffer, instance.workspace_id, is_last)
+
+    async def wait(self, seconds: float) -> None:
+        """At most so long; after the last event always."""
+        if self._has_come:
+            await self._clock.sleep(seconds)
+        else:
+            await first_of(self._come(), self._clock.sleep(seconds))
+
+    async def _come(self) -> None:
+        await self._buffer.get()
+        self._has_come = True
 
 
 class Observation(AsyncIterator[Seen]):

@@ -134,6 +134,7 @@ def _build(
     places = IsolationLevels(clock) if levels is None else levels
     places.site.directory = places.site.directory or home
     places.site.outlive, places.site.environment = settings.outlive, settings.environment
+    places.site.output_rate = settings.output_rate * 1024 * 1024
     definitions = AgentRegistry(read_lifecycle=read_lifecycle) if registry is None else registry
     register_built_in(definitions)
     return Runtime(

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from ostler.agents.command import remove_without_work
 from ostler.clock import Deadline
 from ostler.durations import duration_text
 from ostler.errors import (
@@ -155,8 +156,7 @@ async def _undo(instance: Instance, plan: StartPlan, cell: Cell | None) -> None:
         await cell.destroy()
     await instance.level.discard(plan)
     if plan.attempt == 1 and plan.owns_workdir and plan.workdir is not None:
-        with contextlib.suppress(OSError):
-            plan.workdir.rmdir()  # only where it is empty: what an agent wrote is kept
+        remove_without_work(plan.workdir)
 
 
 def enforcement_of(instance: Instance, cell: Cell) -> Mapping[str, Enforcement]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ostler.isolation.base import DEFAULT_NAMES
 from ostler.model.record import Record, record
-from ostler.model.types import Duration, Interval
+from ostler.model.types import DEFAULT_RATE, Duration, Interval, OutputRate
 from ostler.policy.retention import RetentionPolicy
 
 _SECOND = timedelta(seconds=1)
@@ -39,6 +39,8 @@ class LifecycleSettings(Record):
     outlive: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=7))] = timedelta(minutes=10)
     #: Names of the variables of this program's environment that agents outside of it see.
     environment: tuple[str, ...] = DEFAULT_NAMES
+    #: Megabytes that each agent in a process may write in a second; what is beyond is dropped and counted.
+    output_rate: OutputRate = DEFAULT_RATE
     #: How long agents have to end when the manager is closed.
     close_grace: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(minutes=5))] = timedelta(seconds=10)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)

@@ -38,8 +38,11 @@ class CrewStrategy(StrEnum):
 
 @record
 class CrewPolicy(Record):
+    #: What follows when a member has done its task: restart, stop or shutdown.
     on_done: CrewAction = CrewAction.RESTART
+    #: What follows when it failed: requeue, restart, stop or shutdown.
     on_error: CrewAction = CrewAction.REQUEUE
+    #: Who else is replaced then: one-for-one, one-for-all or rest-for-one.
     strategy: CrewStrategy = CrewStrategy.ONE_FOR_ONE
     #: More errors than this within the window stop the crew.
     max_errors: Annotated[int, Interval(ge=1, le=10_000)] = 10
@@ -67,6 +70,7 @@ class CrewSettings(CrewPolicy):
 
     #: The definition of its members.
     agent: str
+    #: How many members it has.
     count: Annotated[int, Interval(ge=0, le=1000)] = 1
     model: str | None = None
     #: Which tasks it works on: `tag:NAME`, `agent:NAME`, or `*`; without it, those for its agent.

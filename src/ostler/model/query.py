@@ -89,6 +89,7 @@ class InboxKind(StrEnum):
     FAILED = "failed"  #: nothing will try again
     PARKED = "parked"  #: a task that goes on only when a person lets it
     SETTINGS = "settings"  #: a broken file of settings
+    DISK = "disk"  #: the home takes nearly all that it may, or more
 
 
 @record

@@ -251,6 +251,7 @@ class TaskSettings(Record):
     at_once: Annotated[int, Interval(ge=0, le=1000)] | None = None
     #: How long one attempt may work, where neither the task nor its agent says.
     timeout: _Long = timedelta(hours=2)
+    #: How long one check may run.
     check_timeout: _Long = timedelta(minutes=15)
     #: A command line that prepares each workdir before an agent begins, where neither the task nor its agent has one.
     setup: str | None = None

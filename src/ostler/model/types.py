@@ -118,3 +118,6 @@ Megabytes = Annotated[
         schema={"type": "string", "examples": ["512M"]},
     ),
 ]
+#: Megabytes of output for each second.
+OutputRate = Annotated[Megabytes, Interval(ge=1, le=1024)]
+DEFAULT_RATE = 2

@@ -138,7 +138,11 @@ async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dic
 async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
     record = await manager.require_instance(instance)
     attempts = await manager.get_attempts(record.instance_id)
-    return {**await _shown(manager, record), "attempts": [attempt.to_dict() for attempt in attempts]}
+    return {
+        **await _shown(manager, record),
+        "attempts": [attempt.to_dict() for attempt in attempts],
+        "dropped_bytes": await manager.dropped_output(record.instance_id),
+    }
 
 
 async def why(instance: str, manager: ManagerOf) -> dict[str, Any]:
@@ -178,11 +182,20 @@ async def remove(instance: str, manager: ManagerOf) -> dict[str, Any]:
     return await manager.remove(instance)
 
 
+async def prune(
+    manager: ManagerOf,
+    older_than: Annotated[str | float | None, Body()] = None,
+    dry_run: Annotated[bool, Body()] = False,
+) -> list[dict[str, Any]]:
+    return await manager.prune(older_than=older_than, dry_run=dry_run)
+
+
 HANDLERS: Handlers = {
     "spawn": spawn,
     "instances": get_instances,
     "instance": get_instance,
     "remove": remove,
+    "prune": prune,
     "why": why,
     "suspend": suspend,
     "resume": resume,

@@ -338,7 +338,7 @@ class CommandCell(KeptCell):
         try:
             with contextlib.ExitStack() as held:
                 fds = [] if start.stdin is None else [held.enter_context(in_memory(start.stdin)).fileno()]
-                asked = run.asked(self._plan, self._spec, start)
+                asked = run.asked(self._plan, self._spec, start, self._home.output_rate)
                 answer = self._home.ask("start", fds=fds, stdin=bool(fds), **asked)
             self._starts.add(answer)
             answer.add_done_callback(partial(self._start_answered, run))

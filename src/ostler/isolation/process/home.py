@@ -67,6 +67,10 @@ class KeeperHome:
         return self._site.directory is not None and self._site.outlive.total_seconds() > 0
 
     @property
+    def output_rate(self) -> int:
+        return self._site.output_rate
+
+    @property
     def directory(self) -> Path:
         """The home; a private one that goes away again, where the manager has none."""
         if self._site.directory is not None:

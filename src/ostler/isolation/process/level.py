@@ -151,6 +151,7 @@ class ProcessIsolation(Isolation):
             "cwd": cwd if plan.workdir is None or plan.owns_workdir else str(plan.workdir),
             "log": str(log_of(self._home.directory, plan)),
             "log_bytes": LOG_BYTES,
+            "log_rate": self._site.output_rate,
             "pty": False,
             "channel": True,
             "stdin": False,

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from ostler.agents.command import KeptOutput
 from ostler.isolation.base import StartPlan
-from ostler.keeper.output import Log
+from ostler.keeper.output import DROPPED, Log
 
 LOGS = "logs"
 #: The private homes of instances.
@@ -93,9 +93,18 @@ def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> N
             remove_log(file)
 
 
+def dropped_bytes(home: Path, instance_id: UUID) -> int:
+    """How much of what an instance wrote was dropped, in all of its starts of which the output is kept."""
+    total = 0
+    for file in (home / LOGS / str(instance_id)).glob(f"*{DROPPED}"):
+        with contextlib.suppress(OSError):
+            total += int.from_bytes(file.read_bytes()[:8])
+    return total
+
+
 def remove_log(file: Path) -> None:
     """With its older half and the times of both. Never raises."""
-    for suffix in ("", ".1", ".times", ".times.1"):
+    for suffix in ("", ".1", ".times", ".times.1", DROPPED):
         with contextlib.suppress(OSError):
             file.with_name(f"{file.name}{suffix}").unlink()
 

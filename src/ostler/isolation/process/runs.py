@@ -100,7 +100,7 @@ class Run(Tenant):
         dropped = lost + int(record.get("dropped", 0))
         return answer_of(spec, ending, output, seconds, dropped)
 
-    def asked(self, plan: StartPlan, spec: CommandSpec, start: Start) -> dict[str, Any]:
+    def asked(self, plan: StartPlan, spec: CommandSpec, start: Start, rate: int) -> dict[str, Any]:
         """What the keeper is told of it."""
         return {
             "unit": self.unit,
@@ -112,6 +112,7 @@ class Run(Tenant):
             "cwd": str(start.cwd),
             "log": str(self.log),
             "log_bytes": max(LOG_BYTES, spec.max_output_bytes),
+            "log_rate": rate,
             "pty": start.pty,
             "channel": False,
             "nice": niceness(plan),
