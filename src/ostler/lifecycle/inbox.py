@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 from uuid import UUID
 
 from ostler.definitions.project import settings_fault
-from ostler.home import project_of
 from ostler.lifecycle.instance import Runtime
 from ostler.model.loop import PullRequest
 from ostler.model.query import InboxKind, InboxRow
@@ -184,13 +184,16 @@ async def failures(viewer: Viewer) -> Iterable[InboxRow]:
 
 
 async def broken_settings(viewer: Viewer) -> Iterable[InboxRow]:
-    home = viewer.runtime.home
-    broken = None if home is None else await asyncio.to_thread(_broken_settings, home)
-    return [] if broken is None else [broken]
+    """Of every project that is served."""
+    if viewer.runtime.home is None:
+        return []
+    roots = viewer.runtime.definitions.projects.roots()
+    return [row for root in roots if (row := await asyncio.to_thread(_broken_settings, root, roots[0])) is not None]
 
 
-def _broken_settings(home: Path) -> InboxRow | None:
-    fault = settings_fault(project_of(home))
+def _broken_settings(root: Path, own: Path) -> InboxRow | None:
+    """`own` is the project of the home."""
+    fault = settings_fault(root)
     if fault is None:
         return None
     path, error = fault
@@ -200,10 +203,10 @@ def _broken_settings(home: Path) -> InboxRow | None:
         return None
     return InboxRow(
         kind=InboxKind.SETTINGS,
-        key=path.name,
+        key=path.name if root == own else str(path),
         since=changed,
         sentence=_first_line(str(error)),
-        next="ostler agents validate",
+        next="ostler agents validate" if root == own else f"cd {shlex.quote(str(root))} && ostler agents validate",
     )
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
+from ostler.errors import (
+    ConflictError,
+    InvalidOperationError,
+    TaskNotFoundError,
+    ValidationError,
+    VersionConflictError,
+)
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
 from ostler.model.types import from_micros
-from ostler.model.validation import fault
+from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
@@ -119,16 +125,6 @@ def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
         )
         for space, key, workdir in rows
     ]
-
-
-def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
-    """Rejected by Ostler itself, because the workdir was removed under their agents."""
-    rows = reader.fetch(
-        f"{TASKS.select} WHERE workspace_id = :space AND state = 'rejected' AND error LIKE :error ORDER BY id",
-        space=workspace_id,
-        error=WORKDIR_GONE.format("%", "%"),
-    )
-    return TASKS.read(rows)
 
 
 class Reviewable(NamedTuple):
@@ -256,6 +252,22 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
     _emit(tx, added, None, None, by)
     tx.audit(added.workspace_id, by, "task.add", f"task:{added.key}", detail=added.title)
     keep_answer(tx, added.workspace_id, key, "task.add", added.key)
+    return added
+
+
+def add_tasks(
+    tx: Transaction, tasks: Sequence[Task], keys: Sequence[IdempotencyKey | None], *, by: Actor
+) -> list[Task]:
+    """Queue all of them or none, in this order: one may depend on another that stands before it."""
+    added = []
+    for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
+        try:
+            added.append(add_task(tx, task, by=by, key=key))
+        except ValidationError as error:
+            faults = [fault for fault in error.faults if isinstance(fault, Fault)]
+            raise ValidationError([fault.under(f"tasks.{number}") for fault in faults]) from error
+        except ConflictError as error:
+            raise ValidationError([Fault(field=f"tasks.{number}.key", bound=f"cannot be used: {error}")]) from error
     return added
 
 
