@@ -160,6 +160,26 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
     return click.exceptions.Exit(code)
 
 
+class Group(click.Group):
+    """A group whose help shows what each of its commands takes."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is None or command.hidden:
+                continue
+            words = [word for parameter in command.params for word in parameter.get_usage_pieces(ctx)]
+            options = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+            text = command.get_short_help_str(limit=200)
+            rows.append((" ".join((name, *words)), f"{text} {', '.join(options)}".rstrip()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"{ctx.command_path} COMMAND --help says what the options of a command mean.")
+
+
 # --- lists -------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,9 @@ from ostler.home import SETTINGS_FILE
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _COULD_NOT_START = 125
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"  # as in `agents.command`, which is slow to import
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
@@ -73,7 +76,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
-    when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
+    when --timeout ended it, 125 when it could not be started, 126 and 127 when the program may not be run or is not
+    there. A Python agent's answer is printed last. Standard input
     is not passed on.
     """
     daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
@@ -129,11 +133,31 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
+        _require_program(words[0], cwd, values["env"].get("PATH", _DEFAULT_PATH))
         return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
     if len(words) == 1 and _is_python(daemon, words[0]):
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _require_program(program: str, cwd: str | None, path: str) -> None:
+    """Refuse before anything is started what no restart would help."""
+    import shutil  # noqa: PLC0415 - only here
+
+    place = os.path.join(cwd or "", program)  # noqa: PTH118 - pathlib would be one more import
+    if "/" not in program:
+        if program and shutil.which(program, path=path) is None:
+            raise click.exceptions.Exit(_refuse(f"there is no program {program} on PATH", _NOT_FOUND))
+    elif not os.path.exists(place):  # noqa: PTH110 - likewise
+        raise click.exceptions.Exit(_refuse(f"there is no program {program} in {cwd or 'this directory'}", _NOT_FOUND))
+    elif shutil.which(place) is None:
+        raise click.exceptions.Exit(_refuse(f"{program} cannot be run: it is not executable", _NOT_EXECUTABLE))
+
+
+def _refuse(sentence: str, code: int) -> int:
+    note(sentence)
+    return code
 
 
 def _tell_how_programs_run(words: tuple[str, ...]) -> None:
@@ -271,7 +295,10 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
         for item in daemon.stream("logs", instance=instance, **window):
             _print_line(item.data, form, times=chosen["times"])
 
-    agent = _working_on(daemon, agent, follow_setup=follow_log if follow else None) or agent
+    worker = _working_on(daemon, agent, follow_setup=follow_log if follow else None)
+    if worker is not None and not _is_agent(daemon, worker):
+        raise fail(f"the output of the agent that worked on {agent} was removed with its record", ExitCode.NOT_FOUND)
+    agent = worker or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])

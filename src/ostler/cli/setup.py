@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_project
+from ostler.cli.common import Daemon, Group, fail, output_option, seconds_of, the_project
 from ostler.cli.output import as_json, counted, local_time, note, plain, short_path
 from ostler.cli.table import Column, print_facts, show
 from ostler.errors import ExitCode
@@ -83,7 +83,7 @@ def schema(what: str) -> None:
 # --- definitions -------------------------------------------------------------------------------------
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def agents(ctx: click.Context) -> None:
     """Definitions of agents: list, show, validate."""
@@ -136,7 +136,7 @@ def validate() -> None:
 # --- tokens ------------------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Tokens for the TCP listener (`ostler up --listen`)."""
 
@@ -186,7 +186,7 @@ def revoke(name: str) -> None:
 _SPAWNING = "agents.lifecycle.spawn"
 
 
-@click.group()
+@click.group(cls=Group)
 def workspace() -> None:
     """The plan of this home, its feature flag, and its share of tokens."""
 

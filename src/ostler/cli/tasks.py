@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, count_option, for_each, name_projects, on_task, output_option
+from ostler.cli.common import Daemon, Group, count_option, for_each, name_projects, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
 from ostler.cli.table import Column, show
@@ -39,7 +39,7 @@ _work_key = click.argument("key", shell_complete=completers.tasks("queued", "run
 _completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
@@ -125,7 +125,8 @@ def show_task(key: str) -> None:
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
     task = on_task(Daemon(), "cancel_task", key, reason=message)
-    click.echo(f"{plain(task['key'])} is cancelled. Its workdir is kept: {short_path(_place(task))}")
+    kept = f" Its workdir is kept: {short_path(_place(task))}" if task["workdir"] else ""
+    click.echo(f"{plain(task['key'])} is cancelled.{kept}")
 
 
 @task.command()

@@ -13,13 +13,14 @@ from typing import Any
 
 import click
 
+from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, on_task
 from ostler.cli.output import first_line, note, plain, sentence, short_path
 from ostler.errors import ExitCode
 from ostler.home import TOKEN_VARIABLE
 from ostler.keeper.settle import RLIMIT_LOCKS
 
-_key = click.argument("key")
+_key = click.argument("key", shell_complete=completers.tasks())
 _SHELL = "/bin/sh"
 #: Below the bounds that carry tags of `keeper.tag`: the daemon takes who has it for an agent, but for none of its own.
 _AGENT_BOUND = (1 << 62) - 1
