@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, list_tasks, output_option
-from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence
-from ostler.cli.table import Column, print_table, show
+from ostler.cli.common import Daemon, Group, list_tasks, output_option
+from ostler.cli.live import LiveLines, fetch_crews
+from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence, tokens_text
+from ostler.cli.table import Column, fit_line, print_table, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
@@ -32,7 +33,7 @@ _MANUAL = "manual intervention required"
 _STOPPED = frozenset({"the daemon is stopping", "its crew is stopping", "its crew begins the member afresh"})
 
 
-@click.group()
+@click.group(cls=Group)
 def crew() -> None:
     """Crews: agents of one type that are kept at work on the queue."""
 
@@ -88,10 +89,6 @@ def ps(form: str) -> None:
     _tell_faults(crews)
 
 
-def _short(text: str) -> str:
-    return sentence(text if len(text) <= 70 else text[:69] + "…")
-
-
 @crew.command()
 @click.argument("name", shell_complete=completers.crews)
 @click.argument("count", type=click.IntRange(0, 1000))
@@ -139,14 +136,16 @@ class _Follower:
         self._began: dict[str, str] = {}
         self._interrupts = 0
         self._reasons: dict[str, str] = {}
+        self._live = LiveLines(lambda: fetch_crews(daemon.raw(), names))
 
     def run(self, cursor: int) -> int:
         before = {number: signal.signal(number, self._on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for item in self._daemon.stream("events", types=_EVENTS, after=str(cursor)):
-                self._tell(item.event, item.data)
-                if not self._up:
-                    break
+            with self._live:
+                for item in self._daemon.stream("events", types=_EVENTS, after=str(cursor)):
+                    self._tell(item.event, item.data)
+                    if not self._up:
+                        break
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -162,7 +161,7 @@ class _Follower:
         if self._interrupts > 2:
             raise KeyboardInterrupt
         first = self._interrupts == 1
-        note("stopping in order; press Ctrl+C again to end them at once" if first else "ending them at once")
+        self._live.note("stopping in order; press Ctrl+C again to end them at once" if first else "ending them at once")
         self._daemon.call_in_thread("crew_stop", names=self._names, force=not first)
 
     def _tell(self, kind: str, event: dict[str, Any]) -> None:
@@ -188,9 +187,11 @@ class _Follower:
         except DaemonError:
             task = {}
         state, reason = _ending(event, task)
+        tokens = tokens_text(task.get("tokens") or 0)
         cost = "" if task.get("cost_usd") is None else cost_text(task["cost_usd"])
-        line = f"{clock}  {plain(event['member'] or ''):<9}  {event['key']:<5} {state:<9}  {_short(reason)}"
-        click.echo("   ".join(part for part in (line, lasted, cost) if part).rstrip())
+        head = f"{clock}  {plain(event['member'] or ''):<9}  {event['key']:<5} {state:<9}  "
+        spent = (lasted, f"{tokens} tokens" if tokens else "", cost)
+        self._live.echo(fit_line(head, sentence(reason), *spent, usual=0))
 
 
 def _ending(event: dict[str, Any], task: dict[str, Any]) -> tuple[str, str]:

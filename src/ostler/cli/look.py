@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, on_agent, output_option
+from ostler.cli.common import Daemon, Group, fail, on_agent, output_option
 from ostler.cli.output import as_json, cost_text, local_time, plain, seconds_since, sentence
 from ostler.cli.table import Column, Table, print_table, show, terminal_width
 from ostler.durations import rough_duration
@@ -195,7 +195,7 @@ def stats(form: str) -> None:
     print_table((Column("WHAT", itemgetter(0)), Column("NUMBER", itemgetter(1), is_number=True)), rows)
 
 
-@click.group()
+@click.group(cls=Group)
 def audit() -> None:
     """The chain of acts."""
 

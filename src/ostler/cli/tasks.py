@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
+from ostler.cli.common import Daemon, Group, count_option, for_each, name_projects, on_task, output_option
 from ostler.cli.common import list_tasks as list_all_tasks
 from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
 from ostler.cli.table import Column, show
@@ -22,6 +22,7 @@ COLUMNS = (
     Column("KEY", lambda task: str(task["key"]), least=12),
     Column("STATE", lambda task: str(task["state"])),
     Column("AGENT", lambda task: task["agent"] or "-", least=8, leaves=3),
+    Column("PROJECT", lambda task: str(task.get("project_name") or ""), least=8, leaves=4, if_any=True),
     Column("AGE", lambda task: rough_duration(seconds_since(task["created_at"])), leaves=2, is_number=True),
     Column("COST", lambda task: cost_text(task["cost_usd"]), leaves=1, is_number=True),
     Column("ATTEMPT", lambda task: str(task["attempt"]), only_wide=True, is_number=True),
@@ -38,7 +39,7 @@ _work_key = click.argument("key", shell_complete=completers.tasks("queued", "run
 _completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
@@ -48,6 +49,7 @@ def task() -> None:
 @click.option("--agent", help="Who works on it; without one it waits to be claimed.", shell_complete=_AGENTS)
 @click.option("--model", help="The model of its agent.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
+@click.option("--setup", help="A command line that prepares its worktree, such as `uv sync`.")
 @click.option(
     "--after",
     "depends_on",
@@ -94,7 +96,7 @@ def list_tasks(everything: bool, is_live: bool, count: int | None, form: str, **
     daemon = Daemon()
 
     def fetch(count: int | None = None) -> list[dict[str, Any]]:
-        return list_all_tasks(daemon, count, include_finished=everything, **filters)
+        return name_projects(list_all_tasks(daemon, count, include_finished=everything, **filters), form)
 
     if is_live:
         watch(daemon, lambda: fetch()[:count], form, COLUMNS, _TASK_EVENTS)
@@ -123,7 +125,8 @@ def show_task(key: str) -> None:
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
     task = on_task(Daemon(), "cancel_task", key, reason=message)
-    click.echo(f"{plain(task['key'])} is cancelled. Its workdir is kept: {short_path(_place(task))}")
+    kept = f" Its workdir is kept: {short_path(_place(task))}" if task["workdir"] else ""
+    click.echo(f"{plain(task['key'])} is cancelled.{kept}")
 
 
 @task.command()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, ProjectOf, SpeakerOf, TasksOf
 from ostler.api.speaker import task_of_agent
 from ostler.errors import OstlerError
 from ostler.model.record import Record, record
@@ -23,6 +23,7 @@ class TaskBody(Record):
     agent: str | None = None
     model: str | None = None
     checks: tuple[str, ...] = ()
+    setup: str | None = None
     depends_on: tuple[str, ...] = ()
     priority: str = "normal"
     tags: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class TaskBody(Record):
 
 async def add(
     context: ContextOf,
+    project: ProjectOf,
     tasks: TasksOf,
     loops: LoopsOf,
     speaker: SpeakerOf,
@@ -46,8 +48,10 @@ async def add(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     new_task = TaskBody.from_dict(body)
-    context.refresh()
+    project.refresh()
+    await context.crews.of(project.scope)  # so that its crews take the task, where they select it
     values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    values["project"] = project.key
     if speaker is not None:
         values = task_of_agent(speaker, values)
     if new_task.loop is not None:
@@ -89,7 +93,7 @@ async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 
 def _shown(task: Task) -> dict[str, Any]:
-    return {**task.to_dict(), "title": task.title}
+    return {**task.to_dict(), "title": task.title, "slug": task.slug}
 
 
 async def why(task: str, tasks: TasksOf) -> dict[str, Any]:
@@ -106,6 +110,16 @@ async def requeue(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 async def hold(task: str, tasks: TasksOf) -> dict[str, Any]:
     return _shown(await tasks.hold(task))
+
+
+async def take_over(task: str, tasks: TasksOf) -> dict[str, Any]:
+    session = await tasks.take_over(task)
+    opened = {"session": session.session, "path": session.path, "argv": session.argv}
+    return {"task": _shown(session.task), **opened, "environment": dict(session.environment)}
+
+
+async def give_back(task: str, tasks: TasksOf, to_agent: Annotated[bool, Body(embed=True)] = False) -> dict[str, Any]:
+    return _shown(await tasks.give_back(task, to_agent=to_agent))
 
 
 async def send_back(
@@ -162,6 +176,8 @@ HANDLERS: Handlers = {
     "cancel_task": cancel,
     "requeue_task": requeue,
     "hold_task": hold,
+    "take_over": take_over,
+    "give_back": give_back,
     "send_back": send_back,
     "diff": diff,
     "accept": accept,
