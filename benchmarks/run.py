@@ -20,6 +20,7 @@ from log_tables import logs
 from loop_tables import loops
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
+from record_tables import records
 from store_tables import lists, transitions
 from table import Table
 from work_tables import commands, ray, runs, tasks
@@ -27,6 +28,7 @@ from work_tables import commands, ray, runs, tasks
 PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
     "logs": logs,
+    "records": records,
     "spawns": spawns,
     "calls": calls,
     "ray": ray,

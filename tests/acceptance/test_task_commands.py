@@ -164,6 +164,16 @@ def test_a_task_is_cancelled_in_mid_work(sh: Shell) -> None:
     assert (shown(sh, key)["state"], shown(sh, key)["error"]) == ("rejected", "no longer wanted")
     assert not [line for line in sh.left_over() if "tail -f" in line]
     assert (place / "begun").exists()
+    never_begun = sh.ok("task", "add", "x", "--hold").split()[0]
+    assert sh.ok("task", "cancel", never_begun) == f"{never_begun} is cancelled.\n"
+
+
+def test_the_log_of_a_task_whose_agent_was_removed_is_a_sentence(sh: Shell) -> None:
+    key = done(sh, "echo said")
+    sh.ok("rm", f"{key}-1")
+    said = sh.run("logs", key)
+    assert (said.code, said.out) == (4, "")
+    assert said.err == f"ostler: the output of the agent that worked on {key} was removed with its record\n"
 
 
 def test_a_task_is_requeued_and_rejected(sh: Shell) -> None:

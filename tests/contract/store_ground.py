@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from ostler.clock import SystemClock
+from ostler.clock import Clock, SystemClock
 from ostler.failpoints import Seams
 from ostler.ids import Uuid7Source
 from ostler.model.access import HOME_WORKSPACE_ID, SYSTEM, Actor, Workspace
@@ -18,6 +18,7 @@ from ostler.model.events import AgentErrorEvent, Event
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import AgentState, SuspendDepth, Tier
+from ostler.model.task import Task, TaskState
 from ostler.model.text import fold_tags
 from ostler.model.types import from_micros
 from ostler.model.wait import Wait, WaitKind
@@ -152,6 +153,21 @@ def new_wait(about: AgentInstance | None = None, **fields: Any) -> Wait:
         "created_at": _NOTHING,
     }
     return Wait(**{**known, **fields})
+
+
+def new_task(clock: Clock, **fields: Any) -> Task:
+    values: Mapping[str, Any] = {
+        "task_id": IDS.new(),
+        "workspace_id": HOME,
+        "key": "",
+        "state": TaskState.QUEUED,
+        "task": "do it",
+        "created_by": "",
+        "created_at": clock.wall(),
+        "updated_at": clock.wall(),
+        **fields,
+    }
+    return Task(**values)
 
 
 async def new_workspace(store: Store, tier: Tier, number: int = 2) -> UUID:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,8 +12,9 @@ from ostler.model.events import AgentEvent, AgentHealthChangedEvent, AgentStateC
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.states import ACTIVE_STATES, AgentState, AgentStateTransitions, HealthState
+from ostler.model.task import TaskState
 from ostler.policy.quota import plan
-from ostler.store import audit, events, queries, workspaces
+from ostler.store import audit, events, queries, tasks, workspaces
 from ostler.store.store import Store
 from ostler.store.transaction import Reader
 
@@ -174,6 +176,23 @@ def statistics_faults(reader: Reader, workspace_id: UUID, now: datetime) -> list
     return [f"{name}: the statistics say {say}, the rows {n}" for name, (say, n) in counted.items() if say != n]
 
 
+def task_statistics_faults(reader: Reader, workspace_id: UUID) -> list[str]:
+    """The statistics of tasks, which add kept totals, are what counting the rows gives."""
+    rows = [task for task in tasks.tasks_in(reader, frozenset(TaskState)) if task.workspace_id == workspace_id]
+    states = Counter(task.state for task in rows)
+    took = [task.completed_at - task.started_at for task in rows if task.completed_at and task.started_at]
+    turned_down = sum(task.state is TaskState.REJECTED and task.completed_at is not None for task in rows)
+    reviewed = states[TaskState.ACCEPTED] + turned_down
+    statistics = tasks.statistics(reader, workspace_id)
+    counted: dict[str, tuple[object, object]] = {
+        "by_state": (dict(statistics.by_state), {state: states[state] for state in TaskState}),
+        "success_rate": (statistics.success_rate, states[TaskState.ACCEPTED] / reviewed if reviewed else None),
+        "average": (statistics.average_duration, sum(took, timedelta(0)) // len(took) if took else None),
+        "cost": (round(statistics.cost_usd, 6), round(sum(task.cost_usd or 0.0 for task in rows), 6)),
+    }
+    return [f"{name}: the statistics say {say}, the rows {n}" for name, (say, n) in counted.items() if say != n]
+
+
 def faults_of(reader: Reader, now: datetime) -> list[str]:
     faults = contradictions(reader)
     log, horizon = whole_log(reader), events.pruned_until(reader)
@@ -181,6 +200,7 @@ def faults_of(reader: Reader, now: datetime) -> list[str]:
     for workspace in workspaces.list_workspaces(reader):
         space = workspace.workspace_id
         faults += statistics_faults(reader, space, now)
+        faults += task_statistics_faults(reader, space)
         faults += [f"audit of {workspace.name}: {fault}" for fault in audit.verify(reader, space).faults]
         if horizon == 0:
             faults += record_faults(folded, all_instances(reader, space))

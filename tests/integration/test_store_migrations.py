@@ -12,11 +12,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from store_ground import Place, brought_to, current, ready, reserved
+from store_ground import Place, brought_to, current, new_task, ready, reserved
 from store_invariants import invariant_faults
 
 from ostler.failpoints import FaultPlan, InjectedCrash, Seams
+from ostler.model.access import SYSTEM
 from ostler.model.states import AgentState
+from ostler.model.task import TaskState
+from ostler.store import tasks
 from ostler.store.connection import migrations
 from ostler.store.postgres import PostgresConnection
 from ostler.store.sqlite import SqliteConnection
@@ -26,6 +29,8 @@ pytestmark = pytest.mark.anyio
 
 Shape = dict[str, tuple[frozenset[str], frozenset[str]]]
 NEWEST = migrations()[-1].number
+#: The shape of the homes that kept no totals.
+_BEFORE_TOTALS = 5
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -103,6 +108,26 @@ async def test_a_database_goes_up_down_and_up_again(place: Place) -> None:
         await ready(store)
         assert await invariant_faults(store, clock.wall()) == []
     assert shape(place) == whole
+
+
+async def test_totals_of_an_older_home_are_counted_from_its_rows(place: Place) -> None:
+    clock = ManualClock()
+    async with place.store(Seams(clock=clock)) as store:
+        for state in (AgentState.TERMINATED, AgentState.FAILED, AgentState.READY):
+            await brought_to(store, state)
+            clock.advance(1.5)
+        for completes in (False, True):
+            task = await store.run(tasks.add_task, new_task(clock), by=SYSTEM)
+            if completes:
+                changes = {"started_at": clock.wall(), "attempt": 1}
+                task = await store.run(tasks.change_task, task, changes, to=TaskState.RUNNING)
+                clock.advance(2)
+                task = await store.run(tasks.change_task, task, to=TaskState.COMPLETED)
+            await store.run(tasks.change_task, task, {"cost_usd": 0.125}, to=TaskState.REJECTED)
+    with connected(place) as connection:
+        connection.migrate_down(_BEFORE_TOTALS)
+    async with place.store(Seams(clock=clock)) as store:
+        assert await invariant_faults(store, clock.wall()) == []
 
 
 async def test_every_step_down_leaves_the_shape_of_the_step_below(place: Place) -> None:

@@ -165,3 +165,13 @@ def test_an_empty_list_for_programs_is_empty(capsys: pytest.CaptureFixture[str])
     for form in ("json", "jsonl", "name"):
         show([], form, tasks.COLUMNS, empty="no task is open; add one")
     assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_numbers_at_the_end_stay_beside_their_names_and_only_states_are_coloured() -> None:
+    columns = [
+        Column("WHAT", itemgetter(0)),
+        Column("STATE", itemgetter(1)),
+        Column("NUMBER", itemgetter(2), 0, 0, True),
+    ]
+    (_, line) = Table(columns, [("failed", "failed", "3")], 80).lines(colour=True)
+    assert line == "failed  \x1b[31mfailed\x1b[0m       3"

@@ -174,7 +174,7 @@ def _daemon(home: Path) -> Finding:
     except DaemonError as error:
         return Finding("fail", str(error))
     up_for = rough_duration(seconds_since(status["started_at"]))
-    return Finding("ok", f"daemon running (pid {status['pid']}) since {up_for}")
+    return Finding("ok", f"daemon running (pid {status['pid']}) for {up_for}")
 
 
 def _settings() -> Finding:

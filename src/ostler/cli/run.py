@@ -295,7 +295,10 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
         for item in daemon.stream("logs", instance=instance, **window):
             _print_line(item.data, form, times=chosen["times"])
 
-    agent = _working_on(daemon, agent, follow_setup=follow_log if follow else None) or agent
+    worker = _working_on(daemon, agent, follow_setup=follow_log if follow else None)
+    if worker is not None and not _is_agent(daemon, worker):
+        raise fail(f"the output of the agent that worked on {agent} was removed with its record", ExitCode.NOT_FOUND)
+    agent = worker or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])

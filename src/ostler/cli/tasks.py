@@ -198,7 +198,8 @@ def show_task(key: str) -> None:
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
     task = on_task(Daemon(), "cancel_task", key, reason=message)
-    click.echo(f"{plain(task['key'])} is cancelled. Its workdir is kept: {short_path(_place(task))}")
+    kept = f" Its workdir is kept: {short_path(_place(task))}" if task["workdir"] else ""
+    click.echo(f"{plain(task['key'])} is cancelled.{kept}")
 
 
 @task.command()

@@ -200,6 +200,9 @@ class BlockingClient:
                     cursor = item.id or cursor
                     yield item
             except UnreachableError:
+                if self._address is None and not self._home.is_dir():
+                    sentence = f"the home {self._home} was removed or moved away; what ran in it has ended"
+                    raise DaemonError(UNREACHABLE, sentence) from None
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > RECONNECT_SECONDS:
                     raise

@@ -81,7 +81,7 @@ class Connection(ABC):
         """The schema version of what is stored, read without changing it; 0 where there is no store of Ostler."""
 
     def filter_clause(self, clause: str, *, first: bool) -> str:
-        """A clause of a filter. Only the first may choose the index, where the planner would choose badly."""
+        """A clause of a filter or a group. Only the first may choose the index where the planner would choose badly."""
         del first
         return clause
 

@@ -37,6 +37,7 @@ from ostler.store.moves import (
     subject,
 )
 from ostler.store.requests import lose_requests
+from ostler.store.totals import count_ended
 from ostler.store.transaction import Transaction
 from ostler.store.waits import WAITS, end_wait, end_waits_of
 from ostler.store.workspaces import require_workspace
@@ -340,6 +341,7 @@ def _add_attempt(tx: Transaction, old: AgentInstance, changes: Changes) -> Chang
             case _:
                 columns[name] = value
     assignments = ", ".join(f"{'attempt' if name == 'new_attempt' else name} = :{name}" for name in columns)
+    count_ended(tx, old.instance_id, -1)
     rows = tx.fetch(
         f"""UPDATE agent_instances SET {assignments}, version = version + 1, updated_at = :now
             WHERE id = :id AND attempt = :attempt AND state = :old_state RETURNING version""",

@@ -20,6 +20,7 @@ from ostler.model.states import INACTIVE_STATES, AgentState, AgentStateTransitio
 from ostler.model.text import clipped
 from ostler.model.wait import WaitKind
 from ostler.store.record_table import RecordTable
+from ostler.store.totals import count_ended
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import end_waits_of
 
@@ -92,6 +93,8 @@ def apply_move(tx: Transaction, old: AgentInstance, move: Move, columns: Mapping
         **(columns or {}),
         **({} if move.metrics is None else {"metrics_json": INSTANCES.dump("metrics", move.metrics)}),
     }
+    if ends:
+        count_ended(tx, old.instance_id, -1)  # one that has failed before is counted as such
     legal = _is_legal(state, move)
     version = update_row(tx, old, fields, state) if legal else None
     if version is None and move.catch_up:
@@ -104,6 +107,8 @@ def apply_move(tx: Transaction, old: AgentInstance, move: Move, columns: Mapping
         )
     if version is None:
         raise mismatch(tx, old)
+    if ends:
+        count_ended(tx, old.instance_id, 1)
     if ends and state not in INACTIVE_STATES and not move.keeps_place:
         tx.execute("UPDATE workspaces SET active = active - 1 WHERE id = :id", id=old.workspace_id)
         tx.execute("UPDATE agent_instance_tags SET active = 0 WHERE instance_id = :id", id=old.instance_id)

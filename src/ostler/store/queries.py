@@ -14,6 +14,7 @@ from ostler.model.states import ACTIVE_STATES, AgentState, HealthState, Tier
 from ostler.model.types import from_micros
 from ostler.policy.quota import plan
 from ostler.store.moves import INSTANCES, get_instance
+from ostler.store.totals import ENDED, ENDED_LIVED
 from ostler.store.transaction import Reader
 
 _STARS = re.compile(r"\*+")
@@ -159,8 +160,8 @@ def lasting_failures(
 #: One statement, so that all of it is of one moment.
 _STATISTICS = """
     SELECT 'instances', state, health_state, count(*), sum(CASE WHEN lived > 0 THEN lived ELSE 0 END)
-    FROM (SELECT state, health_state, coalesce(terminated_at, :now) - created_at - downtime_us AS lived
-          FROM agent_instances WHERE workspace_id = :id) AS i GROUP BY state, health_state
+    FROM (SELECT state, health_state, :now - created_at - downtime_us AS lived
+          FROM agent_instances WHERE workspace_id = :id AND active = 1) AS i GROUP BY {groups}
     UNION ALL SELECT 'counter', name, '', value, 0 FROM counters WHERE workspace_id = :id
     UNION ALL SELECT 'tier', tier, '', 0, 0 FROM workspaces WHERE id = :id"""
 
@@ -171,11 +172,18 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
     counters: dict[str, int] = {}
     tier: Tier | None = None
     lived = 0
-    for kind, name, health, value, microseconds in reader.fetch(_STATISTICS, id=workspace_id, now=now):
+    # No index by state: it holds the ended ones too.
+    groups = ", ".join(reader.filter_clause(column, first=False) for column in ("state", "health_state"))
+    sql = _STATISTICS.format(groups=groups)
+    for kind, name, health, value, microseconds in reader.fetch(sql, id=workspace_id, now=now):
         if kind == "instances":
             by_state[AgentState(name)] += value
             by_health[HealthState(health)] += value
             lived += int(microseconds)
+        elif kind == "counter" and name.startswith(ENDED):
+            _, state, health_state = name.split(".")
+            by_state[AgentState(state)] += value
+            by_health[HealthState(health_state)] += value
         elif kind == "counter":
             counters[name] = value
         else:
@@ -189,7 +197,7 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
         max_concurrent=plan(tier).max_concurrent,
         total_spawned=counters.get("spawned", 0),
         total_terminated=counters.get("terminated", 0),
-        average_uptime=timedelta(microseconds=lived // max(sum(by_state.values()), 1)),
+        average_uptime=timedelta(microseconds=(lived + counters.get(ENDED_LIVED, 0)) // max(sum(by_state.values()), 1)),
         total_restarts=counters.get("restarts", 0),
     )
 
@@ -197,9 +205,11 @@ def statistics(reader: Reader, workspace_id: UUID, now: datetime) -> LifecycleSt
 def state_counts(reader: Reader) -> dict[AgentState, int]:
     """Of all workspaces, for the gauges."""
     counts = dict.fromkeys(AgentState, 0)
-    for state, count in reader.fetch("SELECT state, count(*) FROM agent_instances GROUP BY state"):
+    active = reader.fetch("SELECT state, count(*) FROM agent_instances WHERE active = 1 GROUP BY state")
+    ended = reader.fetch("SELECT name, value FROM counters WHERE name LIKE 'ended.%'")
+    for state, count in (*active, *((name.split(".")[1], value) for name, value in ended)):
         if state in counts:  # else the row is damaged, which its readers are told
-            counts[AgentState(state)] = count
+            counts[AgentState(state)] += count
     return counts
 
 

@@ -15,6 +15,7 @@ from ostler.model.types import micros
 from ostler.policy.retention import RetentionPolicy
 from ostler.store.attempts import get_attempt
 from ostler.store.audit import PRUNED, get_chain, list_chains
+from ostler.store.totals import count_ended
 from ostler.store.transaction import Transaction
 from ostler.store.waits import end_waits_of
 
@@ -84,6 +85,7 @@ def remove_instance(tx: Transaction, old: AgentInstance, *, by: Actor) -> None:
 
 
 def _delete_instance(tx: Transaction, key: Any) -> None:
+    count_ended(tx, key, -1)
     for table in ("attempts", "requests", "agent_instance_tags"):
         tx.execute(f"DELETE FROM {table} WHERE instance_id = :id", id=key)
     tx.execute("DELETE FROM agent_instances WHERE id = :id", id=key)

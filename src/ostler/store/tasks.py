@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,6 +26,15 @@ from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
 from ostler.store.queries import like_pattern
 from ostler.store.record_table import RecordTable
+from ostler.store.totals import (
+    NANODOLLARS,
+    TASK,
+    TASK_COST,
+    TASK_TIMED,
+    TASK_TOOK,
+    TASK_TURNED_DOWN,
+    count_task,
+)
 from ostler.store.transaction import Reader, Transaction
 from ostler.store.waits import WAITS
 
@@ -89,9 +99,33 @@ def list_tasks(reader: Reader, workspace_id: UUID, criteria: TaskFilter) -> list
 
 
 def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
-    """Of all workspaces, oldest first; for recovery and retention."""
+    """Of all workspaces, oldest first."""
     names = ", ".join(f"'{state}'" for state in sorted(states))
     return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state IN ({names}) ORDER BY id"))
+
+
+def tasks_to_recover(reader: Reader) -> list[Task]:
+    """Those that run or have a workdir, of all workspaces, oldest first."""
+    return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state = 'running' OR workdir_json IS NOT NULL ORDER BY id"))
+
+
+def finished_until(reader: Reader, moment: datetime) -> list[Task]:
+    """Those that were accepted or rejected until then, of all workspaces, oldest first."""
+    sql = f"{TASKS.select} WHERE state IN {_FINISHED} AND ended_at <= :moment ORDER BY id"
+    return TASKS.read(reader.fetch(sql, moment=moment))
+
+
+def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
+    """Workspace and key of every task, and the key of its workdir. Without the rest of the rows, which is long."""
+    rows = reader.fetch("SELECT workspace_id, key, workdir_json FROM tasks")
+    return [
+        (
+            space if isinstance(space, UUID) else UUID(bytes=space),
+            key,
+            None if workdir is None else str(json.loads(workdir)["key"]),
+        )
+        for space, key, workdir in rows
+    ]
 
 
 def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
@@ -148,36 +182,34 @@ def dependents(reader: Reader, task: Task) -> list[Task]:
 
 
 def statistics(reader: Reader, workspace_id: UUID) -> TaskStatistics:
-    counts = dict.fromkeys(TaskState, 0)
-    cost = 0.0
-    for state, count, spent in reader.fetch(
-        "SELECT state, count(*), sum(cost_usd) FROM tasks WHERE workspace_id = :space GROUP BY state",
+    """Of the open tasks from their rows, of the finished ones from the totals."""
+    counters = reader.fetch("SELECT name, value FROM counters WHERE workspace_id = :space", space=workspace_id)
+    totals: dict[str, int] = dict(counters)
+    counts = {state: int(totals.get(f"{TASK}{state}", 0)) for state in TaskState}
+    cost = totals.get(TASK_COST, 0) / NANODOLLARS
+    timed, took = totals.get(TASK_TIMED, 0), totals.get(TASK_TOOK, 0)
+    for state, count, spent, completed, lasted in reader.fetch(
+        f"""SELECT state, count(*), sum(cost_usd), count(completed_at - started_at), sum(completed_at - started_at)
+            FROM tasks WHERE workspace_id = :space AND state NOT IN {_FINISHED}
+            GROUP BY {reader.filter_clause("state", first=False)}""",
         space=workspace_id,
     ):
-        counts[TaskState(state)] = count
+        counts[TaskState(state)] += count
         cost += float(spent or 0.0)
-    turned_down = _count(reader, workspace_id, "state = 'rejected' AND completed_at IS NOT NULL")
-    waiting = "SELECT 1 FROM waits WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL AND waits.kind = 'human'"
-    reviewed = counts[TaskState.ACCEPTED] + turned_down
-    average = reader.fetch_one(
-        "SELECT avg(completed_at - started_at) FROM tasks WHERE workspace_id = :space AND completed_at IS NOT NULL",
+        timed, took = timed + completed, took + int(lasted or 0)
+    parked = reader.fetch_one(
+        """SELECT count(*) FROM tasks WHERE workspace_id = :space AND state = 'queued' AND EXISTS (SELECT 1 FROM waits
+           WHERE waits.task_id = tasks.id AND waits.ended_at IS NULL AND waits.kind = 'human')""",
         space=workspace_id,
     )
-    lasted = None if average is None or average[0] is None else timedelta(microseconds=int(average[0]))
+    reviewed = counts[TaskState.ACCEPTED] + totals.get(TASK_TURNED_DOWN, 0)
     return TaskStatistics(
         by_state=counts,
-        parked=_count(reader, workspace_id, f"state = 'queued' AND EXISTS ({waiting})"),
+        parked=0 if parked is None else int(parked[0]),
         success_rate=counts[TaskState.ACCEPTED] / reviewed if reviewed else None,
-        average_duration=lasted,
+        average_duration=timedelta(microseconds=took // timed) if timed else None,
         cost_usd=cost,
     )
-
-
-def _count(reader: Reader, workspace_id: UUID, condition: str) -> int:
-    row = reader.fetch_one(
-        f"SELECT count(*) FROM tasks WHERE workspace_id = :space AND {condition}", space=workspace_id
-    )
-    return 0 if row is None else int(row[0])
 
 
 # --- changing ----------------------------------------------------------------------------------------
@@ -199,6 +231,7 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
     needed = _require_dependencies(tx, named, named.depends_on)
     added = named.evolve(depends_on=needed, created_at=tx.now, updated_at=tx.now, created_by=by.name).checked()
     TASKS.insert(tx, added, rank=_RANK[added.priority])
+    count_task(tx, None, added)
     _emit(tx, added, None, None, by)
     tx.audit(added.workspace_id, by, "task.add", f"task:{added.key}", detail=added.title)
     keep_answer(tx, added.workspace_id, key, "task.add", added.key)
@@ -340,6 +373,7 @@ def change_task(  # noqa: PLR0913 - what is written with a change is one commit
     )
     if not changed:
         raise VersionConflictError(f"{old.key} was changed meanwhile; read it again and decide anew")
+    count_task(tx, old, new)
     if new.state is not old.state or (old.is_held and not new.is_held):  # who works the queue has to be told of both
         _emit(tx, new, old.state, reason, by)
     if new.state is not old.state:
@@ -364,7 +398,8 @@ def set_dependencies(tx: Transaction, old: Task, keys: tuple[str, ...], *, by: A
 def delete_task(tx: Transaction, task: Task, *, by: Actor) -> None:
     if not task.is_finished:
         raise InvalidOperationError(f"{task.key} is {task.state}; only an accepted or a rejected task can be deleted")
-    tx.execute("DELETE FROM tasks WHERE id = :id AND version = :version", id=task.task_id, version=task.version)
+    if tx.execute("DELETE FROM tasks WHERE id = :id AND version = :version", id=task.task_id, version=task.version):
+        count_task(tx, task, None)
     tx.execute("DELETE FROM waits WHERE task_id = :id", id=task.task_id)
     tx.audit(task.workspace_id, by, "task.purge", f"task:{task.key}")
 

@@ -231,7 +231,7 @@ class TaskOrchestrator(TaskVerbs):
             _log.warning("a checkout could not follow its branch: %s", trouble)
         await self._end_leftovers()
         taken_up = []
-        for task in await self.manager.store.read(task_store.tasks_in, frozenset(TaskState)):
+        for task in await self.manager.store.read(task_store.tasks_to_recover):
             try:
                 taken_up += await self._recover(task)
             except (OstlerError, OSError) as error:

@@ -10,8 +10,9 @@ from uuid import UUID
 from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.model.access import Actor
-from ostler.model.task import FINISHED_STATES, Task, TaskState
+from ostler.model.task import Task, TaskState
 from ostler.store import tasks as task_store
+from ostler.store.totals import count_task
 from ostler.store.transaction import Transaction
 from ostler.tasks.context import BY, TaskContext, exists, workdir_key, workdir_of
 from ostler.workdirs.records import VaultEntry, Workdir
@@ -63,6 +64,7 @@ def _restore_record(tx: Transaction, entry: VaultEntry, *, by: Actor) -> Task:
     saved = Task.from_dict(entry.record)
     task = saved.evolve(workdir=None, vault=entry.to_dict(), updated_at=tx.now, ended_at=tx.now)
     task_store.TASKS.insert(tx, task, rank=0)
+    count_task(tx, None, task)
     tx.audit(task.workspace_id, by, "task.restore", f"task:{task.key}")
     return task
 
@@ -75,10 +77,11 @@ async def collect(tasks: TaskContext) -> int:
     """Purge what was accepted or rejected long enough ago; how many. Each task in its own guard."""
     purged = 0
     now = tasks.manager.now()
-    for task in await tasks.store.read(task_store.tasks_in, FINISHED_STATES):
-        needed = await tasks.store.read(task_store.dependents, task)
+    for task in await tasks.store.read(task_store.finished_until, now):
         kept_until = now - tasks.settings_of(task.project).retention
-        if task.ended_at is None or task.ended_at > kept_until or needed:
+        if task.ended_at is None or task.ended_at > kept_until:
+            continue
+        if await tasks.store.read(task_store.dependents, task):
             continue
         try:
             await purge(tasks, task)
@@ -103,9 +106,9 @@ async def purge(tasks: TaskContext, task: Task) -> None:
 
 async def _retire_orphans(tasks: TaskContext) -> None:
     """Workdirs that no record knows are kept: in the vault."""
-    owners = await tasks.store.read(task_store.tasks_in, frozenset(TaskState))
-    keys = {workdir_key(task.workspace_id, task.key) for task in owners}
-    keys |= {str(task.workdir["key"]) for task in owners if task.workdir is not None}
+    places = await tasks.store.read(task_store.task_places)
+    keys = {workdir_key(workspace_id, key) for workspace_id, key, _ in places}
+    keys |= {own_key for _, _, own_key in places if own_key is not None}
     for path in await tasks.workdirs.orphans(keys):
         try:
             workdir = await tasks.workdirs.plan(path.name, near=None)

@@ -103,7 +103,10 @@ def explain(facts: TaskFacts) -> TaskWhy:
 def _history(facts: TaskFacts) -> list[str]:
     task, lines = facts.task, []
     if task.attempt:
-        lines.append(f"attempts: {task.attempt}; failures that count: {task.failures} of {task.max_failures}")
+        # Parked, it has all its failures before it again: those that parked it stand in the wait.
+        spent = [wait.detail["failures"] for wait in facts.waits if wait.detail and "failures" in wait.detail]
+        failures = max(spent, default=task.failures)
+        lines.append(f"attempts: {task.attempt}; failures that count: {failures} of {task.max_failures}")
     if task.error and not any(wait.reason and first_line(task.error) in wait.reason for wait in facts.waits):
         lines.append(f"at last: {first_line(task.error)}")
     return lines
