@@ -124,6 +124,19 @@ def test_add_says_when_nothing_will_take_the_task_up(sh: Shell) -> None:
     sh.ok("task", "cancel", key)
 
 
+def test_add_takes_a_list_of_tasks_as_a_whole_or_says_what_is_wrong_on_which_line(sh: Shell) -> None:
+    listed = "- task: first of the list\n  key: listed-1\n  hold: true\n- task: second\n  after: listed-1\n"
+    wrong = sh.run("task", "add", "-f", "-", stdin=f"{listed}  agent: nobody\n")
+    assert wrong.code == 2
+    assert "standard input:6: agent must be one that can be spawned" in wrong.err
+    assert "no task was added" in wrong.err
+    (sh.project / "tasks.yaml").write_text(listed)
+    assert sh.ok("task", "add", "-f", "tasks.yaml").startswith("listed-1  first of the list\n")
+    assert sh.run("task", "add", "-f", "tasks.yaml").code == 2, "the key is taken"
+    assert sh.run("task", "add", "-f", "tasks.yaml", "--agent", "worker").code == 2
+    (sh.project / "tasks.yaml").unlink()
+
+
 def test_add_takes_all_that_a_task_has(sh: Shell) -> None:
     first = done(sh, "true")
     words = ("--after", first, "--priority", "high", "--tag", "night", "--hold", "--timeout", "45m", "--key", "mine")

@@ -219,6 +219,16 @@ async def test_the_next_daemon_brings_the_crews_of_every_project_up_again(tmp_pa
         assert (await stand.completed(await stand.add("make it", "maker")))["member"] == "coder-1"
 
 
+async def test_broken_settings_of_every_project_are_in_the_inbox(tmp_path: Path) -> None:
+    async with two_projects(tmp_path) as (first, second):
+        path = second.directory / "ostler.toml"
+        path.write_text("[tasks]\nmax-failures = 0\n")
+        assert "max-failures" in (await second.call("status"))["settings_fault"]
+        assert [row["key"] for row in await first.call("inbox")] == [str(path)]
+        path.write_text("[tasks]\nmax-failures = 9\n")
+        await first.until("inbox", lambda rows: not rows)
+
+
 async def test_a_token_that_may_only_look_reads_no_files_of_other_directories(tmp_path: Path) -> None:
     folder = tmp_path / "private"
     agent_file(folder, "secret", "hidden")
@@ -232,3 +242,34 @@ async def test_a_token_that_may_only_look_reads_no_files_of_other_directories(tm
             names[role] = {definition["name"] for definition in definitions}
         assert "secret" in names["admin"]
         assert "secret" not in names["viewer"]
+
+
+_MODULE = """
+import ostler
+
+class Worker(ostler.Agent):
+    async def process(self, request):
+        return "{words}"
+"""
+
+
+async def test_modules_of_one_name_in_two_projects_are_not_mixed_up(tmp_path: Path) -> None:
+    async with two_projects(tmp_path) as (first, second):
+        for stand, words in ((first, "from-first"), (second, "from-second")):
+            (stand.directory / "worker_of_project.py").write_text(_MODULE.format(words=words))
+            folder = stand.directory / ".claude" / "agents"
+            folder.mkdir(parents=True)
+            for level in ("process", "thread"):
+                driver = "driver: 'python:worker_of_project:Worker'"
+                text = f"---\nlifecycle: {{{driver}, isolation: {level}}}\n---\nWork.\n"
+                (folder / f"{level}-worker.md").write_text(text)
+        for stand, words in ((first, "from-first"), (second, "from-second")):
+            assert await _asked(stand, "process-worker") == words
+        assert await _asked(first, "thread-worker") == "from-first"
+        with pytest.raises(DaemonError, match=r"cannot be used beside .*isolation: process"):
+            await _asked(second, "thread-worker")
+
+
+async def _asked(stand: Stand, agent: str) -> Any:
+    instance = (await stand.call("spawn", spawn={"definition": agent}))["instance_id"]
+    return (await stand.call("ask", instance=instance, request="?"))["answer"]

@@ -79,6 +79,7 @@ ROUTES = (
     Route(
         "add_task", "POST", "/v1/tasks", "tasks.write", body="new_task", body_limit=LARGE_BODY, status=201, agent=True
     ),
+    Route("add_tasks", "POST", "/v1/tasks/batch", "tasks.write", body_limit=LARGE_BODY, status=201),
     Route("tasks", "GET", "/v1/tasks", "tasks.read"),
     Route("task", "GET", _TASK, "tasks.read", agent=True),
     Route("why_task", "GET", f"{_TASK}/why", "tasks.read", agent=True),

@@ -29,6 +29,8 @@ ENDED = frozenset({"terminated", "failed"})
 STATES = ("initializing", "ready", "processing", "waiting", "suspended", "terminating", "terminated", "failed")
 HEALTH = ("unknown", "healthy", "degraded", "unhealthy")
 _PAUSE_SECONDS = 0.1
+#: Verbs whose values do not come from options, so their faults are not told in terms of them.
+_MANY = frozenset({"add_tasks"})
 _PAGE = 1000
 
 
@@ -89,7 +91,7 @@ class Daemon:
                 self._start()
             return self._client.call(verb, **parameters)
         except DaemonError as error:
-            raise _by_options(error) from error
+            raise (error if verb in _MANY else _by_options(error)) from error
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""

@@ -56,7 +56,7 @@ def up(names: tuple[str, ...], detach: bool) -> None:
     click.echo(f"{queue}   {'Stop them: ostler crew stop' if detach else 'Ctrl+C stops in order.'}")
     _tell_faults(crews)
     if not detach:
-        raise click.exceptions.Exit(_Follower(daemon, [crew["name"] for crew in crews]).run(reply["cursor"]))
+        raise click.exceptions.Exit(_Follower(daemon, crews).run(reply["cursor"]))
 
 
 def _title(crew: dict[str, Any]) -> str:
@@ -129,9 +129,12 @@ def reload() -> None:
 class _Follower:
     """Shows what crews do until they have stopped; passes Ctrl+C on."""
 
-    def __init__(self, daemon: Daemon, names: list[str]) -> None:
+    def __init__(self, daemon: Daemon, crews: Sequence[dict[str, Any]]) -> None:
+        names = [str(crew["name"]) for crew in crews]
         self._daemon = daemon
         self._names = names
+        #: Crews of one project come up together; those of another may have the same names.
+        self._project = (crews[0]["project"] if crews else None) or ""
         self._up = set(names)
         self._began: dict[str, str] = {}
         self._interrupts = 0
@@ -165,7 +168,7 @@ class _Follower:
         self._daemon.call_in_thread("crew_stop", names=self._names, force=not first)
 
     def _tell(self, kind: str, event: dict[str, Any]) -> None:
-        if kind == "crew_changed" and event["crew"] in self._names:
+        if kind == "crew_changed" and event["crew"] in self._names and event.get("project", "") == self._project:
             if event["is_up"]:
                 self._up.add(event["crew"])
             elif not event["is_stopping"]:

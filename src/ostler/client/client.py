@@ -165,6 +165,13 @@ class Client:
         """`more` as in `TaskOrchestrator.submit`; `key` makes the call safe to repeat."""
         return _task(await self.call("add_task", key=key, new_task={"task": task, **more}))
 
+    async def add_tasks(
+        self, entries: Sequence[Mapping[str, Any]], *, near: str | None = None, key: str | None = None
+    ) -> list[Task]:
+        """All of them or none; an entry holds the arguments of `TaskOrchestrator.submit`."""
+        added = await self.call("add_tasks", key=key, entries=list(map(dict, entries)), near=near)
+        return [_task(values) for values in added]
+
     async def tasks(self, **criteria: Any) -> list[Task]:
         return [_task(values) for values in await self.call("tasks", **criteria)]
 

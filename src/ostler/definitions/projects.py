@@ -97,6 +97,11 @@ class Projects:
             project = self._by_key[key] = Project(self, key, own if key is None else Path(key))
         return project
 
+    def roots(self) -> list[Path]:
+        """The directories whose `ostler.toml` is in force for a project that was used; that of the home first."""
+        scopes = dict.fromkeys((None, *(project.scope for project in tuple(self._by_key.values()))))
+        return [root for scope in scopes if (root := self.at(scope).root) is not None]
+
     def near(self, directory: str | Path | None) -> Project:
         """The project that a directory is in."""
         if directory is None or self._home is None:

@@ -18,6 +18,7 @@ from ostler.errors import (
     InvalidOperationError,
     NotFoundError,
     StoreError,
+    ValidationError,
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
@@ -25,7 +26,7 @@ from ostler.model.events import TaskStateChangedEvent
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
-from ostler.model.validation import fault
+from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
@@ -155,28 +156,74 @@ class TaskVerbs:
         `project` is the key of the project whose definitions and settings count (`manager.projects.near`), where that
         is not the project of the home.
         """
+        values = {
+            "task": task,
+            "key": key,
+            "agent": agent,
+            "model": model,
+            "checks": checks,
+            "setup": setup,
+            "depends_on": depends_on,
+            "priority": priority,
+            "tags": tags,
+            "hold": hold,
+            "timeout": timeout,
+            "max_failures": max_failures,
+            "backoff": backoff,
+            "near": near,
+            "project": project,
+            "parent": parent,
+            "loop": loop,
+        }
         await self.manager.require(_P.TASKS_WRITE)
+        new_task = await self._new_task(values)
+        idempotency = _idempotency(new_task, idempotency_key)
+        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
+
+    async def submit_all(
+        self, entries: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, **shared: Any
+    ) -> list[Task]:
+        """Queue all of these or, where something is wrong with one of them, none. An entry holds the arguments of
+        `submit`; `shared` are those of every entry. One may depend on the key of another that stands before it.
+
+        The faults of all entries are raised at once; the field of each begins with `tasks.NUMBER`, from 0.
+        """
+        await self.manager.require(_P.TASKS_WRITE)
+        new_tasks: list[Task] = []
+        faults: list[Fault] = []
+        for number, entry in enumerate(entries):
+            try:
+                new_tasks.append(await self._new_task({**shared, **entry}))
+            except ValidationError as error:
+                faults += [fault.under(f"tasks.{number}") for fault in error.faults if isinstance(fault, Fault)]
+        if faults:
+            raise ValidationError(faults)
+        keys = [
+            _idempotency(new_task, None if idempotency_key is None else f"{idempotency_key}:{number}")
+            for number, new_task in enumerate(new_tasks)
+        ]
+        return await self.manager.store.run(task_store.add_tasks, new_tasks, keys, by=self.manager.actor)
+
+    async def _new_task(self, values: Mapping[str, Any]) -> Task:
+        """The record of a new task, checked; its key is empty where it gets the next number."""
+        agent, near, project, key = (values.get(name) for name in ("agent", "near", "project", "key"))
         if agent is not None:
             self._require_agent(agent, project)
         place = None if near is None else await self._require_place(os.path.abspath(near))  # noqa: PTH100, ASYNC240 - no file is touched
         now, settings = self.manager.now(), self.tasks.settings_of(project)
+        backoff = values.get("backoff")
         record = Task.from_dict(
             {
                 "task_id": self.manager.new_id(),
                 "workspace_id": self._space,
                 "key": key or "new",
-                "task": task,
-                "agent": agent,
-                "model": model,
-                "checks": tuple(checks),
-                "setup": setup,
-                "parent": parent,
-                "depends_on": tuple(depends_on),
-                "priority": priority,
-                "tags": tuple(tag.lower() for tag in tags),
-                "is_held": hold,
-                "timeout": timeout,
-                "max_failures": max_failures or settings.max_failures,
+                **{name: values.get(name) for name in ("task", "agent", "model", "setup", "parent", "timeout")},
+                "checks": tuple(values.get("checks") or ()),
+                "depends_on": tuple(values.get("depends_on") or ()),
+                "priority": values.get("priority") or AgentPriority.NORMAL,
+                "tags": tuple(tag.lower() for tag in values.get("tags") or ()),
+                "is_held": values.get("hold") or False,
+                "max_failures": values.get("max_failures") or settings.max_failures,
                 "backoff": settings.backoff if backoff is None else backoff,
                 "near": place,
                 "project": project,
@@ -185,13 +232,8 @@ class TaskVerbs:
                 "updated_at": now,
             }
         )
-        record = record.evolve(loop=loop)
-        new_task = record if key else record.evolve(key="")
-        idempotency = None
-        if idempotency_key is not None:
-            request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
-            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
-        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
+        record = record.evolve(loop=values.get("loop"))
+        return record if key else record.evolve(key="")
 
     def _require_agent(self, name: str, project: str | None) -> None:
         """Refused now, not when its turn comes at night."""
@@ -479,3 +521,10 @@ class TaskVerbs:
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
+
+
+def _idempotency(new_task: Task, key: str | None) -> IdempotencyKey | None:
+    if key is None:
+        return None
+    request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
+    return IdempotencyKey.of(key, json.dumps(request, sort_keys=True))

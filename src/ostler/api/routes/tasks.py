@@ -9,9 +9,10 @@ from fastapi import Body, Header
 
 from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, ProjectOf, SpeakerOf, TasksOf
 from ostler.api.speaker import task_of_agent
-from ostler.errors import OstlerError
+from ostler.errors import OstlerError, ValidationError
 from ostler.model.record import Record, record
 from ostler.model.task import Task, TaskFilter
+from ostler.model.validation import Fault
 
 
 @record
@@ -58,6 +59,29 @@ async def add(
         values["loop"] = loops.new_loop(**new_task.loop)
     task = await tasks.submit(**values, idempotency_key=idempotency_key)
     return {**_shown(task), "warning": tasks.untaken(task)}
+
+
+async def add_all(
+    context: ContextOf,
+    project: ProjectOf,
+    tasks: TasksOf,
+    entries: Annotated[list[dict[str, Any]], Body()],
+    near: Annotated[str | None, Body()] = None,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> list[dict[str, Any]]:
+    """All of them or none."""
+    project.refresh()
+    await context.crews.of(project.scope)
+    faults: list[Fault] = []
+    for number, entry in enumerate(entries):
+        try:
+            TaskBody.from_dict(entry)
+        except ValidationError as error:
+            faults += [fault.under(f"tasks.{number}") for fault in error.faults if isinstance(fault, Fault)]
+    if faults:
+        raise ValidationError(faults)
+    added = await tasks.submit_all(entries, near=near, project=project.key, idempotency_key=idempotency_key)
+    return [{**_shown(task), "warning": tasks.untaken(task)} for task in added]
 
 
 async def list_tasks(
@@ -170,6 +194,7 @@ async def unretire(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 HANDLERS: Handlers = {
     "add_task": add,
+    "add_tasks": add_all,
     "tasks": list_tasks,
     "task": get,
     "why_task": why,
