@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from crew_tables import crews
+from http_tables import answers
 from lifecycle_tables import calls, observers, spawns
 from log_tables import logs
 from loop_tables import loops
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
     "logs": logs,
     "records": records,
+    "answers": answers,
     "spawns": spawns,
     "calls": calls,
     "observers": observers,

@@ -125,7 +125,8 @@ def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
 def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
     """Rejected by Ostler itself, because the workdir was removed under their agents."""
     rows = reader.fetch(
-        f"{TASKS.select} WHERE workspace_id = :space AND state = 'rejected' AND error LIKE :error ORDER BY id",
+        f"""{TASKS.select} WHERE workspace_id = :space AND state = 'rejected'
+            AND error IS NOT NULL AND error LIKE :error ORDER BY id""",
         space=workspace_id,
         error=WORKDIR_GONE.format("%", "%"),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, Depends, Request
+from fastapi import Body, Request
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, Number, context_of, manager_of
+from ostler.api.context import ContextOf, Handlers, ManagerOf, Number, context_of, manager_of, provided
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
 from ostler.model.crew import CrewView
@@ -22,7 +22,7 @@ def supervisor_of(request: Request) -> Supervisor:
     return context.supervisor
 
 
-SupervisorOf = Annotated[Supervisor, Depends(supervisor_of)]
+SupervisorOf = Annotated[Supervisor, provided(supervisor_of)]
 
 
 def _shown(crews: list[CrewView]) -> list[dict[str, Any]]:
