@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ from ostler.simulation import (
     begin_run,
 )
 from ostler.store.store import Store
+from rivals import rival_python
 from table import Table, middle, percentile
 
 #: Agents, turns in a batch, turns in a batch where every turn is a commit, and the goal as a multiple of Mesa.
@@ -44,7 +44,6 @@ _SIZES = ((25, 1_000, 50, 1.0), (1_000, 40, 10, 1.2), (10_000, 4, 3, 1.2))
 _BATCHES = 60
 _KEPT_BATCHES = 5
 _MESA = "mesa==3.3.1"
-_RIVALS = Path(__file__).parent.parent / ".venv-bench"
 _ROUND = "--round"
 
 
@@ -190,7 +189,7 @@ async def _batches(run: SimulationOrchestrator, turns: int, batches: int, clock:
 def _turns(rounds: int) -> tuple[Table, Table]:
     ours: dict[str, list[float]] = defaultdict(list)
     theirs: dict[str, list[float]] = defaultdict(list)
-    python = _mesa_python()
+    python = rival_python("mesa", _MESA, "networkx")  # which Mesa imports and does not name
     sizes = [f"{count}:{turns}" for count, turns, _, _ in _SIZES]
     for _ in range(rounds):
         _add_round([sys.executable, __file__, _ROUND], ours)
@@ -223,22 +222,6 @@ def _add_round(words: list[str], rates: dict[str, list[float]]) -> None:
         return
     for name, each in json.loads(done.stdout.splitlines()[-1]).items():
         rates[name].append(max(each))
-
-
-def _mesa_python() -> str | None:
-    """An environment of its own, made once; None where Mesa cannot be installed."""
-    python, ready = _RIVALS / "bin" / "python", _RIVALS / ".mesa"
-    if not ready.exists() or ready.read_text() != _MESA:
-        print(f"installing {_MESA} into {_RIVALS.name}; once, and only for this table")
-        venv.create(_RIVALS, with_pip=True)
-        packages = [_MESA, "networkx"]  # which Mesa imports and does not name
-        words = [str(python), "-m", "pip", "install", "-q", *packages]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"Mesa is left out: {(done.stderr.strip().splitlines() or ['it cannot be installed'])[-1]}")
-            return None
-        ready.write_text(_MESA)
-    return str(python)
 
 
 # --- brains that wait --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from population_tables import populations
 from record_tables import records
 from store_tables import lists, transitions
 from table import Table
+from work_tables import commands, ray, runs, tasks
 
 PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
@@ -32,6 +33,10 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "answers": answers,
     "spawns": spawns,
     "calls": calls,
+    "ray": ray,
+    "commands": commands,
+    "runs": runs,
+    "tasks": tasks,
     "observers": observers,
     "crews": crews,
     "loops": loops,

@@ -21,6 +21,8 @@ KEEPER = "keeper"
 AGENTS_FOLDER = "agents"
 #: Settings of a project, beside its home.
 SETTINGS_FILE = "ostler.toml"
+#: What makes a directory a project.
+PROJECT_MARKERS = (SETTINGS_FILE, HOME_NAME, ".claude/agents", ".codex/agents")
 
 
 def default_home() -> Path:
@@ -42,6 +44,24 @@ def chosen_home(named: str | os.PathLike[str] | None) -> Path:
 def modules_of(home: Path) -> Path:
     """Where the modules of `python:` agents are: beside a home inside a directory, also the user's own; else in it."""
     return home.parent if home.name == HOME_NAME else home
+
+
+def project_near(directory: Path, home: Path) -> Path | None:
+    """The directory of the project that `directory` is in; None for that of the home, which is also that of a
+    directory in no project.
+
+    It is the nearest one that holds definitions or settings, else the nearest repository. What the user's own directory
+    holds is for all projects.
+    """
+    own = Path.home()
+    folders = [folder for folder in (directory, *directory.parents) if folder != own and folder not in own.parents]
+    if home in folders:  # such as a workdir, which holds copies of what a project has
+        return None
+    for markers in (PROJECT_MARKERS, (".git",)):
+        for folder in folders:
+            if any((folder / marker).exists() for marker in markers):
+                return None if folder == project_of(home) else folder
+    return None
 
 
 def project_of(home: Path) -> Path:

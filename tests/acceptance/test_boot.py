@@ -59,6 +59,15 @@ def test_tasks_and_crews_go_on_after_a_reboot(shell: Shell) -> None:
         assert daemon.wait(60) == 0
 
 
+def test_the_schemas_are_installed_and_printed(shell: Shell) -> None:
+    shell.ok("init", "sub")
+    site = next((shell.program.parent.parent / "lib").glob("python3*/site-packages/ostler/schemas"))
+    for what, name in (("settings", "ostler.schema.json"), ("definition", "agent.schema.json")):
+        printed = json.loads(shell.ok("schema", what))
+        assert json.loads((site / name).read_text()) == printed
+        assert json.loads((shell.project / "sub" / ".ostler" / name).read_text()) == printed
+
+
 def test_enable_says_what_to_do_without_systemd(shell: Shell, tmp_path: Path) -> None:
     refused = shell.run("enable", PATH=str(tmp_path))
     assert refused.code == 1

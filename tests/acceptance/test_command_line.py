@@ -78,7 +78,10 @@ def test_run_shows_the_output_and_passes_the_exit_code_on(sh: Shell) -> None:
         (("run", "--", "true"), 0),
         (("run", "--", "sh", "-c", "kill -9 $$"), 137),
         (("run", "--timeout", "1s", "--", "sleep", "60"), 124),
-        (("run", "--", "/no/such/program"), 125),
+        (("run", "--", "/no/such/program"), 127),
+        (("run", "-d", "--restart", "on-failure:3", "--", "./missing"), 127),
+        (("run", "--", "no-such-program"), 127),
+        (("run", "--", "/etc/passwd"), 126),
         (("run", "--memory", "12M", "--", "true"), 2),
         (("run", "--restart", "sometimes", "--", "true"), 2),
         (("run", "--frob", "--", "true"), 2),
@@ -253,6 +256,15 @@ def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
     assert json.loads(sh.ok("ps", "-o", "jsonl", "--name", "lives"))["state"] == "processing"
     assert sh.ok("ps", "-q", "--name", "lives") == "lives\n"
     sh.ok("stop", "lives")
+
+
+def test_to_ask_an_agent_that_is_busy_says_that_the_request_is_queued(sh: Shell) -> None:
+    background(sh, "busy")
+    until(lambda: sh.run("inspect", "busy").json()["metrics_now"])
+    told = sh.run("ask", "-d", "busy", "hello")
+    assert told.code == 0
+    assert "busy is busy with its job: your request is queued behind it" in told.err
+    sh.ok("kill", "busy")
 
 
 def test_inspect_why_and_logs_take_a_name_or_a_part_of_an_id(sh: Shell) -> None:

@@ -124,6 +124,19 @@ def test_add_says_when_nothing_will_take_the_task_up(sh: Shell) -> None:
     sh.ok("task", "cancel", key)
 
 
+def test_add_takes_a_list_of_tasks_as_a_whole_or_says_what_is_wrong_on_which_line(sh: Shell) -> None:
+    listed = "- task: first of the list\n  key: listed-1\n  hold: true\n- task: second\n  after: listed-1\n"
+    wrong = sh.run("task", "add", "-f", "-", stdin=f"{listed}  agent: nobody\n")
+    assert wrong.code == 2
+    assert "standard input:6: agent must be one that can be spawned" in wrong.err
+    assert "no task was added" in wrong.err
+    (sh.project / "tasks.yaml").write_text(listed)
+    assert sh.ok("task", "add", "-f", "tasks.yaml").startswith("listed-1  first of the list\n")
+    assert sh.run("task", "add", "-f", "tasks.yaml").code == 2, "the key is taken"
+    assert sh.run("task", "add", "-f", "tasks.yaml", "--agent", "worker").code == 2
+    (sh.project / "tasks.yaml").unlink()
+
+
 def test_add_takes_all_that_a_task_has(sh: Shell) -> None:
     first = done(sh, "true")
     words = ("--after", first, "--priority", "high", "--tag", "night", "--hold", "--timeout", "45m", "--key", "mine")
@@ -151,6 +164,16 @@ def test_a_task_is_cancelled_in_mid_work(sh: Shell) -> None:
     assert (shown(sh, key)["state"], shown(sh, key)["error"]) == ("rejected", "no longer wanted")
     assert not [line for line in sh.left_over() if "tail -f" in line]
     assert (place / "begun").exists()
+    never_begun = sh.ok("task", "add", "x", "--hold").split()[0]
+    assert sh.ok("task", "cancel", never_begun) == f"{never_begun} is cancelled.\n"
+
+
+def test_the_log_of_a_task_whose_agent_was_removed_is_a_sentence(sh: Shell) -> None:
+    key = done(sh, "echo said")
+    sh.ok("rm", f"{key}-1")
+    said = sh.run("logs", key)
+    assert (said.code, said.out) == (4, "")
+    assert said.err == f"ostler: the output of the agent that worked on {key} was removed with its record\n"
 
 
 def test_a_task_is_requeued_and_rejected(sh: Shell) -> None:

@@ -1,4 +1,4 @@
-"""The command line in a real terminal: tables as wide as it is, and the pager."""
+"""The command line in a real terminal: tables as wide as it is, the pager, and what works now."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -135,3 +136,42 @@ def test_in_a_pipe_there_is_neither_colour_nor_pager(sh: Shell, key: str) -> Non
     assert text.startswith("diff ")
     assert "\x1b[" not in text
     assert "+1000\n" in text
+
+
+# --- what works now ----------------------------------------------------------------------------------
+
+GATED = """---
+lifecycle:
+  driver: {command: [sh, -ec, 'echo far from done; while [ ! -e "$GATE" ]; do sleep 0.05; done; $LAST']}
+---
+"""
+
+
+def test_a_loop_shows_who_works_and_then_how_it_ended(sh: Shell, key: str, tmp_path: Path) -> None:
+    del key  # the repository is there
+    gate = tmp_path / "gate"
+    (sh.home / "agents" / "gated.md").write_text(
+        GATED.replace("$GATE", str(gate)).replace("$LAST", "ostler signal complete")
+    )
+    (sh.project / "PROMPT.md").write_text("Wait")
+    with run(sh, "loop", "PROMPT.md", "--agent", "gated") as terminal:
+        begun = terminal.expect(r"ostler: (T\d+) begins")[1]
+        terminal.expect(rf"{begun}-1 .* far from done")
+        gate.touch()
+        terminal.expect(r"iteration 1 ")
+        terminal.expect("Complete after 1 iteration")
+        assert terminal.wait() == 0
+
+
+def test_a_crew_shows_who_works_and_then_how_it_ended(sh: Shell, key: str, tmp_path: Path) -> None:
+    del key
+    gate = tmp_path / "gate"
+    (sh.home / "agents" / "gated.md").write_text(GATED.replace("$GATE", str(gate)).replace("$LAST", "true"))
+    (sh.project / "ostler.toml").write_text('[crew.coder]\nagent = "gated"\n')
+    added = sh.ok("task", "add", "wait", "--agent", "gated").split()[0]
+    with run(sh, "crew", "up") as terminal:
+        terminal.expect(rf"coder-1 .*{added} .* far from done")
+        gate.touch()
+        terminal.expect(rf"coder-1 +{added} +completed")
+        terminal.send("\x03")
+        assert terminal.wait() == 130

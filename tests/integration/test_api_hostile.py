@@ -99,6 +99,23 @@ async def test_a_huge_number_is_a_fault_of_the_caller(served: Served, verb: str,
         assert error.code in {"invalid", "not_found"}, error  # noqa: PT017 - an answer is as good
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+@pytest.mark.parametrize(("verb", "more"), [("events", {}), ("events", {"after": 0}), ("audit", {}), ("tasks", {})])
+async def test_a_page_has_at_least_one_place(served: Served, verb: str, more: dict[str, Any], limit: int) -> None:
+    with pytest.raises(DaemonError, match=f"limit must be .*1.*, was {limit}") as refusal:
+        await call(served, verb, limit=limit, **more)
+    assert refusal.value.code == "invalid"
+
+
+async def test_events_after_a_number_are_chosen_by_type_before_they_are_counted(served: Served) -> None:
+    spawned = [await call(served, "spawn", spawn={"command": ["sleep", "600"]}) for _ in range(2)]
+    (first, last) = await call(served, "events", after=0, types="agent_spawned", limit=2)
+    assert [first["instance_id"], last["instance_id"]] == [instance["instance_id"] for instance in spawned]
+    assert await call(served, "events", after=first["sequence"], types="agent_spawned", limit=1) == [last]
+    for instance in spawned:
+        await call(served, "terminate", instance=instance["instance_id"], options={"graceful_timeout": 0})
+
+
 # --- the same key ------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,31 @@ async def test_a_task_is_queued_with_the_next_number_and_told_to_log_and_audit(g
     assert (await ground.get("t002")) == second
 
 
+async def test_a_list_of_tasks_is_queued_as_a_whole(ground: TaskGround) -> None:
+    entries: list[dict[str, object]] = [{"task": "true", "key": "parser"}, {"task": "true", "depends_on": ["parser"]}]
+    added = await ground.tasks.submit_all(entries, agent=SHELL, near=ground.repository, idempotency_key="night")
+    assert [(task.key, task.depends_on) for task in added] == [("parser", ()), ("T001", ("parser",))]
+    again = await ground.tasks.submit_all(entries, agent=SHELL, near=ground.repository, idempotency_key="night")
+    assert again == added
+
+
+async def test_of_a_list_with_a_mistake_no_task_is_queued(ground: TaskGround) -> None:
+    wrong: list[dict[str, object]] = [
+        {"task": "true"},
+        {"task": " ", "agent": "nobody"},
+        {"task": "true", "tags": [""]},
+    ]
+    with pytest.raises(ValidationError) as caught:
+        await ground.tasks.submit_all(wrong)
+    fields = [fault.message.split()[0] for fault in caught.value.faults]
+    assert fields == ["tasks.1.agent", "tasks.2.tags.0"]
+    with pytest.raises(ValidationError, match=r"tasks\.1\.depends_on must be keys of tasks that exist"):
+        await ground.tasks.submit_all([{"task": "true"}, {"task": "true", "depends_on": ["later"]}])
+    with pytest.raises(ValidationError, match=r"tasks\.1\.key cannot be used: there is a task twice already"):
+        await ground.tasks.submit_all([{"task": "true", "key": "twice"}] * 2)
+    assert await list_keys(ground) == []
+
+
 async def test_the_same_idempotency_key_gives_the_same_task(ground: TaskGround) -> None:
     first = await ground.add("true", idempotency_key="once")
     assert await ground.add("true", idempotency_key="once") == first

@@ -186,6 +186,7 @@ async def test_one_that_fails_goes_back_with_what_went_wrong_and_is_parked_in_th
     assert (wait.kind, wait.due_at) == ("human", None)
     assert (wait.reason or "").startswith("failed 2 times, at last: sh failed with exit code 3")
     assert [entry["outcome"] for entry in (wait.detail or {})["attempts"]] == ["exit_code"] * 2
+    assert "attempts: 2; failures that count: 2 of 2" in (await ground.tasks.why(task.key)).evidence
     with pytest.raises(InvalidOperationError, match="T001 waits: failed 2 times"):
         await ground.tasks.run(task.key)
     await ground.tasks.requeue(task.key)

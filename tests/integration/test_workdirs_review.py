@@ -490,15 +490,20 @@ async def test_a_split_index_is_left(ground: Ground) -> None:
     assert not (ground.repository / ".git" / "index.lock").exists()
 
 
-async def test_files_that_a_filter_writes_are_left(ground: Ground) -> None:
+@pytest.mark.parametrize("attributes", ["committed", "untracked", "only in the index"])
+async def test_files_that_a_filter_writes_are_left(ground: Ground, attributes: str) -> None:
     ground.git("config", "filter.upper.smudge", "tr a-z A-Z")
     ground.git("config", "filter.upper.clean", "tr A-Z a-z")
-    (ground.repository / ".gitattributes").write_text("b.txt filter=upper\n")
-    commit_all(ground.repository)
-    workdir, snapshot = await ground.changed(b_txt="agent\n")
-    assert (await ground.refused(workdir, snapshot)).paths == ("b.txt",)
+    place = ground.repository / "sub" / ".gitattributes"
+    place.write_text("c.txt filter=upper\n")
+    if attributes != "untracked":
+        commit_all(ground.repository)
+    if attributes == "only in the index":
+        place.unlink()
+    workdir, snapshot = await ground.changed(**{"sub/c_txt": "agent\n"})
+    assert (await ground.refused(workdir, snapshot)).paths == ("sub/c.txt",)
     accepted = await ground.accept(workdir, snapshot, branch_only=True)
-    assert "b.txt cannot follow (written by a filter" in str(accepted.why_not_followed)
+    assert "sub/c.txt cannot follow (written by a filter" in str(accepted.why_not_followed)
 
 
 # --- undo --------------------------------------------------------------------------------------------

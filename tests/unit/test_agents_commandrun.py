@@ -188,6 +188,9 @@ def test_a_program_may_be_found_by_the_path_of_the_spawn(tmp_path: Path) -> None
         require_runnable(spec("mine"), context())
     require_runnable(spec("mine"), context(env={"PATH": str(tmp_path)}))
     require_runnable(spec("./not/there/yet"), context())
+    require_runnable(spec("./mine", cwd=str(tmp_path)), context())
+    with pytest.raises(AgentExecutionError, match=rf"there is no program '\./yours' in {tmp_path}"):
+        require_runnable(spec("./yours", cwd=str(tmp_path)), context())
 
 
 # --- how it ends -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -42,6 +43,25 @@ def test_looking_makes_no_home(tmp_path: Path, words: str) -> None:
     assert result.exit_code == 4
     assert f"there is no home at {home}" in result.stderr
     assert not home.exists()
+
+
+GROUPS = ("task", "loop", "signal", "pr", "crew", "sim", "agents", "token", "workspace", "audit")
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_help_of_a_group_shows_the_options_of_its_commands(tmp_path: Path, name: str) -> None:
+    result = invoke(tmp_path, f"{name} --help")
+    group = root.get_command(click.Context(root), name)
+    assert result.exit_code == 0
+    assert isinstance(group, click.Group)
+    for command in group.commands.values():
+        assert f"\n  {command.name}" in result.stdout
+        for parameter in command.params:
+            assert isinstance(parameter, click.Argument) or max(parameter.opts, key=len) in result.stdout
+
+
+def test_the_help_of_loop_explains_the_options_of_run(tmp_path: Path) -> None:
+    assert "What it prints when it is done" in " ".join(invoke(tmp_path, "loop --help").stdout.split())
 
 
 def test_validating_where_there_is_no_home_finds_no_files(tmp_path: Path) -> None:

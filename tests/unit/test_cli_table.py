@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
 import pytest
 
-from ostler.cli import agents, tasks
+from ostler.cli import agents, look, table, tasks
+from ostler.cli.live import work_lines
 from ostler.cli.table import Column, Table, crop, show, width_of
 
 LONG = "a-name-that-goes-on-" * 10
@@ -95,7 +97,7 @@ def test_in_a_pipe_and_in_the_wide_form_nothing_is_cut(columns: tuple[Column, ..
     wide = Table(columns, items, 80, wide=True).lines()
     for column in columns:
         for lines in [wide] if column.only_wide else [piped, wide]:
-            assert column.head in lines[0]
+            assert column.head in lines[0] or (column.if_any and not any(map(column.cell, items)))
             assert all(column.cell(item) in line for line, item in zip(lines[1:], items, strict=True))
     assert "…" not in "".join(piped + wide)
 
@@ -117,15 +119,40 @@ def test_wide_characters_and_accents_keep_the_columns_in_line() -> None:
 
 def test_a_list_that_goes_on_keeps_its_columns() -> None:
     columns = [Column("KIND", lambda item: item[0], usual=10), Column("TEXT", lambda item: item[1], least=4)]
-    table = Table(columns, [], 30)
-    assert table.lines() == ["KIND        TEXT"]
-    assert table.line(("spawned", "x" * 100)) == f"spawned     {'x' * 17}…"
+    listed = Table(columns, [], 30)
+    assert listed.lines() == ["KIND        TEXT"]
+    assert listed.line(("spawned", "x" * 100)) == f"spawned     {'x' * 17}…"
     assert Table(columns, []).line(("a-kind-that-is-wide", "x" * 100)) == f"a-kind-that-is-wide  {'x' * 100}"
 
 
 def test_control_characters_leave_as_escapes_and_are_counted() -> None:
     (_, line) = Table([Column("NAME", lambda item: item, least=6)], ["\x1b[2Jcleared"], 10).lines()
     assert line == "\\x1b[2Jcl…"
+
+
+def test_what_works_now_is_a_line_with_tokens_and_cost() -> None:
+    since = datetime.now(UTC).isoformat()
+    rows = [{"who": f"coder-{number}", "task": "T021", "since": since, "agent": agent(1)} for number in range(12)]
+    first, *_, last = lines = work_lines(rows)
+    assert re.fullmatch(r"coder-0 +T021 +\S+ s +123 k tokens +\$1\.00 +reads file 1 of .*", first)
+    assert (len(lines), last) == (10, "and 3 more")
+    assert work_lines([]) == []
+    assert work_lines([rows[0] | {"agent": {}}])[0].split()[:2] == ["coder-0", "T021"]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (None, f"T021  {'why ' * 20}   6 min   $0.42"),
+        (60, f"T021  {('why ' * 20)[:37].rstrip()}…   6 min   $0.42"),
+        (20, "T021  why why why why why…   6 min   $0.42"),
+    ],
+)
+def test_a_line_among_others_is_cut_in_its_text_only(
+    width: int | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "terminal_width", lambda: width)
+    assert table.fit_line("T021  ", ("why " * 20).strip(), "6 min", "", "$0.42", usual=0).split() == line.split()
 
 
 @pytest.mark.parametrize("form", ["table", "wide"])
@@ -138,3 +165,29 @@ def test_an_empty_list_for_programs_is_empty(capsys: pytest.CaptureFixture[str])
     for form in ("json", "jsonl", "name"):
         show([], form, tasks.COLUMNS, empty="no task is open; add one")
     assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_an_event_is_told_by_whom_it_is_about_and_what_happened() -> None:
+    base = {"sequence": 7, "occurred_at": datetime.now(UTC).isoformat(), "workspace_id": "w", "instance_id": None}
+    moved = {"event_type": "task_state_changed", "previous_state": "queued", "new_state": "running", "reason": None}
+    events = [
+        base | moved | {"task_id": "0199", "key": "T021", "crew": "coder", "member": "coder-1"},
+        base | {"event_type": "crew_changed", "crew": "coder", "project": "", "is_up": True},
+        base | {"event_type": "agent_progress", "instance_id": "0199-abcdef", "message": "reads"},
+    ]
+    lines = Table(look.EVENT_COLUMNS, events, 80).lines()[1:]
+    assert [line.split(maxsplit=3)[3] for line in lines] == [
+        "T021    task_state_changed  queued → running",
+        "coder   crew_changed        is_up=True",
+        "abcdef  progress            message=reads",
+    ]
+
+
+def test_numbers_at_the_end_stay_beside_their_names_and_only_states_are_coloured() -> None:
+    columns = [
+        Column("WHAT", itemgetter(0)),
+        Column("STATE", itemgetter(1)),
+        Column("NUMBER", itemgetter(2), 0, 0, True),
+    ]
+    (_, line) = Table(columns, [("failed", "failed", "3")], 80).lines(colour=True)
+    assert line == "failed  \x1b[31mfailed\x1b[0m       3"

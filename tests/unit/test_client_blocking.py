@@ -113,11 +113,11 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(tmp_path: Path, m
     monkeypatch.setattr(blocking, "_IDLE_SECONDS", 0.0)
     with AnsweringDaemon(tmp_path, closes=False) as daemon:  # serves one connection after the other
 
-        def serve_two() -> None:
-            daemon.handle_request()
-            daemon.handle_request()
+        def serve() -> None:
+            for _ in range(2):
+                daemon.handle_request()
 
-        serving = threading.Thread(target=serve_two)
+        serving = threading.Thread(target=serve)
         serving.start()
         client = BlockingClient(tmp_path)
         assert [client.call("health") for _ in range(2)] == [1, 2]

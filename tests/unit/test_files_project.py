@@ -177,7 +177,7 @@ def test_the_schema_of_an_agent_has_the_keys_and_leaves_room_for_those_of_other_
     assert lifecycle["additionalProperties"] is False
     assert set(lifecycle["properties"]) == {
         *("driver", "isolation", "env", "limits", "restart", "healthcheck", "priority", "tags"),
-        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "home"),
+        *("initialization-timeout", "fail-on-error", "may-add-tasks", "checks", "setup", "home"),
     }
     assert set(schema["$defs"]["LimitKeys"]["properties"]) == {
         *("memory", "cpu", "time", "tasks", "threads", "tokens-per-minute"),

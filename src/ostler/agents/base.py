@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -140,6 +142,8 @@ class PythonMaker:
     """Imports "module:Class" or "module:function" when it is called, or where a level starts the agent."""
 
     target: str
+    #: The directory of a project beside that of the home, which its module must come from.
+    project: str | None = None
 
     def __call__(self) -> Agent:
         try:
@@ -151,10 +155,29 @@ class PythonMaker:
             ) from error
         if not callable(value) or (isinstance(value, type) and not issubclass(value, Agent)):
             raise AgentInitializationError(f"{self.target} is neither a subclass of ostler.Agent nor a function")
+        self._require_own_module()
         try:
             return maker_of_callable(value)()
         except ValidationError as error:
             raise AgentInitializationError(f"{self.target}: {error}") from error
+
+    @property
+    def file(self) -> str | None:
+        """Of its module in the project; None where it is imported like any other."""
+        if self.project is None:
+            return None
+        base = os.path.join(self.project, *self.target.partition(":")[0].split("."))  # noqa: PTH118 - agents load this
+        return next((path for path in (f"{base}.py", f"{base}/__init__.py") if os.path.isfile(path)), None)  # noqa: PTH113
+
+    def _require_own_module(self) -> None:
+        """In this program a module of one name is imported once; that of another project must not run in its place."""
+        name, file = self.target.partition(":")[0], self.file
+        imported = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and imported is not None and os.path.realpath(file) != os.path.realpath(imported):
+            raise AgentInitializationError(
+                f"the module {name} of {self.project} cannot be used beside {imported}, which has the same name; "
+                "run the agent with isolation: process, or rename the module"
+            )
 
 
 def import_target(target: str) -> Any:

@@ -109,7 +109,7 @@ def require_runnable(spec: CommandSpec, context: AgentContext) -> None:
     spec.checked()
     words = spec.fill(dict.fromkeys(PLACEHOLDERS, ""), context.data)
     if "{" not in spec.argv[0]:
-        _require_program(words[0], environment(spec, context)["PATH"])
+        _require_program(words[0], environment(spec, context)["PATH"], None if spec.cwd == WORKDIR else spec.cwd)
 
 
 def start_of(spec: CommandSpec, context: AgentContext, place: Place, prompt: str) -> Start:
@@ -262,9 +262,12 @@ def _meaning(spec: CommandSpec, ending: Ending, output: KeptOutput) -> ExitMeani
     )
 
 
-def _require_program(program: str, path: str) -> None:
+def _require_program(program: str, path: str, cwd: str | None) -> None:
     if os.sep in program and not program.startswith(os.sep):
-        return  # Relative to a directory that may not exist yet.
+        # Else relative to a directory that may not exist yet.
+        if cwd is not None and shutil.which(os.path.join(cwd, program)) is None:  # noqa: PTH118 - no more than a path
+            raise AgentExecutionError(f"there is no program {shown(program)} in {cwd}; write its full path")
+        return
     if shutil.which(program, path=path) is None:
         raise AgentExecutionError(
             f"there is no program {shown(program)} on the agent's PATH ({path}); "

@@ -77,6 +77,8 @@ class AgentManifest(Record):
     may_add_tasks: bool = True
     #: "package.module:Class", or the path of a definition file.
     source: str | None = None
+    #: The directory of the project whose files define it; None for the project of the home, and for what has no file.
+    project: str | None = None
     command: CommandSpec | None = None
     #: What runs the agent of a definition file that is no command: "python:module:Class", or the name of a driver.
     driver: str | None = None
@@ -84,6 +86,8 @@ class AgentManifest(Record):
     env: Mapping[str, str | None] | None = None
     #: Command lines that must succeed before its work counts as done.
     checks: tuple[str, ...] = ()
+    #: A command line that prepares the workdir of a task before the agent begins.
+    setup: str | None = None
     #: None leaves it to the driver.
     home: HomeKind | None = None
     #: The body of a definition file: the instructions of the agent.
@@ -98,6 +102,7 @@ class AgentManifest(Record):
         yield from json_faults("extra", self.extra)
         yield from environment_faults("env", self.env or {})
         yield from check_faults("checks", self.checks)
+        yield from plain_text_faults("setup", self.setup, MAX_CHECK)
 
 
 def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
@@ -107,16 +112,17 @@ def check_faults(field: str, checks: tuple[str, ...]) -> Iterator[Fault]:
             yield Fault(field=f"{field}.{index}", bound="must be a command line")
 
 
-def definition_id(kind: AgentKind, name: str) -> UUID:
-    """The same in every run and on every machine."""
-    return uuid5(NAMESPACE, f"{kind}:{clean_text(name)}")
+def definition_id(kind: AgentKind, name: str, project: str | None = None) -> UUID:
+    """The same in every run and, without a project beside that of the home, on every machine."""
+    of_project = "" if project is None else f"@{project}"
+    return uuid5(NAMESPACE, f"{kind}:{clean_text(name)}{of_project}")
 
 
 def maker_of(manifest: AgentManifest) -> AgentMaker:
     """Of a definition with a command or a driver. Nothing is imported before the maker is called."""
     driver = manifest.driver or ""
     if manifest.kind is AgentKind.PYTHON:
-        return PythonMaker(driver.removeprefix(PYTHON_DRIVER))
+        return PythonMaker(driver.removeprefix(PYTHON_DRIVER), manifest.project)
     return CommandMaker(manifest.command.argv[0] if manifest.command is not None else driver)
 
 
@@ -124,12 +130,18 @@ def maker_of(manifest: AgentManifest) -> AgentMaker:
 
 
 class AgentRegistry:
-    """Holds definitions by id and by name; a name belongs to one of them. Safe to use from several threads."""
+    """Holds definitions by id and by name; in a project a name belongs to one of them. Safe to use from several
+    threads.
+
+    What belongs to no other project (that of the home, what was registered in Python, what comes with Ostler) can be
+    found from all of them, where they have no definition of that name themselves.
+    """
 
     def __init__(self, *, read_lifecycle: LifecycleReader | None = None) -> None:
         self._read_lifecycle = read_lifecycle
         self._lock = threading.Lock()
-        self._held: Mapping[str, tuple[AgentManifest, AgentMaker]] = {}
+        #: By project and name.
+        self._held: Mapping[tuple[str | None, str], tuple[AgentManifest, AgentMaker]] = {}
         self._listeners: tuple[Listener, ...] = ()
 
     # --- putting in ----------------------------------------------------------------------------------
@@ -171,11 +183,12 @@ class AgentRegistry:
         """Take in a definition that was read elsewhere."""
         manifest = manifest.checked()
         with self._lock:
-            held, _ = self._held.get(manifest.name, (None, None))
+            key = (manifest.project, manifest.name)
+            held, _ = self._held.get(key, (None, None))
             if held is not None and not (replace or held.source == BUILT_IN or _same_source(held, manifest)):
                 taken = f"the agent name {manifest.name} is taken by {_whence(held)}"
                 raise ConflictError(f"{taken}; choose another name for {_whence(manifest)}, or replace it")
-            self._held = {**self._held, manifest.name: (manifest, maker)}
+            self._held = {**self._held, key: (manifest, maker)}
             listeners = self._listeners
         for listener in listeners:
             try:
@@ -216,26 +229,37 @@ class AgentRegistry:
     def manifest(self, definition_id: UUID) -> AgentManifest:
         return self._by_id(definition_id)[0]
 
-    def find(self, name: str) -> AgentManifest:
+    def find(self, name: str, project: str | None = None) -> AgentManifest:
         if not isinstance(name, str):
             raise fault("name", "must be text", name)
         try:
-            return self._held[name][0]
+            return self._in_project(project)[name]
         except KeyError:
-            raise AgentNotFoundError(_unknown(f"named {shown(name)}", self._held, near=name)) from None
+            names = self._in_project(project)
+            raise AgentNotFoundError(_unknown(f"named {shown(name)}", names, near=name)) from None
 
     def maker(self, definition_id: UUID) -> AgentMaker:
         return self._by_id(definition_id)[1]
 
-    def list(self) -> tuple[AgentManifest, ...]:
-        """All of them, by name."""
-        return tuple(self._held[name][0] for name in sorted(self._held))
+    def list(self, project: str | None = None) -> tuple[AgentManifest, ...]:
+        """All that can be found from a project, by name."""
+        manifests = self._in_project(project)
+        return tuple(manifests[name] for name in sorted(manifests))
+
+    def _in_project(self, project: str | None) -> dict[str, AgentManifest]:
+        held = self._held
+        return {
+            name: manifest
+            for place in dict.fromkeys((None, project))
+            for (owner, name), (manifest, _) in held.items()
+            if owner == place
+        }
 
     def _by_id(self, definition_id: UUID) -> tuple[AgentManifest, AgentMaker]:
         for manifest, maker in self._held.values():
             if manifest.id == definition_id:
                 return manifest, maker
-        raise AgentNotFoundError(_unknown(f"with the id {definition_id}", self._held))
+        raise AgentNotFoundError(_unknown(f"with the id {definition_id}", (name for _, name in self._held)))
 
     def _lifecycle(self, source: str, lifecycle: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._read_lifecycle is None:
@@ -250,11 +274,14 @@ class AgentFactory:
     With `get_config` the settings of the project must be good before an agent is made.
     """
 
-    __slots__ = ("_get_config", "_registry")
+    __slots__ = ("_get_config", "_project", "_registry")
 
-    def __init__(self, registry: AgentRegistry, get_config: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, registry: AgentRegistry, get_config: Callable[[], Any] | None = None, *, project: str | None = None
+    ) -> None:
         self._registry = registry
         self._get_config = get_config
+        self._project = project
 
     def new_agent(self, agent_id: str, agent_type: str) -> Agent:
         """A fresh object, which remembers nothing of an earlier one with the same id."""
@@ -263,7 +290,7 @@ class AgentFactory:
             raise ValidationError(faults)
         if self._get_config is not None:
             self._get_config()
-        manifest = self._registry.find(agent_type)
+        manifest = self._registry.find(agent_type, self._project)
         try:
             made = self._registry.maker(manifest.id)()
         except Exception as error:

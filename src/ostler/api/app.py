@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from ostler.api.context import Context
 from ostler.api.gate import AUTHENTICATE, GuardedRoute, problem
 from ostler.api.routes import HANDLERS
-from ostler.api.table import ROUTES
+from ostler.api.table import BROWSER_PATHS, ROUTES
 from ostler.errors import TOO_LARGE, UNAUTHENTICATED, NotFoundError, OstlerError, ValidationError, document
 from ostler.version import __version__
 
@@ -67,6 +67,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     answer = problem(status, _CODES.get(status, OstlerError.code), detail)
     if status == 401:
         answer.headers["WWW-Authenticate"] = "Bearer"
+        if request.url.path in BROWSER_PATHS:
+            answer.headers.append("WWW-Authenticate", 'Basic realm="Ostler: the token as the password"')
     return answer
 
 

@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from fastapi import Depends, Request
 from pydantic import Field
 
 from ostler.api.speaker import Speaker
-from ostler.crews.supervisor import Supervisor
-from ostler.definitions import Discovery
+from ostler.api.table import DIRECTORY_HEADER
+from ostler.crews.projects import ProjectCrews
+from ostler.definitions.projects import Project
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.loop.service import Loops
-from ostler.model.access import Principal
+from ostler.model.access import Permission, Principal
+from ostler.policy.access import decide_access
 from ostler.tasks.orchestrator import TaskOrchestrator
 
 
@@ -28,7 +31,7 @@ class Context:
     manager: AgentLifecycleManager
     orchestrator: TaskOrchestrator
     loops: Loops
-    supervisor: Supervisor
+    crews: ProjectCrews
     home: Path
     started_at: datetime
     #: Where it listens, for people.
@@ -37,8 +40,6 @@ class Context:
     stop: Callable[[bool], None]
     #: Ends the agents in order, and says how each ended.
     end_agents: Callable[[], Awaitable[list[dict[str, Any]]]]
-    #: Registers the definition files as they are now, and says which are broken.
-    refresh: Callable[[], Discovery]
     #: What is wrong with the settings or the port, and what is in force instead.
     settings_fault: Callable[[], str | None] = lambda: None
     #: Streams end when it is.
@@ -75,7 +76,26 @@ def tasks_of(request: Request) -> TaskOrchestrator:
 
 
 def loops_of(request: Request) -> Loops:
-    return context_of(request).loops.acting_as(tasks_of(request))
+    """With the settings of the caller's project, where that has a file of its own."""
+    project = project_of(request)
+    settings = None if project.scope is None else project.settings().loop
+    return context_of(request).loops.acting_as(tasks_of(request), settings)
+
+
+def project_of(request: Request) -> Project:
+    """The project that the caller stands in; of an agent, the one that it was spawned in."""
+    context, speaker = context_of(request), speaker_of(request)
+    projects = context.manager.projects
+    if speaker is not None:
+        return projects.at(None if speaker.instance is None else speaker.instance.project)
+    directory = unquote(request.headers.get(DIRECTORY_HEADER, ""), errors="surrogateescape")
+    principal: Principal = request.scope["principal"]
+    tier = context.manager.tier_of(principal.workspace_id)
+    # What files say is shown to who may run them, not to who may only look at what runs.
+    may = decide_access(principal, Permission.AGENTS_SPAWN, principal.workspace_id, tier=tier).allowed
+    if not may or not directory.startswith("/"):
+        return projects.home
+    return projects.near(context.orchestrator.checkout_of(directory))
 
 
 def speaker_of(request: Request) -> Speaker | None:
@@ -99,6 +119,7 @@ Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Handlers = dict[str, Callable[..., Any]]
 SpeakerOf = Annotated[Speaker | None, provided(speaker_of)]
 ContextOf = Annotated[Context, provided(context_of)]
+ProjectOf = Annotated[Project, provided(project_of)]
 ManagerOf = Annotated[AgentLifecycleManager, provided(manager_of)]
 TasksOf = Annotated[TaskOrchestrator, provided(tasks_of)]
 LoopsOf = Annotated[Loops, provided(loops_of)]

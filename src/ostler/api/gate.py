@@ -6,6 +6,7 @@ of the home, a process of an agent as that agent. On loopback TCP a token is nee
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostler.api.speaker import AGENT, Speaker, find_speaker, require_own
-from ostler.api.table import PUBLIC, ROUTE_OF
+from ostler.api.table import BROWSER_PATHS, PUBLIC, ROUTE_OF
 from ostler.errors import AuthorizationError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import OWNER, Permission, Principal
@@ -55,18 +56,29 @@ class Gate:
             await problem(403, AuthorizationError.code, refusal)(scope, receive, send)
             return
         else:
-            scope["principal"] = await self._principal(headers)
-            scope["still_valid"] = partial(self._is_valid, headers)
+            token = _token(headers, is_browser=scope["path"] in BROWSER_PATHS)
+            scope["principal"] = await self._principal(token)
+            scope["still_valid"] = partial(self._is_valid, token)
         await self._app(scope, receive, send)
 
-    async def _is_valid(self, headers: dict[str, str]) -> bool:
-        return await self._principal(headers) is not None
+    async def _is_valid(self, token: str | None) -> bool:
+        return await self._principal(token) is not None
 
-    async def _principal(self, headers: dict[str, str]) -> Principal | None:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            return None
-        return await find_principal(self._manager, token.strip())
+    async def _principal(self, token: str | None) -> Principal | None:
+        return None if token is None else await find_principal(self._manager, token)
+
+
+def _token(headers: dict[str, str], *, is_browser: bool) -> str | None:
+    """The token of a request: as a bearer or, from a browser, as the password of any user."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return credentials.strip() or None
+    if not is_browser or scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2] or None
+    except ValueError:
+        return None
 
 
 class GuardedRoute(APIRoute):

@@ -55,7 +55,7 @@ async def find_speaker(manager: AgentLifecycleManager, home: Path, pid: int) -> 
     if not record.is_active or record.attempt != attempt[1]:
         return Speaker(principal=_principal(name, record), has_ended=True)
     task = None if record.task_id is None else await manager.store.read(get_task, record.task_id)
-    granted = (Permission.TASKS_WRITE,) if task is not None and _may_add_tasks(manager, record) else ()
+    granted = (Permission.TASKS_WRITE,) if task is not None and await _may_add_tasks(manager, record) else ()
     return Speaker(principal=_principal(name, record, granted), instance=record, task=task)
 
 
@@ -70,9 +70,9 @@ def _principal(name: str, instance: AgentInstance | None = None, permissions: tu
     )
 
 
-def _may_add_tasks(manager: AgentLifecycleManager, instance: AgentInstance) -> bool:
+async def _may_add_tasks(manager: AgentLifecycleManager, instance: AgentInstance) -> bool:
     with contextlib.suppress(AgentNotFoundError):  # its definition was removed meanwhile
-        return manager.registry.manifest(instance.definition_id).may_add_tasks
+        return (await manager.definition(instance.definition_id)).may_add_tasks
     return False
 
 

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+#: Where a browser may send the token as a password: it cannot send another header by itself.
+BROWSER_PATHS = frozenset({"/docs", "/openapi.json"})
+#: Where a call says in which directory its caller stands; percent-encoded.
+DIRECTORY_HEADER = "Ostler-Directory"
 #: In place of a permission: answered without authentication.
 PUBLIC = "public"
 #: The most bytes in the body of a request, where the route names no other limit.
@@ -43,6 +47,8 @@ _PULL = "/v1/pull-requests/{number}"
 ROUTES = (
     Route("health", "GET", "/healthz", PUBLIC, agent=True),
     Route("metrics", "GET", "/metrics", "agents.read"),
+    Route("openapi", "GET", "/openapi.json", "agents.read"),
+    Route("docs", "GET", "/docs", "agents.read"),
     Route("status", "GET", "/v1/status", "agents.read"),
     Route("statistics", "GET", "/v1/statistics", "agents.read"),
     Route("disk", "GET", "/v1/disk", "agents.read"),
@@ -73,12 +79,15 @@ ROUTES = (
     Route(
         "add_task", "POST", "/v1/tasks", "tasks.write", body="new_task", body_limit=LARGE_BODY, status=201, agent=True
     ),
+    Route("add_tasks", "POST", "/v1/tasks/batch", "tasks.write", body_limit=LARGE_BODY, status=201),
     Route("tasks", "GET", "/v1/tasks", "tasks.read"),
     Route("task", "GET", _TASK, "tasks.read", agent=True),
     Route("why_task", "GET", f"{_TASK}/why", "tasks.read", agent=True),
     Route("cancel_task", "POST", f"{_TASK}/cancel", "tasks.write"),
     Route("requeue_task", "POST", f"{_TASK}/requeue", "tasks.write"),
     Route("hold_task", "POST", f"{_TASK}/hold", "tasks.write"),
+    Route("take_over", "POST", f"{_TASK}/take-over", "tasks.write"),
+    Route("give_back", "POST", f"{_TASK}/give-back", "tasks.write"),
     Route("send_back", "POST", f"{_TASK}/send-back", "tasks.review"),
     Route("diff", "GET", f"{_TASK}/diff", "tasks.read", agent=True),
     Route("accept", "POST", f"{_TASK}/accept", "tasks.review"),

@@ -22,6 +22,7 @@ from ostler.cli.common import (
     fail,
     for_each,
     list_instances,
+    name_projects,
     on_agent,
     output_option,
     seconds_of,
@@ -34,6 +35,7 @@ from ostler.cli.output import (
     plain,
     seconds_since,
     sentence,
+    tokens_text,
     written_by_agent,
 )
 from ostler.cli.table import Column, show
@@ -65,9 +67,10 @@ def ps(everything: bool, quiet: bool, is_live: bool, form: str, count: int | Non
     daemon = Daemon()
 
     def fetch(count: int | None = None) -> list[dict[str, Any]]:
-        return list_instances(
+        agents = list_instances(
             daemon, count, include_terminated=everything, include_restarting=not everything, **filters
         )
+        return name_projects(agents, form)
 
     columns = [column for column in COLUMNS if everything or column.head != "EXIT"]
     if is_live:
@@ -110,12 +113,11 @@ def _metrics(agent: dict[str, Any]) -> dict[str, Any]:
     return agent.get("metrics_now") or agent.get("metrics") or {}
 
 
-def _tokens(agent: dict[str, Any]) -> str:
-    count = int(_metrics(agent).get("tokens_used") or 0)
-    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
+def tokens_of(agent: dict[str, Any]) -> str:
+    return tokens_text(int(_metrics(agent).get("tokens_used") or 0))
 
 
-def _cost(agent: dict[str, Any]) -> str:
+def cost_of(agent: dict[str, Any]) -> str:
     cost = (_metrics(agent).get("custom") or {}).get("cost_usd")
     return "" if cost is None else cost_text(cost)
 
@@ -134,8 +136,8 @@ def _memory(agent: dict[str, Any]) -> str:
     return size_text(count) if count else ""
 
 
-def _doing(agent: dict[str, Any]) -> str:
-    error = agent["error_message"] if agent["state"] in ENDED else None
+def doing_of(agent: dict[str, Any]) -> str:
+    error = agent["error_message"] if agent.get("state") in ENDED else None
     return sentence(agent.get("doing") or first_line(error))
 
 
@@ -150,18 +152,19 @@ COLUMNS = (
     Column("NAME", lambda agent: agent["name"] or "-", least=14),
     Column("AGENT", _definition, least=8, leaves=8),
     Column("STATE", lambda agent: str(agent["state"])),
+    Column("PROJECT", lambda agent: str(agent.get("project_name") or ""), least=8, leaves=10, if_any=True),
     Column("HEALTH", lambda agent: str(agent["health"]["state"]), leaves=5),
     Column("UP", lambda agent: rough_duration(_uptime(agent)), leaves=7, is_number=True),
     Column("RESTARTS", lambda agent: str(agent["attempt"] - 1), leaves=1, is_number=True),
     Column("CPU", _cpu, leaves=4, is_number=True),
     Column("MEM", _memory, leaves=3, is_number=True),
     Column("EXIT", _exit_code, leaves=9, is_number=True),
-    Column("TOKENS", _tokens, leaves=2, is_number=True, if_any=True),
-    Column("COST", _cost, leaves=6, is_number=True, if_any=True),
+    Column("TOKENS", tokens_of, leaves=2, is_number=True, if_any=True),
+    Column("COST", cost_of, leaves=6, is_number=True, if_any=True),
     Column("LEVEL", lambda agent: str(agent["spawn_options"]["isolation_level"]), only_wide=True),
     Column("TAGS", lambda agent: ",".join(agent["spawn_options"].get("tags") or ()), only_wide=True, if_any=True),
     Column("ID", lambda agent: str(agent["instance_id"]), only_wide=True),
-    Column("DOING", _doing, least=20),
+    Column("DOING", doing_of, least=20),
 )
 
 
@@ -184,6 +187,7 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
     # With an id of our own a daemon that is killed meanwhile is asked again, and answers once.
     name = request_id or f"cli-{os.urandom(6).hex()}"
     parameters = {"request": _json_or_text(request), "request_id": name, "timeout": timeout, "detach": detach}
+    _tell_queue(on_agent(daemon, "instance", agent))
     while True:
         try:
             reply = on_agent(daemon, "ask", agent, **parameters)
@@ -196,6 +200,21 @@ def ask(agent: str, request: str, request_id: str | None, timeout: str | None, d
         click.echo(reply["request_id"])
     else:
         print_answer(reply["answer"])
+
+
+def _tell_queue(instance: dict[str, Any]) -> None:
+    """Where the request has to wait for others: that it does, and for what."""
+    most = instance["spawn_options"]["resource_limits"]["max_concurrent_tasks"]
+    open_requests = int(_metrics(instance).get("open_tasks") or 0)
+    if instance["state"] != "processing" or open_requests < most:
+        return
+    name = instance["name"] or instance["instance_id"]
+    if instance["job"] is None:
+        work = "a request" if open_requests == 1 else f"{open_requests} requests"
+        note(f"{name} is busy with {work}; your request is queued behind that")
+    else:
+        rest = "an agent that was run for a job ends with it, and then refuses what is queued"
+        note(f"{name} is busy with its job: your request is queued behind it; {rest}")
 
 
 def print_answer(answer: Any) -> None:

@@ -19,7 +19,7 @@ from ostler.cli.output import note, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
-from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home
+from ostler.home import KEEPER, TOKEN_VARIABLE, chosen_home, project_near, project_of
 from ostler.keeper.protocol import MARK, TOKEN
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,6 +29,8 @@ ENDED = frozenset({"terminated", "failed"})
 STATES = ("initializing", "ready", "processing", "waiting", "suspended", "terminating", "terminated", "failed")
 HEALTH = ("unknown", "healthy", "degraded", "unhealthy")
 _PAUSE_SECONDS = 0.1
+#: Verbs whose values do not come from options, so their faults are not told in terms of them.
+_MANY = frozenset({"add_tasks"})
 _PAGE = 1000
 
 
@@ -42,6 +44,20 @@ class Options:
 
 def the_home() -> Path:
     return chosen_home(_options().home)
+
+
+def present_directory() -> str | None:
+    """As the shell has it; None for one that was removed."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
+    except OSError:
+        return None
+
+
+def the_project() -> Path:
+    """The directory of the project that this command is about; that of the home where it stands in no other."""
+    home, here = the_home(), present_directory()
+    return (None if here is None else project_near(Path(here), home)) or project_of(home)
 
 
 def _options() -> Options:
@@ -58,7 +74,8 @@ class Daemon:
         self.home = the_home()
         self._makes_home = makes_home
         self._address = os.environ.get(ADDRESS_VARIABLE)
-        self._client = BlockingClient(self.home, address=self._address, token=os.environ.get(TOKEN_VARIABLE))
+        token = os.environ.get(TOKEN_VARIABLE)
+        self._client = BlockingClient(self.home, address=self._address, token=token, directory=present_directory())
         self._may_start = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
@@ -74,7 +91,7 @@ class Daemon:
                 self._start()
             return self._client.call(verb, **parameters)
         except DaemonError as error:
-            raise _by_options(error) from error
+            raise (error if verb in _MANY else _by_options(error)) from error
 
     def stream(self, verb: str, /, **parameters: Any) -> Any:
         """Follow a stream; the daemon is started where none answers, also when it vanished meanwhile."""
@@ -145,6 +162,26 @@ def fail(sentence: str, code: ExitCode = ExitCode.FAILED) -> click.exceptions.Ex
     return click.exceptions.Exit(code)
 
 
+class Group(click.Group):
+    """A group whose help shows what each of its commands takes."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is None or command.hidden:
+                continue
+            words = [word for parameter in command.params for word in parameter.get_usage_pieces(ctx)]
+            options = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+            text = command.get_short_help_str(limit=200)
+            rows.append((" ".join((name, *words)), f"{text} {', '.join(options)}".rstrip()))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"{ctx.command_path} COMMAND --help says what the options of a command mean.")
+
+
 # --- lists -------------------------------------------------------------------------------------------
 
 
@@ -183,6 +220,19 @@ def list_tasks(daemon: Daemon, count: int | None = None, **filters: Any) -> list
                 return
 
     return _first(pages(), count)
+
+
+def name_projects(records: list[dict[str, Any]], form: str) -> list[dict[str, Any]]:
+    """With what the column PROJECT of a table shows: the names of the projects, where there are several."""
+    projects = {record.get("project") for record in records}
+    if form not in {"table", "wide"} or len(projects) < 2:
+        return records
+    own = project_of(the_home())
+    names = {project: own.name if own != the_home() else "-" for project in projects if project is None}
+    names |= {project: Path(project).name for project in projects if project is not None}
+    if len(set(names.values())) < len(names):  # two directories of one name
+        names |= {project: short_path(project) for project in projects if project is not None}
+    return [{**record, "project_name": names[record.get("project")]} for record in records]
 
 
 def _first(items: Iterator[dict[str, Any]], count: int | None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ostler.cli.common import ADDRESS_VARIABLE, ENDED
+from ostler.cli.common import ADDRESS_VARIABLE, ENDED, present_directory
 from ostler.cli.output import plain
 from ostler.client.blocking import BlockingClient
 from ostler.home import TOKEN_VARIABLE, chosen_home
@@ -33,7 +33,8 @@ def _ask(ctx: click.Context, verb: str, **parameters: Any) -> list[dict[str, Any
     """The answer of the daemon that runs; nothing where none does."""
     try:
         home = chosen_home(ctx.find_root().params.get("home"))
-        client = BlockingClient(home, address=os.environ.get(ADDRESS_VARIABLE), token=os.environ.get(TOKEN_VARIABLE))
+        address, token = os.environ.get(ADDRESS_VARIABLE), os.environ.get(TOKEN_VARIABLE)
+        client = BlockingClient(home, address=address, token=token, directory=present_directory())
         reply: list[dict[str, Any]] = client.call(verb, within=_SECONDS, **parameters)
     except Exception:  # noqa: BLE001 - whatever it is, it must not be written into a half typed line
         return []

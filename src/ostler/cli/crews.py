@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, list_tasks, output_option
-from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence
-from ostler.cli.table import Column, print_table, show
+from ostler.cli.common import Daemon, Group, list_tasks, output_option
+from ostler.cli.live import LiveLines, fetch_crews
+from ostler.cli.output import cost_text, counted, first_line, moment, note, plain, seconds_since, sentence, tokens_text
+from ostler.cli.table import Column, fit_line, print_table, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
@@ -32,7 +33,7 @@ _MANUAL = "manual intervention required"
 _STOPPED = frozenset({"the daemon is stopping", "its crew is stopping", "its crew begins the member afresh"})
 
 
-@click.group()
+@click.group(cls=Group)
 def crew() -> None:
     """Crews: agents of one type that are kept at work on the queue."""
 
@@ -55,7 +56,7 @@ def up(names: tuple[str, ...], detach: bool) -> None:
     click.echo(f"{queue}   {'Stop them: ostler crew stop' if detach else 'Ctrl+C stops in order.'}")
     _tell_faults(crews)
     if not detach:
-        raise click.exceptions.Exit(_Follower(daemon, [crew["name"] for crew in crews]).run(reply["cursor"]))
+        raise click.exceptions.Exit(_Follower(daemon, crews).run(reply["cursor"]))
 
 
 def _title(crew: dict[str, Any]) -> str:
@@ -86,10 +87,6 @@ def ps(form: str) -> None:
         members = [member for crew in crews for member in crew["members"]]
         print_table(_COLUMNS, members, wide=form == "wide")
     _tell_faults(crews)
-
-
-def _short(text: str) -> str:
-    return sentence(text if len(text) <= 70 else text[:69] + "…")
 
 
 @crew.command()
@@ -132,21 +129,26 @@ def reload() -> None:
 class _Follower:
     """Shows what crews do until they have stopped; passes Ctrl+C on."""
 
-    def __init__(self, daemon: Daemon, names: list[str]) -> None:
+    def __init__(self, daemon: Daemon, crews: Sequence[dict[str, Any]]) -> None:
+        names = [str(crew["name"]) for crew in crews]
         self._daemon = daemon
         self._names = names
+        #: Crews of one project come up together; those of another may have the same names.
+        self._project = (crews[0]["project"] if crews else None) or ""
         self._up = set(names)
         self._began: dict[str, str] = {}
         self._interrupts = 0
         self._reasons: dict[str, str] = {}
+        self._live = LiveLines(lambda: fetch_crews(daemon.raw(), names))
 
     def run(self, cursor: int) -> int:
         before = {number: signal.signal(number, self._on_interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            for item in self._daemon.stream("events", types=_EVENTS, after=str(cursor)):
-                self._tell(item.event, item.data)
-                if not self._up:
-                    break
+            with self._live:
+                for item in self._daemon.stream("events", types=_EVENTS, after=str(cursor)):
+                    self._tell(item.event, item.data)
+                    if not self._up:
+                        break
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -162,11 +164,11 @@ class _Follower:
         if self._interrupts > 2:
             raise KeyboardInterrupt
         first = self._interrupts == 1
-        note("stopping in order; press Ctrl+C again to end them at once" if first else "ending them at once")
+        self._live.note("stopping in order; press Ctrl+C again to end them at once" if first else "ending them at once")
         self._daemon.call_in_thread("crew_stop", names=self._names, force=not first)
 
     def _tell(self, kind: str, event: dict[str, Any]) -> None:
-        if kind == "crew_changed" and event["crew"] in self._names:
+        if kind == "crew_changed" and event["crew"] in self._names and event.get("project", "") == self._project:
             if event["is_up"]:
                 self._up.add(event["crew"])
             elif not event["is_stopping"]:
@@ -188,9 +190,11 @@ class _Follower:
         except DaemonError:
             task = {}
         state, reason = _ending(event, task)
+        tokens = tokens_text(task.get("tokens") or 0)
         cost = "" if task.get("cost_usd") is None else cost_text(task["cost_usd"])
-        line = f"{clock}  {plain(event['member'] or ''):<9}  {event['key']:<5} {state:<9}  {_short(reason)}"
-        click.echo("   ".join(part for part in (line, lasted, cost) if part).rstrip())
+        head = f"{clock}  {plain(event['member'] or ''):<9}  {event['key']:<5} {state:<9}  "
+        spent = (lasted, f"{tokens} tokens" if tokens else "", cost)
+        self._live.echo(fit_line(head, sentence(reason), *spent, usual=0))
 
 
 def _ending(event: dict[str, Any], task: dict[str, Any]) -> tuple[str, str]:

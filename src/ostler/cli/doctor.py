@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import click
 
-from ostler.cli.common import Daemon, list_tasks, the_home
+from ostler.cli.common import Daemon, list_tasks, the_home, the_project
 from ostler.cli.output import as_json, counted, has_colour, plain, seconds_since, short_path
 from ostler.client.blocking import BlockingClient, DaemonError, UnreachableError
 from ostler.durations import rough_duration, size_text
 from ostler.errors import ExitCode
-from ostler.home import project_of
 
 _GIT = (2, 30)
 _LOW_DISK = 2 * 1024**3
@@ -68,7 +67,7 @@ def _findings() -> Iterator[Finding]:
     home = the_home()
     yield _disk(home)
     yield from _place(home)
-    yield _settings(home)
+    yield _settings()
     yield _daemon(home)
     yield from _orphans(home)
 
@@ -175,13 +174,13 @@ def _daemon(home: Path) -> Finding:
     except DaemonError as error:
         return Finding("fail", str(error))
     up_for = rough_duration(seconds_since(status["started_at"]))
-    return Finding("ok", f"daemon running (pid {status['pid']}) since {up_for}")
+    return Finding("ok", f"daemon running (pid {status['pid']}) for {up_for}")
 
 
-def _settings(home: Path) -> Finding:
+def _settings() -> Finding:
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
-    root = project_of(home)
+    root = the_project()
     files = validate_files(root) if root.is_dir() else []
     broken = sum(bool(faults) for _, faults in files)
     if broken:

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, on_task, output_option
+from ostler.cli.common import Daemon, Group, fail, on_task, output_option
+from ostler.cli.live import LiveLines, fetch_loop
 from ostler.cli.look import newest_event
-from ostler.cli.output import as_json, cost_text, counted, first_line, note, plain, seconds_since, sentence
-from ostler.cli.table import Column, show
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    counted,
+    first_line,
+    note,
+    plain,
+    seconds_since,
+    sentence,
+    tokens_text,
+)
+from ostler.cli.table import Column, fit_line, show
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
@@ -35,13 +46,18 @@ _SETTINGS = ("until", "max_iterations", "max_retries", "retry_interval", "max_co
 _key = click.argument("key", shell_complete=completers.tasks())
 
 
-class _WithRun(click.Group):
+class _WithRun(Group):
     """`ostler loop PROMPT.md` is `ostler loop run PROMPT.md`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in {"-h", "--help"}:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Those of `run`, which needs not be named."""
+        self.commands["run"].format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Its commands, else the options of `run`, else the file of a prompt."""
@@ -159,55 +175,37 @@ _COLUMNS = (
 
 
 class _Progress:
-    """Prints each iteration once when it has ended; on a terminal also a line of what goes on, written over."""
+    """Prints each iteration once when it has ended, above the line of what works now."""
 
-    def __init__(self, skipped: int) -> None:
-        self._is_live = sys.stderr.isatty()
+    def __init__(self, live: LiveLines, skipped: int) -> None:
+        self._live = live
         self._last = skipped
-
-    def update(self, text: str) -> None:
-        if self._is_live:
-            click.echo(f"\r\x1b[K{text[:100]}", nl=False, err=True)
-
-    def line(self, text: str) -> None:
-        self.update("")
-        click.echo(text)
 
     def iteration(self, iteration: dict[str, Any], seconds: float) -> None:
         if iteration["number"] > self._last:
             self._last = iteration["number"]
-            self.line(_iteration_line(iteration, seconds))
+            self._live.echo(_iteration_line(iteration, seconds))
 
     def event(self, kind: str, event: dict[str, Any]) -> None:
         """What happened to the task."""
         if kind == "task_iteration" and event["ended_by"] is not None:
             self.iteration(event, float(event["seconds"] or 0))
-        elif kind == "task_iteration":
-            self.update(f"iteration {event['number']}   runs")
         elif kind == "task_wait_opened" and event["kind"] != "backoff":
-            self.line(_wait_line(event))
-        elif kind == "task_state_changed":
-            self.update("")
+            self._live.echo(_wait_line(event))
 
 
 def _follow(daemon: Daemon, key: str, after: int, skipped: int = 0) -> int:
     """Show what happens from event `after` on, without the first `skipped` iterations; then the exit code."""
-    progress, is_of_task = _Progress(skipped), dict[str, bool]()
+    live = LiveLines(lambda: fetch_loop(daemon.raw(), key))
+    progress = _Progress(live, skipped)
     try:
-        for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
-            if item.event == "agent_progress":
-                instance = str(item.data["instance_id"])
-                if instance not in is_of_task:  # the agent of a task is called by its key
-                    name = str(daemon.call("instance", instance=instance)["name"] or "")
-                    is_of_task[instance] = name.startswith(f"{key}-")
-                if is_of_task[instance]:
-                    progress.update(f"at work   {plain(str(item.data.get('message') or ''))}")
-            elif item.data.get("key") == key:
-                progress.event(item.event, item.data)
-                if _is_over(daemon, key):
-                    break
+        with live:
+            for item in daemon.stream("events", after=str(after)) if not _is_over(daemon, key) else ():
+                if item.data.get("key") == key:
+                    progress.event(item.event, item.data)
+                    if _is_over(daemon, key):
+                        break
     except KeyboardInterrupt:
-        progress.update("")
         return _stop(daemon, key)
     for iteration in on_task(daemon, "iterations", key):  # the stream may be behind the record
         if iteration["ended_at"] is not None:
@@ -227,7 +225,9 @@ def _iteration_line(iteration: dict[str, Any], seconds: float) -> str:
         how = f"{ending}: {summary}" if summary and iteration["ended_by"] != "exit" else ending
     files = iteration["changed_files"]
     changed = "" if files is None else f"{counted(files, 'file')} changed"
-    return f"iteration {iteration['number']:<3} {rough_duration(seconds):<8} {how[:70]:<40}  {changed}".rstrip()
+    tokens, cost = tokens_text(iteration["tokens"]), iteration["cost_usd"]
+    head = f"iteration {iteration['number']:<3} {rough_duration(seconds):<8} "
+    return fit_line(head, how, changed, f"{tokens} tokens" if tokens else "", "" if cost is None else cost_text(cost))
 
 
 def _is_over(daemon: Daemon, key: str) -> bool:
@@ -276,7 +276,7 @@ def _stop(daemon: Daemon, key: str) -> int:
 # --- signals of agents -------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def signal() -> None:
     """For agents: say where you stand. Works only inside an agent of this home."""
 
@@ -316,7 +316,7 @@ def signal_pr(pr_url: str | None, summary: str | None) -> None:
 _number = click.argument("number", type=int, shell_complete=completers.pull_requests)
 
 
-@click.group()
+@click.group(cls=Group)
 def pr() -> None:
     """Pull requests that loops opened: reviews of their branches."""
 

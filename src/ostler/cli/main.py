@@ -51,6 +51,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "loop": ("loops", "Drive a task through fresh starts until it is proven done."),
             "pr": ("loops", "Pull requests of loops: list, show, comment, approve, merge, close."),
             "signal": ("loops", "For agents: say that you are complete, blocked, or want a review."),
+            "shell": ("worktree", "Open a shell in the worktree of a task."),
+            "edit": ("worktree", "Open the worktree of a task in your editor."),
+            "resume-session": ("worktree", "Go on in the session of a coding agent yourself."),
             "retire": ("tasks", "Put the workdir of a task into the vault."),
             "unretire": ("tasks", "Bring it back from the vault."),
         },
@@ -72,6 +75,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
         },
         "Setting up": {
             "init": ("setup", "Prepare a project."),
+            "schema": ("setup", "Print the JSON Schema of a file, for editors."),
             "agents": ("setup", "List, show or validate definitions."),
             "doctor": ("doctor", "Find out what this machine can do."),
             "token": ("setup", "Tokens for the TCP listener."),

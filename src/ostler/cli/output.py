@@ -149,6 +149,10 @@ def cost_text(dollars: float | None) -> str:
     return "-" if dollars is None else "<$0.01" if 0 < dollars < 0.005 else f"${dollars:.2f}"
 
 
+def tokens_text(count: int) -> str:
+    return "" if not count else str(count) if count < 10_000 else f"{count / 1000:.0f} k"
+
+
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 

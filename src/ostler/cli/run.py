@@ -8,12 +8,13 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, list_instances, on_agent, since_moment
+from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
 from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import size_text
@@ -23,6 +24,9 @@ from ostler.home import SETTINGS_FILE
 #: What a command sees of the shell that starts it, beside what -e names.
 _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER")
 _COULD_NOT_START = 125
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"  # as in `agents.command`, which is slow to import
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
 _IS_COMMAND = "ostler.is_command"
@@ -72,7 +76,8 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     (claude, codex, pi) works unattended in the present directory, or in --workdir.
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
-    when --timeout ended it, 125 when it could not be started. A Python agent's answer is printed last. Standard input
+    when --timeout ended it, 125 when it could not be started, 126 and 127 when the program may not be run or is not
+    there. A Python agent's answer is printed last. Standard input
     is not passed on.
     """
     daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
@@ -124,15 +129,35 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "workdir": chosen["workdir"],
     }
     options = {name: value for name, value in values.items() if value is not None}
-    cwd = chosen["workdir"] or _present_directory()
+    cwd = chosen["workdir"] or present_directory()
     if is_command:
         if chosen["model"] is not None:
             raise click.UsageError("--model is for coding agents; write it among the words of the command")
+        _require_program(words[0], cwd, values["env"].get("PATH", _DEFAULT_PATH))
         return {"command": list(words), "cwd": cwd, "options": options, "job": {"request": ""}}
     if len(words) == 1 and _is_python(daemon, words[0]):
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _require_program(program: str, cwd: str | None, path: str) -> None:
+    """Refuse before anything is started what no restart would help."""
+    import shutil  # noqa: PLC0415 - only here
+
+    place = os.path.join(cwd or "", program)  # noqa: PTH118 - pathlib would be one more import
+    if "/" not in program:
+        if program and shutil.which(program, path=path) is None:
+            raise click.exceptions.Exit(_refuse(f"there is no program {program} on PATH", _NOT_FOUND))
+    elif not os.path.exists(place):  # noqa: PTH110 - likewise
+        raise click.exceptions.Exit(_refuse(f"there is no program {program} in {cwd or 'this directory'}", _NOT_FOUND))
+    elif shutil.which(place) is None:
+        raise click.exceptions.Exit(_refuse(f"{program} cannot be run: it is not executable", _NOT_EXECUTABLE))
+
+
+def _refuse(sentence: str, code: int) -> int:
+    note(sentence)
+    return code
 
 
 def _tell_how_programs_run(words: tuple[str, ...]) -> None:
@@ -145,14 +170,6 @@ def _tell_how_programs_run(words: tuple[str, ...]) -> None:
 
 def _is_python(daemon: Daemon, name: str) -> bool:
     return bool(daemon.call("definition", name=name)["kind"] == "python")
-
-
-def _present_directory() -> str | None:
-    """As the shell has it; None for one that was removed."""
-    try:
-        return os.getcwd()  # noqa: PTH109 - pathlib would be one more import
-    except OSError:
-        return None
 
 
 def _require_free(daemon: Daemon, name: str | None) -> None:
@@ -271,24 +288,33 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 def logs(agent: str, follow: bool, count: int | None, since: str | None, form: str, **chosen: Any) -> None:
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
-    agent = _working_on(daemon, agent, follow=follow) or agent
     start = None if since is None else since_moment(since)
     window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
+
+    def follow_log(instance: str) -> None:
+        for item in daemon.stream("logs", instance=instance, **window):
+            _print_line(item.data, form, times=chosen["times"])
+
+    worker = _working_on(daemon, agent, follow_setup=follow_log if follow else None)
+    if worker is not None and not _is_agent(daemon, worker):
+        raise fail(f"the output of the agent that worked on {agent} was removed with its record", ExitCode.NOT_FOUND)
+    agent = worker or agent
     if not follow:
         for line in on_agent(daemon, "logs", agent, **window):
             _print_line(line, form, times=chosen["times"])
     else:
-        instance = on_agent(daemon, "instance", agent)["instance_id"]
-        for item in daemon.stream("logs", instance=instance, **window):
-            _print_line(item.data, form, times=chosen["times"])
+        follow_log(on_agent(daemon, "instance", agent)["instance_id"])
     _tell_dropped(on_agent(daemon, "instance", agent))
 
 
-def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
-    """The instance that works on a task, or did last; None where the name is no key of a task."""
+def _working_on(daemon: Daemon, name: str, *, follow_setup: Callable[[str], None] | None) -> str | None:
+    """The instance that works on a task, or did last; None where the name is no key of a task.
+
+    With `follow_setup` it is waited for, and the setup of its workdir is followed before.
+    """
     if not re.fullmatch(r"[Tt]\d{3,}", name) and _is_agent(daemon, name):
         return None
-    has_noted = False
+    has_noted, setups = False, set[str]()
     while True:
         try:
             task = daemon.call("task", task=name)
@@ -298,8 +324,7 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
             raise
         if task["instance_id"] is not None:
             return str(task["instance_id"])
-        goes_on = follow and task["state"] in {"queued", "running"}
-        if not goes_on:
+        if follow_setup is None or task["state"] not in {"queued", "running"}:
             attempts = daemon.call("instances", task_id=task["task_id"], include_terminated=True, limit=1)
             if attempts:
                 return str(attempts[0]["instance_id"])
@@ -307,7 +332,15 @@ def _working_on(daemon: Daemon, name: str, *, follow: bool) -> str | None:
         if not has_noted:
             note(f"{task['key']} is {task['state']}; waiting for its agent")
             has_noted = True
+        for setup in _live_setups(daemon, task) - setups:
+            setups.add(setup)
+            follow_setup(setup)
         time.sleep(_LOOK_SECONDS)
+
+
+def _live_setups(daemon: Daemon, task: dict[str, Any]) -> set[str]:
+    instances = daemon.call("instances", task_id=task["task_id"])
+    return {str(instance["instance_id"]) for instance in instances if str(instance["name"]).endswith("-setup")}
 
 
 def _is_agent(daemon: Daemon, name: str) -> bool:

@@ -1,7 +1,8 @@
-"""Commands that set up: init, agents, token, workspace, completion, version."""
+"""Commands that set up: init, schema, agents, token, workspace, completion, version."""
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, output_option, seconds_of, the_home
+from ostler.cli.common import Daemon, Group, fail, output_option, seconds_of, the_project
 from ostler.cli.output import as_json, counted, local_time, note, plain, short_path
 from ostler.cli.table import Column, print_facts, show
 from ostler.errors import ExitCode
-from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE, project_of
+from ostler.home import AGENTS_FOLDER, HOME_NAME, SETTINGS_FILE
 from ostler.version import __version__
 
 _EXAMPLE = """\
@@ -26,17 +27,6 @@ lifecycle:
   restart: no
 ---
 """
-_SETTINGS = """\
-# Settings of Ostler for this project. `ostler agents validate` checks them.
-
-[daemon]
-# A command that is run when an agent asks you something; OSTLER_AGENT and OSTLER_REASON say who and what.
-# on-wait = "notify-send Ostler"
-
-[retention]
-# How long the records of ended agents are kept.
-# finished = "30d"
-"""
 #: The home lies in the project; only its definitions belong into the repository.
 _IGNORE = f"*\n!.gitignore\n!{AGENTS_FOLDER}/\n!{AGENTS_FOLDER}/**\n"
 
@@ -45,14 +35,19 @@ _IGNORE = f"*\n!.gitignore\n!{AGENTS_FOLDER}/\n!{AGENTS_FOLDER}/**\n"
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
 def init(folder: Path) -> None:
     """Prepare a project: a home of its own, a first agent, settings. Changes nothing that is there."""
+    from ostler.definitions import template  # noqa: PLC0415 - loads pydantic
+
     home = folder / HOME_NAME
     written = []
     (home / AGENTS_FOLDER).mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
+    schemas = {home / name: _schema_text(kind) for kind, name in template.SCHEMA_FILES.items()}
+    for path, text in schemas.items():
+        path.write_text(text)
     files = {
         home / ".gitignore": _IGNORE,
         home / AGENTS_FOLDER / "hello.md": _EXAMPLE,
-        folder / SETTINGS_FILE: _SETTINGS,
+        folder / SETTINGS_FILE: template.settings_template(),
     }
     has_agents = any((home / AGENTS_FOLDER).iterdir())
     for path, text in files.items():
@@ -67,10 +62,28 @@ def init(folder: Path) -> None:
     click.echo('  ostler run hello "world"')
 
 
+def _schema_text(kind: Any) -> str:
+    from ostler.definitions.template import json_schema  # noqa: PLC0415 - loads pydantic
+
+    return json.dumps(json_schema(kind), indent=2) + "\n"
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["settings", "definition", "api"]))
+def schema(what: str) -> None:
+    """Print the JSON Schema of ostler.toml (settings) or of the front matter of definition files, for editors; or the
+    HTTP API as OpenAPI.
+    """
+    if what == "api":
+        as_json(Daemon().call("openapi"))
+        return
+    click.echo(_schema_text("project" if what == "settings" else "agent"), nl=False)
+
+
 # --- definitions -------------------------------------------------------------------------------------
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def agents(ctx: click.Context) -> None:
     """Definitions of agents: list, show, validate."""
@@ -105,7 +118,7 @@ def validate() -> None:
     """Check the definition files and settings of this project; needs no daemon."""
     from ostler.definitions import validate_files  # noqa: PLC0415 - loads YAML and pydantic
 
-    root = project_of(the_home())
+    root = the_project()
     files = validate_files(root) if root.is_dir() else []
     if not files:
         note(f"there are no definition files in {short_path(root)}; `ostler init` writes one")
@@ -123,7 +136,7 @@ def validate() -> None:
 # --- tokens ------------------------------------------------------------------------------------------
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """Tokens for the TCP listener (`ostler up --listen`)."""
 
@@ -173,7 +186,7 @@ def revoke(name: str) -> None:
 _SPAWNING = "agents.lifecycle.spawn"
 
 
-@click.group()
+@click.group(cls=Group)
 def workspace() -> None:
     """The plan of this home, its feature flag, and its share of tokens."""
 

@@ -23,7 +23,7 @@ from uuid import UUID
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import the_home
+from ostler.cli.common import Group, the_home
 from ostler.cli.output import as_json, local_time, note, plain
 from ostler.cli.table import Column, print_facts, print_table, show
 from ostler.errors import (
@@ -70,7 +70,7 @@ _FORKED = ("seed", "turns", "name")
 _WIDE = 200
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def sim() -> None:
     """Turn-based populations. Every turn is kept, so that a run goes on after any crash.
 

@@ -17,6 +17,7 @@ _GAP = "  "
 _ELLIPSIS = "…"
 _NARROWEST = 20
 _USUAL = 80
+_COLOURED = frozenset({"STATE", "HEALTH"})
 _COLOURS = {
     "processing": "green",
     "ready": "green",
@@ -77,7 +78,8 @@ class Table:
             text = cell if self._width is None else crop(cell, width)
             space = " " * (width - width_of(text))  # none where a later cell is wider
             padded = space + text if column.is_number else text + space
-            parts.append(click.style(padded, fg=_COLOURS[cell]) if colour and cell in _COLOURS else padded)
+            has_colour = colour and cell in _COLOURS and column.head in _COLOURED
+            parts.append(click.style(padded, fg=_COLOURS[cell]) if has_colour else padded)
         return _GAP.join(parts).rstrip()
 
 
@@ -99,7 +101,9 @@ def _fitted(natural: dict[Column, int], width: int) -> dict[Column, int]:
         if not cut:
             break
         widths[min(cut, key=lambda column: widths[column])] += 1
-    widths[next(reversed(widths))] += max(width - _total(widths), 0)  # a later line may be longer
+    last = next(reversed(widths))
+    if not last.is_number:
+        widths[last] += max(width - _total(widths), 0)  # a later line may be longer
     return widths
 
 
@@ -139,6 +143,15 @@ def terminal_width() -> int | None:
     except OSError:
         columns = 0
     return max(columns or _USUAL, _NARROWEST)
+
+
+def fit_line(head: str, text: str, *tail: str, usual: int = 40) -> str:
+    """One line between others like it; only the text is shortened where the terminal is too narrow for it."""
+    end, width = "".join(f"   {part}" for part in tail if part), terminal_width()
+    if width is not None:
+        text = crop(text, max(width - width_of(head) - width_of(end), _NARROWEST))
+    space = " " * (usual - width_of(text)) if width is None or width > width_of(head) + usual + width_of(end) else ""
+    return f"{head}{text}{space if end else ''}{end}".rstrip()
 
 
 # --- printing ----------------------------------------------------------------------------------------

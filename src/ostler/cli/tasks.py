@@ -7,21 +7,45 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, count_option, for_each, on_task, output_option
+from ostler.cli.common import (
+    Daemon,
+    Group,
+    count_option,
+    fail,
+    for_each,
+    name_projects,
+    on_task,
+    output_option,
+    present_directory,
+)
 from ostler.cli.common import list_tasks as list_all_tasks
-from ostler.cli.output import as_json, cost_text, diff_lines, note, page, plain, seconds_since, sentence, short_path
+from ostler.cli.output import (
+    as_json,
+    cost_text,
+    counted,
+    diff_lines,
+    note,
+    page,
+    plain,
+    seconds_since,
+    sentence,
+    short_path,
+)
 from ostler.cli.table import Column, show
 from ostler.cli.watch import watch, watch_option
 from ostler.client.blocking import DaemonError
 from ostler.durations import rough_duration
+from ostler.errors import ExitCode
 
 #: Of a list of tasks; the last is the next step, which stays whole where it is a command.
 COLUMNS = (
     Column("KEY", lambda task: str(task["key"]), least=12),
     Column("STATE", lambda task: str(task["state"])),
     Column("AGENT", lambda task: task["agent"] or "-", least=8, leaves=3),
+    Column("PROJECT", lambda task: str(task.get("project_name") or ""), least=8, leaves=4, if_any=True),
     Column("AGE", lambda task: rough_duration(seconds_since(task["created_at"])), leaves=2, is_number=True),
     Column("COST", lambda task: cost_text(task["cost_usd"]), leaves=1, is_number=True),
     Column("ATTEMPT", lambda task: str(task["attempt"]), only_wide=True, is_number=True),
@@ -38,16 +62,18 @@ _work_key = click.argument("key", shell_complete=completers.tasks("queued", "run
 _completed_key = click.argument("key", shell_complete=completers.tasks("completed"))
 
 
-@click.group()
+@click.group(cls=Group)
 def task() -> None:
     """Tasks: pieces of work that agents do and you review."""
 
 
 @task.command()
-@click.argument("text")
+@click.argument("text", required=False)
+@click.option("-f", "--file", "file", type=click.Path(dir_okay=False, allow_dash=True), help="A list of tasks in YAML.")
 @click.option("--agent", help="Who works on it; without one it waits to be claimed.", shell_complete=_AGENTS)
 @click.option("--model", help="The model of its agent.")
 @click.option("--check", "checks", multiple=True, help="A command line that must pass on the result; again for more.")
+@click.option("--setup", help="A command line that prepares its worktree, such as `uv sync`.")
 @click.option(
     "--after",
     "depends_on",
@@ -64,8 +90,18 @@ def task() -> None:
 @click.option("--backoff", help="Before the next attempt after a failure; doubles up to 10m.  [default: 30s]")
 @click.option("--key", help="Its key; else the next number, such as T001.")
 @click.option("--id", "idempotency", help="Given twice, the task is added once.")
-def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> None:
-    """Queue a task. TEXT says what is to be done; `-` reads it from standard input."""
+def add(text: str | None, file: str | None, key: str | None, idempotency: str | None, **chosen: Any) -> None:
+    """Queue a task. TEXT says what is to be done; `-` reads it from standard input.
+
+    -f adds the tasks of a list: all of them or, where something is wrong, none; `-f -` reads it from standard input.
+    Each is its text, or `task` with keys that are named as these options: agent, checks, after, tags.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("name what is to be done, or a list of tasks with -f FILE; not both")
+    if file is not None:
+        _require_no_options("key", *chosen)
+        _add_list(file, idempotency)
+        return
     words = sys.stdin.read() if text == "-" else text
     body = {"task": words, "key": key, "near": os.getcwd(), **chosen}  # noqa: PTH109 - as the shell has it
     fields = {name: value for name, value in body.items() if value not in (None, (), False)}
@@ -78,6 +114,45 @@ def add(text: str, key: str | None, idempotency: str | None, **chosen: Any) -> N
     click.echo(f"{name} {who}{held}   {next_step}")
     if added["warning"]:
         note(added["warning"])
+
+
+def _require_no_options(*names: str) -> None:
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        is_default = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT
+        if parameter.name in names and not is_default:
+            raise click.UsageError(f"{parameter.opts[0]} is for one task; write it into the list")
+
+
+def _add_list(file: str, idempotency: str | None) -> None:
+    from ostler.definitions.task_list import TaskList  # noqa: PLC0415 - loads YAML and pydantic
+    from ostler.errors import DefinitionError  # noqa: PLC0415 - likewise
+
+    try:
+        with click.open_file(file, encoding="utf-8") as opened:
+            words = opened.read()
+        tasks = TaskList("standard input" if file == "-" else file, words)
+    except (OSError, UnicodeDecodeError) as error:
+        raise fail(f"{file} cannot be read: {error}", ExitCode.USAGE) from error
+    except DefinitionError as error:
+        for fault in error.faults:
+            note(fault.message)
+        raise fail("no task was added", ExitCode.USAGE) from error
+    daemon = Daemon(makes_home=True)
+    key = idempotency or os.urandom(16).hex()
+    try:
+        added = daemon.call("add_tasks", key=key, entries=tasks.entries, near=present_directory())
+    except DaemonError as error:
+        for text in error.faults:
+            note(tasks.place(text))
+        if not error.faults:
+            raise
+        raise fail("no task was added", ExitCode.USAGE) from error
+    for task in added:
+        click.echo(f"{plain(task['key'])}  {plain(task['title'])}")
+    for warning in dict.fromkeys(task["warning"] for task in added if task["warning"]):
+        note(warning)
+    note(f"{counted(len(added), 'task')} queued; see them with: ostler task list")
 
 
 @task.command("list")
@@ -94,7 +169,7 @@ def list_tasks(everything: bool, is_live: bool, count: int | None, form: str, **
     daemon = Daemon()
 
     def fetch(count: int | None = None) -> list[dict[str, Any]]:
-        return list_all_tasks(daemon, count, include_finished=everything, **filters)
+        return name_projects(list_all_tasks(daemon, count, include_finished=everything, **filters), form)
 
     if is_live:
         watch(daemon, lambda: fetch()[:count], form, COLUMNS, _TASK_EVENTS)
@@ -123,7 +198,8 @@ def show_task(key: str) -> None:
 def cancel(key: str, message: str | None) -> None:
     """End the work on a task for good."""
     task = on_task(Daemon(), "cancel_task", key, reason=message)
-    click.echo(f"{plain(task['key'])} is cancelled. Its workdir is kept: {short_path(_place(task))}")
+    kept = f" Its workdir is kept: {short_path(_place(task))}" if task["workdir"] else ""
+    click.echo(f"{plain(task['key'])} is cancelled.{kept}")
 
 
 @task.command()

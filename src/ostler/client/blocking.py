@@ -136,8 +136,12 @@ def connect_to(sock: socket.socket, path: Path) -> None:
 class BlockingClient:
     """Talks to the daemon of a home, or to one at a loopback address with a token."""
 
-    def __init__(self, home: Path, *, address: str | None = None, token: str | None = None) -> None:
+    def __init__(
+        self, home: Path, *, address: str | None = None, token: str | None = None, directory: str | None = None
+    ) -> None:
+        """`directory` is where the caller stands: its project's definitions and settings count."""
         self._home = home
+        self._directory = directory
         self._address = None if address is None else address.removeprefix("http://").rstrip("/")
         self._token = token
         #: Connections that wait for the next request, each with the time since when; threads may take and leave them.
@@ -162,7 +166,7 @@ class BlockingClient:
 
     def call(self, verb: str, /, *, key: str | None = None, within: float | None = None, **parameters: Any) -> Any:
         """The JSON of the answer, within so many seconds. Raises `DaemonError`."""
-        prepared = prepare(verb, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token, directory=self._directory)
         connection, response = self._send(prepared, within=within)
         try:
             body = response.read()
@@ -196,6 +200,9 @@ class BlockingClient:
                     cursor = item.id or cursor
                     yield item
             except UnreachableError:
+                if self._address is None and not self._home.is_dir():
+                    sentence = f"the home {self._home} was removed or moved away; what ran in it has ended"
+                    raise DaemonError(UNREACHABLE, sentence) from None
                 lost_at = lost_at or time.monotonic()
                 if time.monotonic() - lost_at > RECONNECT_SECONDS:
                     raise
@@ -205,7 +212,7 @@ class BlockingClient:
         self, verb: str, cursor: str | None, parameters: Mapping[str, Any], on_hang: Callable[[str], None] | None
     ) -> Iterator[StreamItem]:
         first = {} if cursor is None else {"after": cursor}
-        prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token)
+        prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token, directory=self._directory)
         connection, response = self._send(prepared, on_hang=on_hang)
         try:
             if response.status >= 400:

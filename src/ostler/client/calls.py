@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from ostler.api.table import ROUTE_OF
+from ostler.api.table import DIRECTORY_HEADER, ROUTE_OF
 
 #: Where the idempotency key of a call goes.
 KEY_HEADER = "Idempotency-Key"
@@ -20,8 +20,18 @@ class Prepared(NamedTuple):
     body: bytes | None
 
 
-def prepare(name: str, parameters: Mapping[str, Any], *, key: str | None = None, token: str | None = None) -> Prepared:
-    """The HTTP request of a verb; parameters that are None are left out."""
+def prepare(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    token: str | None = None,
+    directory: str | None = None,
+) -> Prepared:
+    """The HTTP request of a verb; parameters that are None are left out.
+
+    The definitions and settings that count are those of the project which `directory` is in.
+    """
     route = ROUTE_OF[name]
     rest = {parameter: value for parameter, value in parameters.items() if value is not None}
     path = route.path
@@ -33,6 +43,8 @@ def prepare(name: str, parameters: Mapping[str, Any], *, key: str | None = None,
         headers[KEY_HEADER] = key
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+    if directory is not None:
+        headers[DIRECTORY_HEADER] = quote(directory, safe="/", errors="surrogateescape")
     body = None
     if route.method == "POST":
         headers["Content-Type"] = "application/json"

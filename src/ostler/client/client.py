@@ -33,7 +33,7 @@ from ostler.workdirs.records import Undone
 
 _PAUSE_SECONDS = 0.1
 _WAIT_EXTRA = ("instance_name", "task_key")
-_TASK_EXTRA = ("title", "next", "waits", "warning", "undone")
+_TASK_EXTRA = ("title", "slug", "next", "waits", "warning", "undone")
 _EXTRA = ("attempts", "definition", "doing", "dropped_bytes", "exit_code", "metrics_now")
 
 
@@ -41,9 +41,16 @@ class Client:
     """Use it with `async with`. Without arguments it talks to the daemon of the default home."""
 
     def __init__(
-        self, home: str | os.PathLike[str] | None = None, *, address: str | None = None, token: str | None = None
+        self,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        directory: str | os.PathLike[str] | None = None,
     ) -> None:
+        """`directory` names the project whose definitions and settings count; without it that of the home."""
         self._token = token
+        self._directory = None if directory is None else os.path.abspath(directory)  # noqa: PTH100 - as it is
         place = chosen_home(home) / SOCKET_FILE
         self._where = address or str(place)
         transport = None if address is not None else httpx2.AsyncHTTPTransport(uds=_short(place))
@@ -60,7 +67,7 @@ class Client:
 
     async def call(self, verb: str, /, *, key: str | None = None, **parameters: Any) -> Any:
         """Any verb by its name; the JSON of its answer. Raises the errors of the library."""
-        prepared = prepare(verb, parameters, key=key, token=self._token)
+        prepared = prepare(verb, parameters, key=key, token=self._token, directory=self._directory)
         try:
             response = await self._http.request(
                 prepared.method, prepared.path, content=prepared.body, headers=prepared.headers
@@ -157,6 +164,13 @@ class Client:
     async def add_task(self, task: str, *, key: str | None = None, **more: Any) -> Task:
         """`more` as in `TaskOrchestrator.submit`; `key` makes the call safe to repeat."""
         return _task(await self.call("add_task", key=key, new_task={"task": task, **more}))
+
+    async def add_tasks(
+        self, entries: Sequence[Mapping[str, Any]], *, near: str | None = None, key: str | None = None
+    ) -> list[Task]:
+        """All of them or none; an entry holds the arguments of `TaskOrchestrator.submit`."""
+        added = await self.call("add_tasks", key=key, entries=list(map(dict, entries)), near=near)
+        return [_task(values) for values in added]
 
     async def tasks(self, **criteria: Any) -> list[Task]:
         return [_task(values) for values in await self.call("tasks", **criteria)]
@@ -293,7 +307,8 @@ class Client:
         while True:
             query = parameters if cursor is None else {**parameters, "after": cursor}
             try:
-                async for item in self._stream(prepare(verb, {**query, "follow": True}, token=self._token)):
+                prepared = prepare(verb, {**query, "follow": True}, token=self._token, directory=self._directory)
+                async for item in self._stream(prepared):
                     lost_at = None
                     if item.event == "end":
                         return

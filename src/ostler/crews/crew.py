@@ -117,10 +117,11 @@ class Crew:
     def note_error(self, now: datetime) -> None:
         self.errors = [*self.errors, now][-_MAX_ERRORS:]
 
-    def view(self, trouble: str | None) -> CrewView:
+    def view(self, trouble: str | None, project: str | None = None) -> CrewView:
         members = sorted(self.members.values(), key=lambda member: member.number)
         return CrewView(
             name=self.name,
+            project=project,
             agent=self.settings.agent,
             count=self.count,
             is_up=self.is_up,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +47,12 @@ class MemberFactory(AgentFactory):
         *,
         crews: Mapping[str, CrewSettings] | None = None,
         refresh: Callable[[], object] | None = None,
+        project: str | None = None,
     ) -> None:
-        """`crews` take the place of those in the settings. `refresh` makes definition files known before each look."""
-        super().__init__(registry, get_config)
+        """`crews` take the place of those in the settings. `refresh` makes definition files known before each look.
+        `project` is the directory of the project that declares them, where that is not the project of the home.
+        """
+        super().__init__(registry, get_config, project=project)
         self.get_config = get_config
         self._home = home
         self._crews = None if crews is None else _checked(crews)
@@ -85,9 +90,18 @@ class MemberFactory(AgentFactory):
         if check:
             if self._refresh is not None:
                 self._refresh()
-            self._registry.find(settings.agent)
-        workdir = self._home / Path(config.orchestrator.workdir).expanduser() / check_key(agent_id)
+            self._registry.find(settings.agent, self._project)
+        work = self._home / Path(config.orchestrator.workdir).expanduser()
+        if self._project is not None:  # members of two projects may have the same name
+            work /= folder_of(self._project)
+        workdir = work / check_key(agent_id)
         return MemberPlan(agent_id=agent_id, crew=crew, settings=settings, workdir=workdir)
+
+
+def folder_of(project: str) -> str:
+    """A name for the files of a project: its own, which people know, and what makes it the only one."""
+    digest = hashlib.sha256(project.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', Path(project).name)[:40]}-{digest}"
 
 
 def _checked(crews: Mapping[str, CrewSettings]) -> dict[str, CrewSettings]:

@@ -143,7 +143,7 @@ class CrewRules(MemberRules):
         )
         if planned.kind is WorkdirKind.DIRECTORY:
             await self._clear(place, task)
-        task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None})
+        task = await self.tasks.change(task, {"workdir": planned.to_dict(), "vault": None, "is_set_up": False})
         await self.tasks.workdirs.prepare(planned, fresh=planned.kind is WorkdirKind.DIRECTORY)
         return task, planned
 

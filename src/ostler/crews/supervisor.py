@@ -59,17 +59,23 @@ class Supervisor(Members):
         get_config: GetConfig | None = None,
         refresh: Callable[[], object] | None = None,
         loops: Loops | None = None,
+        project: str | None = None,
     ) -> None:
         """Without `crews` those of the settings are meant. `refresh` reads definition files before a member begins.
-        `loops` are those that a task queue drives as well, which then ends their waits.
+        `loops` are those that a task queue drives as well, which then ends their waits. `project` is the directory of
+        the project whose crews these are, where that is not the project of the home; they work on its tasks only.
         """
         manager = orchestrator.manager
         home = manager.require_home()
         self._config = get_config or ConfigFile(project_of(home))
-        self.factory = MemberFactory(manager.registry, self._config, home, crews=crews, refresh=refresh)
+        self.factory = MemberFactory(
+            manager.registry, self._config, home, crews=crews, refresh=refresh, project=project
+        )
         self._own_loops = Loops(orchestrator) if loops is None else None
         super().__init__(orchestrator, (loops or Loops(orchestrator)).parts)
         self._space = manager.principal.workspace_id
+        self.project = project
+        self._place = crew_store.Place(self._space, project or "")
         self._crews: dict[str, Crew] = {}
         self._runner: asyncio.Task[None] | None = None
         #: Why everything was stopped by a policy.
@@ -97,25 +103,25 @@ class Supervisor(Members):
         self._runner = asyncio.get_running_loop().create_task(self._run(ready), name="ostler-crews")
         await ready.wait()
         under_way = await self._orchestrator.recover_agents() if recovered is None else recovered
-        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._place)}
         for name in (name for name, row in records.items() if row.is_up):
             try:
                 crew = self._crew(name, count=records[name].count)
             except OstlerError as error:
                 _log.warning("crew %s does not come up again: %s", name, error)
                 await self._write(name, {"is_up": False, "reason": str(error)}, act="crew.stop")
-                await self._tasks.store.run(crew_store.tell_stopped, self._space, name)
+                await self._tasks.store.run(crew_store.tell_stopped, self._place, name)
                 continue
-            generations = await self._tasks.store.read(crew_store.generations, self._space, name)
+            generations = await self._tasks.store.read(crew_store.generations, self._place, name)
             crew.is_up = True
             self._fill(crew, generations)
             for task in under_way:
-                if task.crew == name and crew.number_of(str(task.member)):
+                if task.crew == name and self._is_ours(task) and crew.number_of(str(task.member)):
                     self._take_up(crew, task, generations.get(str(task.member), 1))
         for task in under_way:
-            if task.crew is not None and not self._is_taken_up(task):
+            if task.crew is not None and self._is_ours(task) and not self._is_taken_up(task):
                 await cut_off(self._orchestrator, task, CREW_STOPPED)  # of a stop that was not finished
-                await self._tasks.store.run(crew_store.tell_stopped, self._space, task.crew)
+                await self._tasks.store.run(crew_store.tell_stopped, self._place, task.crew)
         self._wake.set()
 
     def _is_taken_up(self, task: Task) -> bool:
@@ -190,7 +196,7 @@ class Supervisor(Members):
             crew.is_up, crew.reason, crew.errors = True, None, []
             self._forget_stopped(crew)
             await self._write(name, {"is_up": True, "count": None, "reason": None}, act="crew.up", by=by)
-            self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, name))
+            self._fill(crew, await self._tasks.store.read(crew_store.generations, self._place, name))
         self._wake.set()
         return [view for view in await self.list_crews() if view.name in chosen]
 
@@ -205,7 +211,7 @@ class Supervisor(Members):
         named = [crew for name, crew in self._crews.items() if not names or name in names]
         chosen = [crew for crew in named if crew.is_up or crew.members]
         await asyncio.gather(*(self._stop(crew, force=force, by=by) for crew in chosen))
-        return [crew.view(None) for crew in chosen]
+        return [crew.view(None, self.project) for crew in chosen]
 
     async def scale(self, name: str, count: int, *, by: Actor = BY) -> CrewView:
         """As many members as that, until the crew is brought up anew. Those that leave finish their task first."""
@@ -217,9 +223,9 @@ class Supervisor(Members):
             raise InvalidOperationError(f"crew {name} is not up; bring it up with `ostler crew up {name}`")
         await self._write(name, {"count": count}, act="crew.scale", by=by)
         crew.count = count
-        self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, name))
+        self._fill(crew, await self._tasks.store.read(crew_store.generations, self._place, name))
         self._wake.set()
-        return crew.view(None)
+        return crew.view(None, self.project)
 
     async def reload(self) -> list[CrewView]:
         """Follow the settings now. Live members keep theirs; every new one reads them fresh."""
@@ -229,13 +235,13 @@ class Supervisor(Members):
 
     async def list_crews(self) -> list[CrewView]:
         """All that are declared or up."""
-        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._space)}
+        records = {row.name: row for row in await self._tasks.store.read(crew_store.list_crews, self._place)}
         crews = {}
         for name, settings in self._declared().items():
             row = records.get(name)
             crews[name] = Crew(name, settings, settings.count, reason=None if row is None else row.reason)
         crews |= {name: crew for name, crew in self._crews.items() if crew.is_up or crew.members}
-        return [crew.view(self.trouble) for crew in crews.values()]
+        return [crew.view(self.trouble, self.project) for crew in crews.values()]
 
     @property
     def trouble(self) -> str | None:
@@ -243,8 +249,13 @@ class Supervisor(Members):
         broken = self._config.trouble if isinstance(self._config, ConfigFile) else None
         return None if broken is None else str(broken)
 
+    def _is_ours(self, task: Task) -> bool:
+        return self._orchestrator.manager.projects.at(task.project).scope == self.project
+
     def owns(self, task: Task) -> bool:
         """Whether a crew works on it, so that the plain queue leaves it alone."""
+        if not self._is_ours(task):
+            return False
         if task.state is TaskState.RUNNING:
             return task.crew is not None and task.member is not None and task.crew in self._declared()
         if task.loop is not None:  # a person waits for it: without members the queue drives it
@@ -286,7 +297,7 @@ class Supervisor(Members):
         return crew
 
     async def _write(self, name: str, changes: dict[str, Any], *, act: str, by: Actor = BY) -> None:
-        await self._tasks.store.run(crew_store.put_crew, self._space, name, changes, act=act, by=by)
+        await self._tasks.store.run(crew_store.put_crew, self._place, name, changes, act=act, by=by)
 
     async def _follow_settings(self) -> None:
         """What the file says now, for crews that are up."""
@@ -298,10 +309,10 @@ class Supervisor(Members):
                     self._spawn(self._stop(crew, reason="it is no longer declared in the settings"), crew.name)
                 continue
             if settings != crew.settings:
-                row = await self._tasks.store.read(crew_store.get_crew, self._space, crew.name)
+                row = await self._tasks.store.read(crew_store.get_crew, self._place, crew.name)
                 crew.settings = settings
                 crew.count = settings.count if row is None or row.count is None else row.count
-                self._fill(crew, await self._tasks.store.read(crew_store.generations, self._space, crew.name))
+                self._fill(crew, await self._tasks.store.read(crew_store.generations, self._place, crew.name))
 
     def _fill(self, crew: Crew, generations: Mapping[str, int]) -> None:
         """Members for every place; those without one leave when they have no task."""
@@ -339,7 +350,7 @@ class Supervisor(Members):
             await self._ended(crew)
         self._forget_stopped(crew)
         if was_up:
-            await self._tasks.store.run(crew_store.tell_stopped, self._space, crew.name)
+            await self._tasks.store.run(crew_store.tell_stopped, self._place, crew.name)
 
     def _forget_stopped(self, crew: Crew) -> None:
         for member in [member for member in crew.members.values() if not member.is_live]:
@@ -411,7 +422,7 @@ class Supervisor(Members):
             return
 
         def selects(task: Task) -> bool:
-            return any(crew.settings.selects(task) for crew in able)
+            return self._is_ours(task) and any(crew.settings.selects(task) for crew in able)
 
         for task in await self._tasks.store.read(task_store.claimable_tasks, self._space, 1000, selects=selects):
             can_wait = self._orchestrator.manager.now() - task.updated_at < _PATIENCE
@@ -430,6 +441,7 @@ class Supervisor(Members):
             claim = await self._tasks.store.run(
                 crew_store.claim_for_member,
                 task,
+                project=self._place.project,
                 crew=crew.name,
                 member=member.agent_id,
                 agent=plan.settings.agent,

@@ -18,11 +18,10 @@ from typing import Any
 from ostler.api.app import create_app
 from ostler.api.context import Context
 from ostler.client.homes import note_home
-from ostler.crews.supervisor import Supervisor
+from ostler.crews.projects import ProjectCrews
 from ostler.daemon.hooks import Hooks
 from ostler.daemon.listen import STREAM_SECONDS, Listener, address_of, tcp_socket, unix_socket
 from ostler.daemon.log import configure_log
-from ostler.definitions import Discovery, register_files
 from ostler.definitions.project import ConfigFile, ProjectSettings, load_settings
 from ostler.errors import DefinitionError, LeaseHeldError, OstlerError, ValidationError
 from ostler.home import LOCK_FILE, SOCKET_FILE, TOKEN_VARIABLE, chosen_home, modules_of, project_of
@@ -115,21 +114,14 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
     agents and to end them.
     """
     os.environ.pop(TOKEN_VARIABLE, None)  # agents at the levels none and thread would find it
-    project, modules = project_of(home), str(modules_of(home))
+    modules = str(modules_of(home))
     if modules not in sys.path:
         sys.path.append(modules)  # classes of the project's own agents; last, so that it hides nothing
     if strict:
         check_start(home, listen)
     in_force = _Settings(home, listen)
-    config, settings, tcp = in_force.config, in_force.now, in_force.tcp
-    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
-    lifecycle = LifecycleSettings(
-        outlive=OUTLIVE,
-        retention=settings.retention,
-        environment=environment,
-        output_rate=settings.daemon.output_rate,
-    )
-    async with open_manager(home, settings=lifecycle) as manager:
+    settings, tcp = in_force.now, in_force.tcp
+    async with open_manager(home, settings=_lifecycle_settings(settings)) as manager:
 
         def stop(keep: bool) -> None:
             manager.keep_agents = keep
@@ -137,42 +129,41 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
 
         async def end_agents() -> list[dict[str, Any]]:
             queue.draining = hooks.is_stopping = True
-            supervisor.drain(DAEMON_STOPPED)
+            crews.drain(DAEMON_STOPPED)
             return await _end_agents(manager)
 
+        manager.projects.home.config = in_force.config
         orchestrator = TaskOrchestrator(manager, settings=settings.tasks)
         loops = Loops(orchestrator, settings.loop)
-        supervisor = Supervisor(
-            orchestrator, get_config=config, refresh=lambda: _refresh(manager, project), loops=loops
-        )
+        crews = ProjectCrews(orchestrator, loops)
         queue = TaskQueue(
             orchestrator,
-            selects=lambda task: task.agent is not None and not supervisor.owns(task),
+            selects=lambda task: task.agent is not None and not crews.owns(task),
             rules=loops.rules,
             settle=loops.settle,
         )
-        supervisor.on_settings = queue.wake
+        crews.on_settings = queue.wake
         context = Context(
             manager=manager,
             orchestrator=orchestrator,
             loops=loops,
-            supervisor=supervisor,
+            crews=crews,
             home=home,
             started_at=datetime.now(UTC),
             stop=stop,
             end_agents=end_agents,
-            refresh=lambda: _refresh(manager, project),
             settings_fault=in_force.fault,
         )
-        context.refresh()
+        manager.projects.home.refresh()
         queue.draining = in_force.are_defaults
         hooks = Hooks(orchestrator, settings.daemon, settings.tasks.on_change)
         app = create_app(context)
         sockets = [unix_socket(home)] + ([tcp] if tcp is not None else [])
         listeners = [Listener(app, sock, manager, hooks.running) for sock in sockets]
         context.listens = [str(home / SOCKET_FILE)] + ([address_of(tcp)] if tcp is not None else [])
-        with _signals(stop, lambda: context.run(supervisor.reload())):
-            await supervisor.open(await queue.open())
+        with _signals(stop, lambda: context.run(crews.reload())):
+            await crews.prepare()
+            await crews.open(await queue.open())
             hooks.start()
             running = [asyncio.create_task(listener.run()) for listener in listeners]
             watch = asyncio.create_task(_stop_without_home(home, stop))
@@ -184,7 +175,7 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
             hooks.is_stopping = True
             if not manager.keep_agents:
                 await end_agents()
-            for part in (supervisor, queue, orchestrator, hooks):
+            for part in (crews, queue, orchestrator, hooks):
                 await part.close()
             for listener in listeners:
                 listener.stop()
@@ -194,6 +185,16 @@ async def serve(home: Path, *, listen: str | None = None, strict: bool = False) 
         with contextlib.suppress(OSError):
             (home / SOCKET_FILE).unlink()
     _log.info("stopped%s", "; its agents live on" if manager.keep_agents else "")
+
+
+def _lifecycle_settings(settings: ProjectSettings) -> LifecycleSettings:
+    environment = DEFAULT_NAMES if settings.daemon.environment is None else settings.daemon.environment
+    return LifecycleSettings(
+        outlive=OUTLIVE,
+        retention=settings.retention,
+        environment=environment,
+        output_rate=settings.daemon.output_rate,
+    )
 
 
 async def _stop_without_home(home: Path, stop: Callable[[bool], None]) -> None:
@@ -240,11 +241,6 @@ async def _end_agents(manager: AgentLifecycleManager) -> list[dict[str, Any]]:
     suspended = [instance for instance in instances if instance.state == AgentState.SUSPENDED]
     parked = [{"name": instance.name, "how": "parked"} for instance in suspended]
     return parked + await asyncio.gather(*(end(instance) for instance in instances if instance not in suspended))
-
-
-def _refresh(manager: AgentLifecycleManager, root: Path) -> Discovery:
-    """Definition files as they are now; a file that changed applies to the next spawn."""
-    return register_files(manager.registry, root, user=Path.home(), replace=True)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from ostler.definitions.discover import Discovery, discover, register_file, register_files, validate_files
 from ostler.definitions.load import FileFault, LoadedDefinition, load_agent_file, read_lifecycle
-from ostler.definitions.project import DaemonSettings, ProjectSettings, RetentionSettings, json_schema, load_settings
+from ostler.definitions.project import DaemonSettings, ProjectSettings, RetentionSettings, load_settings
+from ostler.definitions.template import json_schema, settings_template
 
 __all__ = [
     "DaemonSettings",
@@ -18,5 +19,6 @@ __all__ = [
     "read_lifecycle",
     "register_file",
     "register_files",
+    "settings_template",
     "validate_files",
 ]

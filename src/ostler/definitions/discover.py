@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from ostler.agents.registry import AgentManifest, AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry, definition_id, maker_of
 from ostler.definitions.load import (
     FileFault,
     LoadedDefinition,
@@ -58,15 +58,22 @@ def register_file(registry: AgentRegistry, path: str | Path) -> AgentManifest:
 
 
 def register_files(
-    registry: AgentRegistry, root: str | Path, *, user: str | Path | None = None, replace: bool = False
+    registry: AgentRegistry,
+    root: str | Path,
+    *,
+    user: str | Path | None = None,
+    replace: bool = False,
+    project: str | None = None,
 ) -> Discovery:
     """Add every definition that `discover` finds. Called again it reads and adds only what has changed.
 
-    A name that something else has taken is a fault, unless the file is to `replace` it.
+    A name that something else has taken is a fault, unless the file is to `replace` it. With a `project` they are
+    definitions of that one alone; see `AgentRegistry`.
     """
     discovery = discover(root, user=user)
     added, faults = [], list(discovery.faults)
-    for definition in discovery.definitions:
+    for file_definition in discovery.definitions:
+        definition = file_definition if project is None else _of_project(file_definition, project)
         try:
             if not _is_registered(registry, definition):
                 registry.add(definition.manifest, definition.maker, replace=replace)
@@ -77,10 +84,19 @@ def register_files(
     return dataclasses.replace(discovery, definitions=tuple(added), faults=tuple(faults))
 
 
+def _of_project(definition: LoadedDefinition, project: str) -> LoadedDefinition:
+    manifest = definition.manifest
+    owned = manifest.evolve(id=definition_id(manifest.kind, manifest.name, project), project=project)
+    return LoadedDefinition(manifest=owned, maker=maker_of(owned))
+
+
 def _is_registered(registry: AgentRegistry, definition: LoadedDefinition) -> bool:
     """A file that is read again has a new maker."""
+    manifest = definition.manifest
     try:
-        return registry.maker(definition.manifest.id) is definition.maker
+        if manifest.project is not None:
+            return registry.manifest(manifest.id) == manifest
+        return registry.maker(manifest.id) is definition.maker
     except AgentNotFoundError:
         return False
 

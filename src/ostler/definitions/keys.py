@@ -183,14 +183,17 @@ class DriverKeys(FileRecord):
 class LifecycleKeys(FileRecord, PartialRecord):
     """Everything about an agent that is Ostler's."""
 
+    #: What runs it: the name of a coding agent, `python:module:Class`, or a command.
     driver: Annotated[DriverKeys, Parsed(_driver, schema={"type": "string"})] = field(
         default_factory=lambda: DriverKeys(name=CLAUDE)
     )
     isolation: Literal["none", "thread", "process"] = "thread"
+    #: Variables that it sees: names whose values are passed on, or names with values.
     env: Annotated[
         Mapping[str, str | None], Parsed(_variables, schema={"type": "array", "items": {"type": "string"}})
     ] = field(default_factory=dict)
     limits: LimitKeys = field(default_factory=LimitKeys)
+    #: Such as `no`, `always`, `on-failure:3`; or a table.
     restart: Annotated[
         RestartKeys, Parsed(_restart, schema={"type": ["string", "boolean"], "examples": ["on-failure:3", "no"]})
     ] = field(default_factory=RestartKeys)
@@ -198,10 +201,15 @@ class LifecycleKeys(FileRecord, PartialRecord):
     priority: AgentPriority = AgentPriority.NORMAL
     tags: tuple[str, ...] = ()
     initialization_timeout: InitializationTimeout = timedelta(seconds=30)
+    #: Whether an exception of its code ends it.
     fail_on_error: bool = False
     #: Whether the agent may add tasks under the one that it works on.
     may_add_tasks: bool = True
+    #: Command lines that must pass on the work of each of its tasks.
     checks: tuple[str, ...] = ()
+    #: A command line that prepares the workdir of a task, once, before the agent begins.
+    setup: str | None = None
+    #: `private` gives a coding agent a home directory of its own.
     home: HomeKind = HomeKind.OWN
 
     #: Keys that a spawn may overrule, by the option that each of them fills.
@@ -218,13 +226,15 @@ class LifecycleKeys(FileRecord, PartialRecord):
     def manifest_fields(self) -> dict[str, Any]:
         """What was written, as fields of `AgentManifest`; what runs the agent is left out."""
         options = {option: getattr(self, key) for key, option in self.OPTIONS.items() if key in self.fields_set}
-        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "home"} & self.fields_set
+        kept = {"env", "fail_on_error", "may_add_tasks", "checks", "setup", "home"} & self.fields_set
         return {**{key: getattr(self, key) for key in kept}, "defaults": AgentSpawnOptions(**options)}
 
     def rules(self) -> Iterator[Fault]:
         yield from tag_faults("tags", self.tags)
         yield from environment_faults("env", self.env)
         yield from check_faults("checks", self.checks)
+        if self.setup is not None and not self.setup.strip():
+            yield Fault(field="setup", bound="must be a command line, not empty text")
         if {"driver", "isolation"} <= self.fields_set and self.driver.python is None and self.isolation != "process":
             yield Fault(field="isolation", bound="must be process where the driver is a program", value=self.isolation)
 
@@ -240,7 +250,7 @@ class AgentFile(FileRecord):
 
 @record
 class InlineAgent(LifecycleKeys):
-    """`[agent.NAME]` of `ostler.toml`: the keys of `lifecycle`, a description and the instructions."""
+    """An agent without a file of its own: the keys of `lifecycle`, a description and the instructions."""
 
     description: str = ""
     instructions: str = ""

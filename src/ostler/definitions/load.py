@@ -81,10 +81,13 @@ class CheckedFile:
     def add_faults(self, faults: Iterable[Fault]) -> None:
         """Each fault with the line of its field, or of the nearest key around it."""
         for fault in faults:
-            around = fault.field
-            while around and around not in self._lines:
-                around = around.rpartition(".")[0]
-            self._add(self._lines.get(around, 1 if self._lines else 0), fault.message)
+            self._add(self.line_of(fault.field), fault.message)
+
+    def line_of(self, field: str) -> int:
+        """The line of a field, or of the nearest key around it."""
+        while field and field not in self._lines:
+            field = field.rpartition(".")[0]
+        return self._lines.get(field, 1 if self._lines else 0)
 
     def stop(self, line: int, sentence: str) -> NoReturn:
         """Nothing more can be read."""

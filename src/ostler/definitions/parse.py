@@ -59,10 +59,10 @@ _WORDS: Mapping[str, bool | None] = MappingProxyType(
 _PROSE = re.compile(r"^description:[ \t]+([^\s'\"|>\[{&*!%@`#].*)$", re.MULTILINE)
 
 
-def read_yaml(text: str, first_line: int = 1) -> Document:
+def read_yaml(text: str, first_line: int = 1, what: str = "the front matter") -> Document:
     """YAML 1.2 with the core schema. `first_line` is the line of the file on which the text begins."""
     if len(text.encode()) > MAX_FRONT:
-        raise UnreadableError(first_line, f"the front matter is larger than {MAX_FRONT // 1024} KiB")
+        raise UnreadableError(first_line, f"{what} is larger than {MAX_FRONT // 1024} KiB")
     text = _PROSE.sub(_quoted, text)
     walk = _YamlWalk(text, first_line)
     try:
@@ -71,7 +71,7 @@ def read_yaml(text: str, first_line: int = 1) -> Document:
     except RecursionError:
         raise UnreadableError(first_line, _TOO_DEEP) from None
     if not isinstance(data, dict):
-        raise UnreadableError(first_line, "the front matter must be keys with values, such as name: fixer")
+        raise UnreadableError(first_line, f"{what} must be keys with values, such as name: fixer")
     return Document(data=data, lines=walk.lines, duplicates=walk.duplicates)
 
 

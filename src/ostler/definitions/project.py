@@ -10,16 +10,15 @@ from contextlib import suppress
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
-from ostler.definitions.keys import AgentFile, FileRecord, InlineAgent
+from ostler.definitions.keys import FileRecord, InlineAgent
 from ostler.definitions.load import CheckedFile, LoadedDefinition, define, locate, read_text
 from ostler.definitions.parse import read_toml
 from ostler.errors import DefinitionError
 from ostler.home import DATABASE_FILE, HOME_NAME, SETTINGS_FILE, default_home, project_of
 from ostler.model.crew import CrewSettings, crew_name_faults
 from ostler.model.loop import LoopSettings
-from ostler.model.record import adapter, record
+from ostler.model.record import record
 from ostler.model.spawn import command_target, tcp_target
 from ostler.model.task import TaskSettings
 from ostler.model.text import name_faults, variable_faults
@@ -28,7 +27,7 @@ from ostler.model.validation import Fault, as_written, named
 from ostler.policy.retention import RetentionPolicy
 
 #: The last good settings, in the home.
-_LAST_GOOD = "settings.last-good.toml"
+LAST_GOOD = "settings.last-good.toml"
 _log = logging.getLogger("ostler.agents")
 #: Differs when the file has changed: path, time, size, inode. None: there is no file.
 _Stamp = tuple[str, int, int, int] | None
@@ -46,7 +45,7 @@ class DaemonSettings(FileRecord):
     on_idle: str | None = None
     #: Show a notification of the desktop, where there is one, for each of the three that names no command.
     notify: bool = True
-    #: Names of the variables that agents see of the daemon's environment; None leaves it to the manager.
+    #: Names of the variables that agents see of the daemon's environment; without it, those that every program needs.
     environment: tuple[str, ...] | None = None
     #: What each agent may write in a second; what is beyond is dropped and counted.
     output_rate: OutputRate = DEFAULT_RATE
@@ -79,7 +78,7 @@ class LoopTable(FileRecord, LoopSettings):
 
 @record
 class CrewTable(FileRecord, CrewSettings):
-    """Agents of one type that are kept at work."""
+    """A crew: agents of one type that are kept at work on the queue."""
 
 
 @record
@@ -138,14 +137,6 @@ def read_project(
     return settings or ProjectSettings(), tuple(definitions)
 
 
-def json_schema(kind: Literal["agent", "project"] = "agent") -> dict[str, Any]:
-    """What an editor needs to complete and check the front matter of an agent, or `ostler.toml`."""
-    schema = adapter(AgentFile if kind == "agent" else ProjectSettings).json_schema()
-    if kind == "agent":
-        del schema["additionalProperties"]  # keys of other tools
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
 # --- the settings in force ---------------------------------------------------------------------------
 
 
@@ -155,8 +146,10 @@ class ConfigFile:
     A copy of the last good file is kept in the home, for programs that start while the file is broken.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, copy: Path | None = None) -> None:
+        """The `copy` of the last good file is in the home of the project, where no other place is named."""
         self.root = Path(root)
+        self._copy_path = copy
         self._lock = threading.Lock()
         self._stamp: _Stamp = None
         self._good: ProjectSettings | None = None
@@ -204,15 +197,18 @@ class ConfigFile:
         with suppress(OSError):  # a home of another user; then there is no copy
             text = path.read_bytes()
             if not copy.is_file() or copy.read_bytes() != text:
+                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 written = copy.with_name(f"{copy.name}.{os.getpid()}")
                 written.write_bytes(text)
                 written.replace(copy)
 
     def _copy(self) -> Path | None:
         """In the home of the project; None where there is no home."""
+        if self._copy_path is not None:
+            return self._copy_path
         if (self.root / HOME_NAME).is_dir():
-            return self.root / HOME_NAME / _LAST_GOOD
-        return self.root / _LAST_GOOD if (self.root / DATABASE_FILE).is_file() else None
+            return self.root / HOME_NAME / LAST_GOOD
+        return self.root / LAST_GOOD if (self.root / DATABASE_FILE).is_file() else None
 
 
 def _stamp_of(path: Path | None) -> _Stamp:

@@ -129,6 +129,10 @@ class Driver(ABC):
     def argv(self, order: Order) -> list[str]:
         """The whole command line. The program reads its prompt from standard input."""
 
+    @abstractmethod
+    def session_argv(self, order: Order) -> list[str]:
+        """The command line that opens `order.session` for a person, in a terminal."""
+
     def environment(self, order: Order) -> dict[str, str]:
         """Variables that the program gets besides, or instead of those in `order.env`."""
         del order

@@ -137,6 +137,10 @@ class Claude(Driver):
             words += ["--resume", order.session]
         return [*words, *order.arguments]
 
+    def session_argv(self, order: Order) -> list[str]:
+        model = [] if order.model is None else ["--model", order.model]
+        return [order.program, *model, "--resume", order.session or ""]
+
     def environment(self, order: Order) -> dict[str, str]:
         # As root it refuses to skip permissions unless it is told that it is contained.
         variables = {"DISABLE_AUTOUPDATER": "1", **({"IS_SANDBOX": "1"} if order.is_root else {})}

@@ -85,14 +85,11 @@ class Codex(Driver):
 
     def argv(self, order: Order) -> list[str]:
         words = [order.program, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        address, model = order.env.get("OPENAI_BASE_URL"), order.model
-        if address:
-            words += _other_server(address)
-            model = model or order.env.get("OPENAI_MODEL")
-        if model is not None:
-            words += ["--model", model]
-        words += order.arguments
+        words += [*_model_words(order), *order.arguments]
         return [*words, "resume", order.session, "-"] if order.session is not None else [*words, "-"]
+
+    def session_argv(self, order: Order) -> list[str]:
+        return [order.program, *_model_words(order), "resume", order.session or ""]
 
     def _render(self, data: Mapping[str, Any]) -> str | None:
         if data.get("type") == "error":
@@ -114,6 +111,15 @@ class Codex(Driver):
             case "command_execution" | "mcp_tool_call" if begins:
                 return f"• {what}"
         return None
+
+
+def _model_words(order: Order) -> list[str]:
+    """The model, and the server that has it."""
+    address, model = order.env.get("OPENAI_BASE_URL"), order.model
+    words = _other_server(address) if address else []
+    if address:
+        model = model or order.env.get("OPENAI_MODEL")
+    return words if model is None else [*words, "--model", model]
 
 
 def _other_server(address: str) -> list[str]:

@@ -100,14 +100,13 @@ class Pi(Driver):
     reader_class: ClassVar[type[Reader]] = PiReader
 
     def argv(self, order: Order) -> list[str]:
-        words = [order.program, "--mode", "json", "-p"]
-        if _has_other_server(order):
-            words += ["--provider", _PROVIDER, "--model", _model(order)]
-        elif order.model is not None:
-            words += ["--model", order.model]
+        words = [order.program, "--mode", "json", "-p", *_model_words(order)]
         if order.session is not None:
             words += ["--session", order.session]
         return [*words, *order.arguments]
+
+    def session_argv(self, order: Order) -> list[str]:
+        return [order.program, *_model_words(order), "--session", order.session or ""]
 
     def environment(self, order: Order) -> dict[str, str]:
         before = order.env.get("NODE_OPTIONS")
@@ -143,6 +142,12 @@ class Pi(Driver):
             case "auto_retry_end" if not data.get("success"):
                 return f"! {data.get('finalError')}"
         return None
+
+
+def _model_words(order: Order) -> list[str]:
+    if _has_other_server(order):
+        return ["--provider", _PROVIDER, "--model", _model(order)]
+    return [] if order.model is None else ["--model", order.model]
 
 
 def _has_other_server(order: Order) -> bool:

@@ -46,7 +46,7 @@ async def admit(runtime: Runtime, workspace: Workspace, request: SpawnRequest) -
             "ask an administrator to switch it on"
         )
     checked = request.checked()
-    manifest = await runtime.definitions.find(checked.agent_definition_id)
+    manifest = await runtime.definitions.find(checked.agent_definition_id, checked.project)
     defaults = options_of(manifest)
     given_options = checked.options
     options = defaults if given_options is None else given_options.over(defaults)
@@ -109,6 +109,7 @@ def new_record(runtime: Runtime, admission: Admission, principal: Principal) -> 
         name=options.name or f"{admission.manifest.name[:190]}-{instance_id.hex[-_SHORT_ID:]}",
         owner_id=principal.principal_id,
         workspace_id=principal.workspace_id,
+        project=request.project,
         task_id=request.task_id,
         crew=request.crew,
         agent_id=request.agent_id,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from ostler.agents.base import AgentMaker, import_target, maker_of_callable
-from ostler.agents.registry import AgentKind, AgentManifest, AgentRegistry, maker_of
+from ostler.agents.registry import AgentKind, AgentManifest, maker_of
 from ostler.clock import Clock
+from ostler.definitions.projects import Projects
 from ostler.errors import AgentNotFoundError
 from ostler.model.spawn import Definition
 from ostler.store import workspaces
@@ -16,8 +17,9 @@ from ostler.store.store import Store
 class Definitions:
     """A command, or a class that can be imported, needs no registration to be adopted or restarted."""
 
-    def __init__(self, registry: AgentRegistry, store: Store, clock: Clock) -> None:
-        self.registry = registry
+    def __init__(self, projects: Projects, store: Store, clock: Clock) -> None:
+        self.projects = projects
+        self.registry = projects.registry
         self._store = store
         self._clock = clock
         #: Manifests that the store has as they are.
@@ -44,14 +46,14 @@ class Definitions:
                 return str(definition_id)
         return name
 
-    async def find(self, name_or_id: UUID | str) -> AgentManifest:
-        """By id, or by the name of a registered definition."""
+    async def find(self, name_or_id: UUID | str, project: str | None = None) -> AgentManifest:
+        """By id, or by the name of a registered definition of a project."""
         if isinstance(name_or_id, UUID):
             return await self.manifest(name_or_id)
         try:
             return await self.manifest(UUID(name_or_id))
         except ValueError:
-            return self.registry.find(name_or_id)
+            return self.registry.find(name_or_id, project)
 
     def maker(self, manifest: AgentManifest) -> AgentMaker:
         """Raises `AgentNotFoundError` for a Python agent that is neither registered nor importable."""

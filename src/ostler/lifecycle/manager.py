@@ -12,8 +12,9 @@ from typing import Any, Self
 from uuid import UUID
 
 from ostler.agents.command import remove_without_work
-from ostler.agents.registry import AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.clock import Clock
+from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
 from ostler.isolation.process.logs import dropped_bytes
@@ -47,7 +48,6 @@ from ostler.policy.access import decide_access
 from ostler.store import attempts, queries, requests, retention, tasks, waits, workspaces
 from ostler.store import events as event_log
 from ostler.store.store import Store
-from ostler.store.transaction import PAGE
 
 _MAX_REQUEST_ID = 200
 _ALL = GetInstancesFilter(include_restarting=True, limit=1000)
@@ -77,6 +77,15 @@ class AgentLifecycleManager:
     def registry(self) -> AgentRegistry:
         """The definitions that can be spawned by name."""
         return self._runtime.definitions.registry
+
+    @property
+    def projects(self) -> Projects:
+        """The projects that this home serves, with their definitions and settings."""
+        return self._runtime.definitions.projects
+
+    async def definition(self, definition_id: UUID) -> AgentManifest:
+        """By its id; also one that only the store has, because its file is gone."""
+        return await self._runtime.definitions.manifest(definition_id)
 
     @property
     def store(self) -> Store:
@@ -541,13 +550,15 @@ class AgentLifecycleManager:
         """The newest events, or those of these types, oldest first; with `after` those that follow that number."""
         await self.require(Permission.AGENTS_READ)
         only = None if instance_id is None else (await self.require_instance(instance_id)).instance_id
-        space, count = self.principal.workspace_id, max(1, min(limit, PAGE))
+        space = self.principal.workspace_id
         if after is None:
             return await self.store.read(
-                event_log.last_events, count, workspace_id=space, instance_id=only, types=types
+                event_log.last_events, limit, workspace_id=space, instance_id=only, types=types
             )
-        page = await self.store.read(event_log.read_events, after, workspace_id=space, instance_id=only, limit=count)
-        return [event for event in page.events if not types or event.event_type in types]
+        page = await self.store.read(
+            event_log.read_events, after, workspace_id=space, instance_id=only, limit=limit, types=types
+        )
+        return list(page.events)
 
     async def details(self, instance: AgentInstance) -> dict[str, Any]:
         """What a list shows beside the record."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.aio import finish
 from ostler.definitions import read_lifecycle
+from ostler.definitions.projects import Projects
 from ostler.drivers import register_built_in
 from ostler.errors import (
     InvalidOperationError,
@@ -138,7 +139,7 @@ def _build(
     register_built_in(definitions)
     return Runtime(
         store=store,
-        definitions=Definitions(definitions, store, clock),
+        definitions=Definitions(Projects(definitions, home), store, clock),
         levels=places,
         clock=clock,
         chance=chance,

@@ -52,8 +52,9 @@ class Loops:
         self.parts = parts or LoopCollaborators.of(orchestrator.tasks)
         self._store = orchestrator.manager.store
 
-    def acting_as(self, orchestrator: TaskOrchestrator) -> Loops:
-        return Loops(orchestrator, self.settings, self.parts)
+    def acting_as(self, orchestrator: TaskOrchestrator, settings: LoopSettings | None = None) -> Loops:
+        """On behalf of another principal, and with the settings of another project where they are given."""
+        return Loops(orchestrator, settings or self.settings, self.parts)
 
     def rules(self, task: Task) -> IterationRules | None:
         """None for a task without a loop."""

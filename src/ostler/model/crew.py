@@ -38,8 +38,11 @@ class CrewStrategy(StrEnum):
 
 @record
 class CrewPolicy(Record):
+    #: What follows when a member has done its task: restart, stop or shutdown.
     on_done: CrewAction = CrewAction.RESTART
+    #: What follows when it failed: requeue, restart, stop or shutdown.
     on_error: CrewAction = CrewAction.REQUEUE
+    #: Who else is replaced then: one-for-one, one-for-all or rest-for-one.
     strategy: CrewStrategy = CrewStrategy.ONE_FOR_ONE
     #: More errors than this within the window stop the crew.
     max_errors: Annotated[int, Interval(ge=1, le=10_000)] = 10
@@ -67,6 +70,7 @@ class CrewSettings(CrewPolicy):
 
     #: The definition of its members.
     agent: str
+    #: How many members it has.
     count: Annotated[int, Interval(ge=0, le=1000)] = 1
     model: str | None = None
     #: Which tasks it works on: `tag:NAME`, `agent:NAME`, or `*`; without it, those for its agent.
@@ -95,6 +99,8 @@ class CrewRecord(Record):
     """What is kept of a crew: whether it is up, and how many members a person has asked for."""
 
     workspace_id: UUID
+    #: The directory of the project that declares it; empty for the project of the home.
+    project: str = ""
     name: str
     is_up: bool = False
     count: int | None = None
@@ -131,6 +137,8 @@ class CrewView(Record):
     """One crew, as a list shows it."""
 
     name: str
+    #: The directory of the project that declares it; None for the project of the home.
+    project: str | None = None
     agent: str
     count: int
     is_up: bool

@@ -243,6 +243,8 @@ class CrewChangedEvent(CrewEvent):
 
     event_type: ClassVar[str] = "crew_changed"
 
+    #: The directory of the project that declares it; empty for the project of the home.
+    project: str = ""
     is_up: bool
     #: Its members are being asked to end; another event follows when they have.
     is_stopping: bool = False

@@ -63,6 +63,8 @@ class AgentInstance(Record):
     owner_id: UUID | None = None
     workspace_id: UUID
 
+    #: The directory of the project that it was spawned in; None for the project of the home.
+    project: str | None = None
     task_id: UUID | None = None
     crew: str | None = None
     #: The id of a crew member, stable over its generations.

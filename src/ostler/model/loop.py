@@ -88,6 +88,7 @@ class LoopSettings(Record):
     breakpoint_check_interval: Annotated[Duration, Interval(ge=timedelta(milliseconds=10), le=timedelta(hours=1))] = (
         _SECOND
     )
+    #: How long a pull request may wait for its merge.
     pr_merge_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=365))] = timedelta(hours=1)
     #: After so long a call returns that the task is blocked; the wait stays open. Without a time it goes on.
     blocked_timeout: Annotated[Duration, Interval(ge=_SECOND, le=timedelta(days=365))] | None = None
@@ -97,13 +98,17 @@ class LoopSettings(Record):
     max_iterations: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
     #: What the agent prints when it is done, for one that signals nothing.
     until: str | None = None
+    #: What all iterations together may use.
     max_tokens: Annotated[int, Interval(ge=1, le=10**12)] | None = None
+    #: What all iterations together may cost, in dollars.
     max_cost_usd: Annotated[float, Interval(ge=0, le=1_000_000)] | None = None
     #: Characters of the summary that a fresh agent gets.
     summary_limit: Annotated[int, Interval(ge=500, le=100_000)] = 8000
     #: Command lines that are the CI of a pull request; without any, the checks of the task.
     ci: tuple[str, ...] = ()
+    #: What becomes of a task whose pull request is closed without a merge.
     on_close: OnClose = OnClose.REJECT
+    #: What becomes of one whose pull request is merged.
     on_merge: OnMerge = OnMerge.ACCEPT
 
 

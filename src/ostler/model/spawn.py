@@ -265,6 +265,8 @@ def parse_definition_id(value: Any) -> Any:
 class SpawnRequest(Record):
     #: The id of a definition, or the name of a registered one.
     agent_definition_id: Annotated[UUID | str, Parsed(parse_definition_id)]
+    #: The directory of the project that it is spawned in, where that is not the project of the home.
+    project: str | None = None
     options: AgentSpawnOptions | None = None
     #: Keys in any case; JSON values.
     context: Mapping[str, Any] | None = None
@@ -285,6 +287,7 @@ class SpawnRequest(Record):
         if not self.is_valid():
             yield Fault(field="agent_definition_id", bound="must name a definition")
         yield from plain_text_faults("agent_definition_id", self.agent_definition_id, MAX_NAME)
+        yield from plain_text_faults("project", self.project, MAX_SOURCE)
         yield from context_faults("context", self.context)
         yield from json_faults("job", self.job, MAX_JOB_BYTES)
         yield from name_faults("crew", self.crew)

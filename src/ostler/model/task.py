@@ -21,6 +21,7 @@ MAX_TASK = 100_000
 MAX_COMMENT = 20_000
 MAX_DEPENDENCIES = 100
 MAX_CHECKS = 20
+_MAX_SLUG = 30
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -88,6 +89,12 @@ class Task(Record):
     depends_on: tuple[str, ...] = ()
     #: Command lines that must pass on the submitted tree.
     checks: tuple[str, ...] = ()
+    #: A command line that prepares its workdir before its agent begins; else that of its agent, else of the settings.
+    setup: str | None = None
+    #: Whether that was done in the present workdir.
+    is_set_up: bool = False
+    #: Leased to it until it is finished, for a server that its work needs.
+    port: int | None = None
     #: Kept back until it is released.
     is_held: bool = False
     #: How often it was begun; the number of the present or the last attempt.
@@ -103,6 +110,8 @@ class Task(Record):
     timeout: Annotated[Duration, Interval(ge=timedelta(seconds=1), le=timedelta(days=7))] | None = None
     #: The directory that it was submitted from.
     near: str | None = None
+    #: The directory of the project that it belongs to; None for the project of the home.
+    project: str | None = None
     workdir: Mapping[str, Any] | None = None
     instance_id: UUID | None = None
     #: Where the program of its agent can go on.
@@ -142,6 +151,12 @@ class Task(Record):
         return self.task.strip().splitlines()[0][:200] if self.task.strip() else ""
 
     @property
+    def slug(self) -> str:
+        """Of lower-case letters, digits and _, begun by a letter, no other task has it: for names of databases."""
+        name = re.sub(r"[^a-z0-9]+", "_", self.key.lower())[:_MAX_SLUG].strip("_")
+        return f"{name if name[:1].isalpha() else f't{name}'}_{self.task_id.hex[-8:]}"
+
+    @property
     def is_finished(self) -> bool:
         return self.state in FINISHED_STATES
 
@@ -160,6 +175,7 @@ class Task(Record):
             yield Fault(field="depends_on", bound=f"must not hold the task itself ({self.key})")
         if len(self.checks) > MAX_CHECKS:
             yield Fault(field="checks", bound=f"must be at most {MAX_CHECKS} command lines")
+        yield from setup_faults(self.setup)
         for check in self.checks:
             if not check.strip():
                 yield Fault(field="checks", bound="must be command lines, not empty text")
@@ -170,6 +186,12 @@ def key_faults(field: str, key: str) -> Iterator[Fault]:
     if not _KEY.fullmatch(key):
         bound = "must be 1 to 64 letters, digits, - and _, beginning with a letter or a digit"
         yield Fault(field=field, bound=bound, value=shown(key))
+
+
+def setup_faults(setup: str | None) -> Iterator[Fault]:
+    if setup is not None and not setup.strip():
+        yield Fault(field="setup", bound="must be a command line, not empty text")
+    yield from _long_text_faults("setup", setup or "", MAX_COMMENT)
 
 
 def _long_text_faults(field: str, text: str, most: int) -> Iterator[Fault]:
@@ -229,7 +251,11 @@ class TaskSettings(Record):
     at_once: Annotated[int, Interval(ge=0, le=1000)] | None = None
     #: How long one attempt may work, where neither the task nor its agent says.
     timeout: _Long = timedelta(hours=2)
+    #: How long one check may run.
     check_timeout: _Long = timedelta(minutes=15)
+    #: A command line that prepares each workdir before an agent begins, where neither the task nor its agent has one.
+    setup: str | None = None
+    setup_timeout: _Long = timedelta(minutes=15)
     #: Failed attempts before a task is parked for a person.
     max_failures: Annotated[int, Interval(ge=1, le=1000)] = 3
     #: Before the attempt after the first failure.
@@ -238,3 +264,6 @@ class TaskSettings(Record):
     retention: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=3650))] = timedelta(hours=24)
     #: A command line that is run on every change of state of a task.
     on_change: str | None = None
+
+    def rules(self) -> Iterator[Fault]:
+        yield from setup_faults(self.setup)

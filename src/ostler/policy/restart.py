@@ -132,7 +132,8 @@ def _go_on(
     policy: RestartPolicy, facts: RestartFacts, delay: timedelta, reason: RestartReason, why: str
 ) -> RestartDecision:
     number = facts.restart_count + 1
-    when = f"in {duration_text(delay)}" if delay else "at once"
+    rounded = timedelta(seconds=round(delay.total_seconds(), 1))  # the jitter has microseconds
+    when = f"in {duration_text(rounded)}" if rounded else "at once"
     because = f", because {why}" if why else ""
     return RestartDecision(
         restart=True,

@@ -17,8 +17,9 @@ _Age = Annotated[Duration, Interval(ge=_MINUTE, le=_TEN_YEARS)]
 class RetentionPolicy(Record):
     #: Instances that ended, counted from that moment.
     finished: _Age = timedelta(hours=24)
+    #: The numbered log.
     events: _Age = timedelta(days=30)
-    #: None keeps the audit for ever.
+    #: Without an age the audit is kept for ever.
     audit: _Age | None = None
     #: How long the answer to an idempotency key is kept.
     idempotency: Annotated[Duration, Interval(ge=_MINUTE, le=timedelta(hours=24))] = timedelta(hours=24)

@@ -14,7 +14,7 @@ from ostler.store.record_table import RecordTable
 from ostler.store.tasks import TASKS, claim_task
 from ostler.store.transaction import Reader, Transaction
 
-CREWS = RecordTable(CrewRecord, "crews", key_columns=2)
+CREWS = RecordTable(CrewRecord, "crews", key_columns=3)
 
 
 class Claim(NamedTuple):
@@ -24,23 +24,50 @@ class Claim(NamedTuple):
     generation: int
 
 
-def get_crew(reader: Reader, workspace_id: UUID, name: str) -> CrewRecord | None:
+class Place(NamedTuple):
+    """Where names of crews are unique."""
+
+    workspace_id: UUID
+    #: The directory of the project; empty for the project of the home.
+    project: str = ""
+
+
+def get_crew(reader: Reader, place: Place, name: str) -> CrewRecord | None:
     row = reader.fetch_one(
-        f"{CREWS.select} WHERE workspace_id = :space AND name = :name", space=workspace_id, name=name
+        f"{CREWS.select} WHERE workspace_id = :space AND project = :project AND name = :name",
+        space=place.workspace_id,
+        project=place.project,
+        name=name,
     )
     return CREWS.read_one(row)
 
 
-def list_crews(reader: Reader, workspace_id: UUID) -> list[CrewRecord]:
-    return CREWS.read(reader.fetch(f"{CREWS.select} WHERE workspace_id = :space ORDER BY name", space=workspace_id))
+def list_crews(reader: Reader, place: Place) -> list[CrewRecord]:
+    rows = reader.fetch(
+        f"{CREWS.select} WHERE workspace_id = :space AND project = :project ORDER BY name",
+        space=place.workspace_id,
+        project=place.project,
+    )
+    return CREWS.read(rows)
+
+
+def projects_at_work(reader: Reader, workspace_id: UUID) -> list[str]:
+    """The directories of the projects that have crews which are up, or tasks that crews may work on."""
+    rows = reader.fetch(
+        """SELECT project FROM crews WHERE workspace_id = :space AND is_up = 1 AND project <> ''
+           UNION SELECT project FROM tasks
+           WHERE workspace_id = :space AND state IN ('queued', 'running') AND project IS NOT NULL""",
+        space=workspace_id,
+    )
+    return sorted(str(project) for (project,) in rows)
 
 
 def put_crew(
-    tx: Transaction, workspace_id: UUID, name: str, changes: dict[str, Any], *, act: str, by: Actor = SYSTEM
+    tx: Transaction, place: Place, name: str, changes: dict[str, Any], *, act: str, by: Actor = SYSTEM
 ) -> CrewRecord:
     """Change its row, or make it; with its event and its audit entry."""
-    existing = get_crew(tx, workspace_id, name)
-    old = existing or CrewRecord(workspace_id=workspace_id, name=name, updated_at=tx.now)
+    existing = get_crew(tx, place, name)
+    old = existing or CrewRecord(**place._asdict(), name=name, updated_at=tx.now)
     new = old.evolve(**changes, updated_at=tx.now).checked()
     if new.reason is not None:
         new = new.evolve(reason=clipped(new.reason, MAX_REASON))
@@ -48,16 +75,18 @@ def put_crew(
     if existing is None:
         CREWS.insert(tx, new)
     else:
-        changed = ", ".join(f"{column} = :{column}" for column in values if column not in {"workspace_id", "name"})
-        tx.execute(f"UPDATE crews SET {changed} WHERE workspace_id = :workspace_id AND name = :name", **values)
+        keys = ("workspace_id", "project", "name")
+        changed = ", ".join(f"{column} = :{column}" for column in values if column not in keys)
+        match = " AND ".join(f"{column} = :{column}" for column in keys)
+        tx.execute(f"UPDATE crews SET {changed} WHERE {match}", **values)
     _emit(tx, new, is_stopping=not new.is_up, by=by)
-    tx.audit(workspace_id, by, act, f"crew:{name}", detail=new.reason)
+    tx.audit(place.workspace_id, by, act, f"crew:{name}", detail=new.reason)
     return new
 
 
-def tell_stopped(tx: Transaction, workspace_id: UUID, name: str) -> None:
+def tell_stopped(tx: Transaction, place: Place, name: str) -> None:
     """The last of its members has ended."""
-    crew = get_crew(tx, workspace_id, name)
+    crew = get_crew(tx, place, name)
     if crew is not None and not crew.is_up:
         _emit(tx, crew, is_stopping=False, by=SYSTEM)
 
@@ -66,6 +95,7 @@ def _emit(tx: Transaction, crew: CrewRecord, *, is_stopping: bool, by: Actor) ->
     event = CrewChangedEvent(
         workspace_id=crew.workspace_id,
         crew=crew.name,
+        project=crew.project,
         is_up=crew.is_up,
         is_stopping=is_stopping,
         count=crew.count,
@@ -74,29 +104,33 @@ def _emit(tx: Transaction, crew: CrewRecord, *, is_stopping: bool, by: Actor) ->
     tx.emit(event, by)
 
 
-def claim_for_member(
-    tx: Transaction, task: Task, *, crew: str, member: str, agent: str, by: Actor = SYSTEM
+def claim_for_member(  # noqa: PLR0913 - the member and its task
+    tx: Transaction, task: Task, *, project: str, crew: str, member: str, agent: str, by: Actor = SYSTEM
 ) -> Claim | None:
     """Give a task to a member, as its next generation; None where it cannot be begun now."""
     claimed = claim_task(tx, task, by=by, crew=crew, member=member, agent=agent)
     if claimed is None:
         return None
     rows = tx.fetch(
-        """INSERT INTO crew_members (workspace_id, crew, member, generation) VALUES (:space, :crew, :member, 1)
-           ON CONFLICT (workspace_id, crew, member) DO UPDATE SET generation = crew_members.generation + 1
+        """INSERT INTO crew_members (workspace_id, project, crew, member, generation)
+           VALUES (:space, :project, :crew, :member, 1)
+           ON CONFLICT (workspace_id, project, crew, member) DO UPDATE SET generation = crew_members.generation + 1
            RETURNING generation""",
         space=task.workspace_id,
+        project=project,
         crew=crew,
         member=member,
     )
     return Claim(claimed, int(rows[0][0]))
 
 
-def generations(reader: Reader, workspace_id: UUID, crew: str) -> dict[str, int]:
+def generations(reader: Reader, place: Place, crew: str) -> dict[str, int]:
     """By member, how often it was begun."""
     rows = reader.fetch(
-        "SELECT member, generation FROM crew_members WHERE workspace_id = :space AND crew = :crew",
-        space=workspace_id,
+        """SELECT member, generation FROM crew_members
+           WHERE workspace_id = :space AND project = :project AND crew = :crew""",
+        space=place.workspace_id,
+        project=place.project,
         crew=crew,
     )
     return {str(member): int(generation) for member, generation in rows}

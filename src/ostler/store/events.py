@@ -31,8 +31,11 @@ def read_events(
     workspace_id: UUID | None = None,
     instance_id: UUID | None = None,
     limit: int = PAGE,
+    types: Collection[str] = (),
 ) -> EventPage:
-    """The events after `after`, in their order. Raises `CursorGoneError` where retention has removed some of them.
+    """The events after `after`, or those of these types, in their order.
+
+    Raises `CursorGoneError` where retention has removed some of them.
 
     The newest number is read before the page and the last removed one after it: so the cursor of a quiet workspace
     moves on, and a removal in between is noticed.
@@ -48,6 +51,8 @@ def read_events(
     elif workspace_id is not None:
         where.append("workspace_id = :workspace_id")
         values["workspace_id"] = workspace_id
+    if types:
+        where.append(_of_types(types, values))
     rows = reader.fetch(
         f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
             FROM agent_instance_events WHERE {" AND ".join(where)} ORDER BY sequence LIMIT :limit""",
@@ -83,9 +88,7 @@ def last_events(
     clause = "workspace_id = :space" if instance_id is None else "instance_id = :instance"
     values: dict[str, Any] = {"space": workspace_id} if instance_id is None else {"instance": instance_id}
     if types:
-        names = {f"type{number}": name for number, name in enumerate(sorted(types))}
-        clause += f" AND event_type IN ({', '.join(f':{name}' for name in names)})"
-        values |= names
+        clause += f" AND {_of_types(types, values)}"
     rows = reader.fetch(
         f"""SELECT sequence, workspace_id, event_type, event_data_json, occurred_at, correlation_id
             FROM agent_instance_events WHERE {clause} ORDER BY sequence DESC LIMIT :limit""",
@@ -93,6 +96,12 @@ def last_events(
         **values,
     )
     return [read_event(row) for row in reversed(rows)]
+
+
+def _of_types(types: Collection[str], values: dict[str, Any]) -> str:
+    names = {f"type{number}": name for number, name in enumerate(sorted(types))}
+    values |= names
+    return f"event_type IN ({', '.join(f':{name}' for name in names)})"
 
 
 def first_event_at(reader: Reader, moment: datetime) -> int:

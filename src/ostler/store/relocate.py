@@ -25,8 +25,8 @@ _BY = Actor(name="home")
 _COPIED = "its home was copied; the work goes on in the home that it was copied from"
 #: By table: the columns that name a row, and those that hold paths, as JSON or as they are. The history stays as it is.
 _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "tasks": (("id",), ("near", "workdir_json", "accepted_json", "vault_json", "loop_json")),
-    "agent_instances": (("id",), ("spawn_options_json",)),
+    "tasks": (("id",), ("near", "project", "workdir_json", "accepted_json", "vault_json", "loop_json")),
+    "agent_instances": (("id",), ("spawn_options_json", "project")),
     "attempts": (("instance_id", "number"), ("handle_json",)),
     "waits": (("id",), ("detail_json",)),
     "definitions": (("id",), ("source", "manifest_json")),

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from ostler.errors import ConflictError, InvalidOperationError, TaskNotFoundError, VersionConflictError
+from ostler.errors import (
+    ConflictError,
+    InvalidOperationError,
+    TaskNotFoundError,
+    ValidationError,
+    VersionConflictError,
+)
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskWaitOpenedEvent
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
-from ostler.model.validation import fault
+from ostler.model.types import from_micros
+from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
 from ostler.store.loops import end_iteration
@@ -29,15 +36,13 @@ from ostler.store.totals import (
     TASK_TURNED_DOWN,
     count_task,
 )
-from ostler.store.transaction import Reader, Transaction
+from ostler.store.transaction import PAGE, Reader, Transaction
 from ostler.store.waits import WAITS
 
 TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"
-#: The error of a task that was rejected by Ostler itself, before the place where it was worked on.
-WORKDIR_GONE = "its workdir {} is gone; it was {}"
 
 
 # --- looking -----------------------------------------------------------------------------------------
@@ -122,15 +127,32 @@ def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
     ]
 
 
-def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
-    """Rejected by Ostler itself, because the workdir was removed under their agents."""
+class Reviewable(NamedTuple):
+    """What a list of completed tasks needs of each."""
+
+    task_id: UUID
+    key: str
+    title: str
+    completed_at: datetime
+
+
+def completed_tasks(reader: Reader, workspace_id: UUID, limit: int = PAGE) -> list[Reviewable]:
+    """The oldest first, without what makes the records of tasks large."""
     rows = reader.fetch(
-        f"""{TASKS.select} WHERE workspace_id = :space AND state = 'rejected'
-            AND error IS NOT NULL AND error LIKE :error ORDER BY id""",
+        """SELECT id, key, substr(task, 1, 1000), coalesce(completed_at, updated_at) FROM tasks
+           WHERE workspace_id = :space AND state = 'completed' ORDER BY id LIMIT :limit""",
         space=workspace_id,
-        error=WORKDIR_GONE.format("%", "%"),
+        limit=limit,
     )
-    return TASKS.read(rows)
+    return [
+        Reviewable(
+            row_id if isinstance(row_id, UUID) else UUID(bytes=row_id),
+            key,
+            (text.strip().splitlines() or [""])[0][:200],
+            from_micros(completed_at),
+        )
+        for row_id, key, text, completed_at in rows
+    ]
 
 
 def claimable_tasks(
@@ -233,6 +255,22 @@ def add_task(tx: Transaction, task: Task, *, by: Actor, key: IdempotencyKey | No
     return added
 
 
+def add_tasks(
+    tx: Transaction, tasks: Sequence[Task], keys: Sequence[IdempotencyKey | None], *, by: Actor
+) -> list[Task]:
+    """Queue all of them or none, in this order: one may depend on another that stands before it."""
+    added = []
+    for number, (task, key) in enumerate(zip(tasks, keys, strict=True)):
+        try:
+            added.append(add_task(tx, task, by=by, key=key))
+        except ValidationError as error:
+            faults = [fault for fault in error.faults if isinstance(fault, Fault)]
+            raise ValidationError([fault.under(f"tasks.{number}") for fault in faults]) from error
+        except ConflictError as error:
+            raise ValidationError([Fault(field=f"tasks.{number}.key", bound=f"cannot be used: {error}")]) from error
+    return added
+
+
 def _next_key(tx: Transaction, workspace_id: UUID) -> str:
     while True:
         rows = tx.fetch(
@@ -272,6 +310,18 @@ def _require_no_cycle(tx: Transaction, task: Task, first: Task) -> None:
             seen.add(dependency.key)
             following = (find_task(tx, task.workspace_id, key) for key in dependency.depends_on)
             waiting += [other for other in following if other is not None]
+
+
+def lease_port(tx: Transaction, old: Task, candidates: Collection[int]) -> Task:
+    """Give it the first of these ports that no other unfinished task has; it keeps its own where that is the one."""
+    rows = tx.fetch(
+        f"SELECT port FROM tasks WHERE port IS NOT NULL AND id <> :id AND state NOT IN {_FINISHED}", id=old.task_id
+    )
+    leased = {int(port) for (port,) in rows}
+    port = next((port for port in candidates if port not in leased), None)
+    if port is None:
+        raise InvalidOperationError(f"there is no free port for {old.key}; finish tasks, or end what listens")
+    return old if port == old.port else change_task(tx, old, {"port": port})
 
 
 def claim_task(  # noqa: PLR0913 - a member of a crew, or a person, begins it

@@ -35,8 +35,8 @@ from ostler.store.transaction import Reader, Transaction
 _MAX_BATCH = 512
 #: More than this waiting means that callers should slow down.
 MAX_PENDING = 10_000
-#: A lazy command starts a commit of its own after this long.
-LAZY_SECONDS = 0.01
+#: A lazy command starts a commit of its own after this long: what a short call writes first goes with its answer.
+LAZY_SECONDS = 0.05
 _DIED = "the writer of the store died; whether this was written is known only after a restart"
 _log = logging.getLogger("ostler.store")
 

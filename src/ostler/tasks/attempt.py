@@ -38,9 +38,19 @@ from ostler.store import attempts as attempt_store
 from ostler.store import requests as request_store
 from ostler.store.events import last_events
 from ostler.store.queries import list_instances
-from ostler.tasks.context import BY, TaskContext, exists, find_instance, source_directory_of, workdir_key, workdir_of
+from ostler.tasks.context import (
+    BY,
+    TaskContext,
+    environment_of,
+    exists,
+    find_instance,
+    source_directory_of,
+    workdir_key,
+    workdir_of,
+)
 from ostler.tasks.proof import CheckStoppedError, discard_proof, prove
 from ostler.tasks.retry import fail_attempt, lose_attempt, new_wait, queue_with_waits, requeue
+from ostler.tasks.setup import SetupFailedError, set_up, setup_name
 from ostler.workdirs.records import Snapshot, Workdir, WorkdirKind
 
 _log = logging.getLogger("ostler.tasks")
@@ -107,7 +117,7 @@ class AttemptRules:
 
     def environment(self, task: Task) -> dict[str, str]:
         """Variables of its agent, beside those of the workdir."""
-        return {"OSTLER_TASK": task.key, "OSTLER_HOME": str(self.tasks.home)}
+        return {**environment_of(task), "OSTLER_HOME": str(self.tasks.home)}
 
     def model(self, task: Task) -> str | None:
         return task.model
@@ -196,9 +206,11 @@ async def _work(rules: AttemptRules, task: Task) -> Task:
     ):  # a killed program did not note it
         task = await tasks.change(task, {"instance_id": instance_before.instance_id})
     if instance_before is None:
-        await end_instances(tasks, task, "another attempt begins")
+        await end_instances(tasks, task, "another attempt begins", but=setup_name(task))
     task, workdir = await rules.prepare(task)
     tasks.active[task.key] = workdir
+    if task.instance_id is None:
+        task = await _set_up(tasks, task, workdir)
     task, instance = await rules.spawn(task, workdir)
     await rules.watch(task, workdir, instance)
     return await rules.judge(task, workdir, instance)
@@ -218,15 +230,26 @@ async def prepare(tasks: TaskContext, task: Task, *, keep: bool = False) -> tupl
         tasks.workdirs.allow(Path(workdir.path).parent)
     if workdir is None:
         workdir = await tasks.workdirs.plan(workdir_key(task.workspace_id, task.key), near=source_directory_of(task))
-        task = await tasks.change(task, {"workdir": workdir.to_dict()})
+        task = await tasks.change(task, {"workdir": workdir.to_dict(), "is_set_up": False})
     if task.instance_id is not None:
         if not exists(workdir):
             raise AttemptFailedError(f"the workdir {workdir.path} is gone; {task.key} was running in it")
         return task, workdir
     # One that waited goes on in its session, with the files that it has.
     fresh = is_planned and not keep and workdir.kind is WorkdirKind.DIRECTORY and task.session is None
+    if fresh and task.is_set_up:
+        task = await tasks.change(task, {"is_set_up": False})
     await tasks.workdirs.prepare(workdir, fresh=fresh)
     return task, workdir
+
+
+async def _set_up(tasks: TaskContext, task: Task, workdir: Workdir) -> Task:
+    try:
+        return await set_up(tasks, task, workdir)
+    except SetupFailedError as error:
+        raise AttemptFailedError(str(error)) from error
+    except LicenseError as error:
+        raise _no_place(tasks, error) from error
 
 
 # --- the agent ---------------------------------------------------------------------------------------
@@ -237,7 +260,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
     tasks = rules.tasks
     if task.instance_id is not None:
         return task, await tasks.manager.require_instance(task.instance_id)
-    manifest = tasks.manager.registry.find(task.agent or "")
+    manifest = tasks.definition_of(task)
     options = AgentSpawnOptions(
         name=_name(task),
         workdir=str(workdir.path),
@@ -250,7 +273,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
     declared = manifest.defaults.resource_limits if manifest.defaults is not None else None
     if task.timeout is not None or declared is None or "execution_timeout" not in declared.fields_set:
-        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings.timeout)
+        limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings_of(task.project).timeout)
         options = options.evolve(resource_limits=limits)
     job: dict[str, Any] = {"prompt": await rules.prompt(task, workdir)}
     if (model := rules.model(task)) is not None:
@@ -262,6 +285,7 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         job |= {"session": task.session, "session_usage": task.session_usage}
     request = SpawnRequest(
         agent_definition_id=manifest.id,
+        project=task.project,
         options=options,
         job={"request": job},
         task_id=task.task_id,
@@ -272,9 +296,13 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         key = f"task:{task.task_id}:{task.attempt}:{cut_off}"
         instance = await tasks.manager.spawn(request, idempotency_key=key)
     except LicenseError as error:
-        due = tasks.manager.now() + _NO_PLACE
-        raise AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due) from error
+        raise _no_place(tasks, error) from error
     return await tasks.change(task, {"instance_id": instance.instance_id}), instance
+
+
+def _no_place(tasks: TaskContext, error: LicenseError) -> AttemptWaitsError:
+    due = tasks.manager.now() + _NO_PLACE
+    return AttemptWaitsError(WaitKind.QUOTA, f"no place for its agent: {error}", due)
 
 
 def own_program() -> str | None:
@@ -443,7 +471,9 @@ async def stop_agent(tasks: TaskContext, task: Task, reason: str) -> None:
     await discard_proof(tasks, task)
 
 
-async def end_instances(tasks: TaskContext, task: Task, reason: str) -> None:
+async def end_instances(tasks: TaskContext, task: Task, reason: str, *, but: str | None = None) -> None:
+    """All that live, `but` one of this name."""
     active = GetInstancesFilter(task_id=task.task_id, limit=1000)
     for instance in await tasks.store.read(list_instances, active, task.workspace_id):
-        await tasks.manager.handle(instance.instance_id).stop(reason=reason)
+        if instance.name != but:
+            await tasks.manager.handle(instance.instance_id).stop(reason=reason)

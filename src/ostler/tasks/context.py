@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from ostler.agents.registry import AgentManifest
+from ostler.errors import DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import HOME_WORKSPACE_ID, Actor
 from ostler.model.attempt import AttemptOutcome
@@ -84,6 +86,22 @@ class TaskContext:
     @property
     def store(self) -> Store:
         return self.manager.store
+
+    def definition_of(self, task: Task) -> AgentManifest:
+        """Of its agent, from the files of its project as they are now. Raises `AgentNotFoundError`."""
+        if task.project is not None:
+            self.manager.projects.at(task.project).refresh()
+        return self.manager.registry.find(task.agent or "", task.project)
+
+    def settings_of(self, project: str | None) -> TaskSettings:
+        """The table `[tasks]` that is in force for the tasks of a project."""
+        scope = self.manager.projects.at(project).scope
+        if scope is None:
+            return self.settings
+        try:
+            return self.manager.projects.at(scope).settings().tasks
+        except DefinitionError:  # never good; commands in that project say so
+            return self.settings
 
     async def change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.store.run(task_store.change_task, task, changes, **how)
@@ -183,6 +201,12 @@ def workdir_key(workspace_id: UUID, key: str) -> str:
     if workspace_id == HOME_WORKSPACE_ID:
         return key
     return f"{key[:50]}_{hashlib.sha256(f'{workspace_id} {key}'.encode()).hexdigest()[:12]}"
+
+
+def environment_of(task: Task) -> dict[str, str]:
+    """What its agent, its setup, its checks and a person who looks at its workdir see of it."""
+    port = {} if task.port is None else {"OSTLER_PORT": str(task.port)}
+    return {"OSTLER_TASK": task.key, "OSTLER_SLUG": task.slug, **port}
 
 
 def source_directory_of(task: Task) -> Path | None:

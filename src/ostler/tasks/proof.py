@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+from datetime import timedelta
 from pathlib import Path
 
 from ostler.agents.commandspec import KIB, CommandSpec, ExitMeaning, PromptBy
@@ -25,7 +26,7 @@ from ostler.model.text import clipped
 from ostler.store import attempts as attempt_store
 from ostler.store import requests as request_store
 from ostler.store.transaction import Transaction
-from ostler.tasks.context import BY, MAX_LOST, TaskContext, find_instance
+from ostler.tasks.context import BY, MAX_LOST, TaskContext, environment_of, find_instance
 from ostler.workdirs.records import Snapshot, Workdir
 
 _log = logging.getLogger("ostler.tasks")
@@ -46,7 +47,7 @@ class CheckStoppedError(Exception):
     """A check was ended from outside, so that it says nothing about the work."""
 
     def __init__(self, instance: AgentInstance) -> None:
-        super().__init__(f"the check {instance.name} was stopped")
+        super().__init__(f"{instance.name} was stopped")
         self.instance = instance
 
 
@@ -90,7 +91,10 @@ async def _run_checks(
 ) -> tuple[Receipt, ...]:
     receipts: list[Receipt] = []
     for number, command in enumerate(checks, 1):
-        receipt = await _run(tasks, task, command, f"{label}-{number}", place, tree)
+        limit = tasks.settings_of(task.project).check_timeout
+        receipt = await run_command(
+            tasks, task, command, label=f"{label}-{number}", place=place, tree=tree, limit=limit
+        )
         await tasks.store.run(_note, task, receipt)
         receipts.append(receipt)
         if not receipt.passed:
@@ -116,10 +120,20 @@ def checks_of(tasks: TaskContext, task: Task) -> tuple[str, ...]:
     """Its own; else those of its agent's definition."""
     if task.checks or task.agent is None:
         return task.checks
-    return tasks.manager.registry.find(task.agent).checks
+    return tasks.definition_of(task).checks
 
 
-async def _run(tasks: TaskContext, task: Task, command: str, label: str, place: Path, tree: str | None) -> Receipt:
+async def run_command(  # noqa: PLR0913 - what is run, where, and for how long
+    tasks: TaskContext,
+    task: Task,
+    command: str,
+    *,
+    label: str,
+    place: Path,
+    limit: timedelta,
+    tree: str | None = None,
+) -> Receipt:
+    """Run a command line for a task, as an instance of its own. Run again in the same attempt it finds that one."""
     spec = CommandSpec(
         argv=("sh", "-c", command.replace("{", "{{").replace("}", "}}")),
         env=_PASSED_ON,
@@ -134,11 +148,17 @@ async def _run(tasks: TaskContext, task: Task, command: str, label: str, place: 
         name=name,
         isolation_level=IsolationLevel.PROCESS,
         workdir=str(place),
-        env={"OSTLER_TASK": task.key, "HOME": os.environ.get("HOME", "/")},
+        env={**environment_of(task), "HOME": os.environ.get("HOME", "/")},
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
-        resource_limits=ResourceLimits(execution_timeout=tasks.settings.check_timeout),
+        resource_limits=ResourceLimits(execution_timeout=limit),
     )
-    request = SpawnRequest(agent_definition_id=manifest.id, options=options, job={"request": ""}, task_id=task.task_id)
+    request = SpawnRequest(
+        agent_definition_id=manifest.id,
+        project=task.project,
+        options=options,
+        job={"request": ""},
+        task_id=task.task_id,
+    )
     instance, cut_off = await find_instance(tasks, task, name, again_after_loss=True)
     if cut_off > MAX_LOST:
         return _receipt(command, tree, None, 0.0, f"it was begun {cut_off} times and lost with the machine each time")

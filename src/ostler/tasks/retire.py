@@ -76,8 +76,11 @@ def retired_workdir(task: Task) -> Workdir | None:
 async def collect(tasks: TaskContext) -> int:
     """Purge what was accepted or rejected long enough ago; how many. Each task in its own guard."""
     purged = 0
-    limit = tasks.manager.now() - tasks.settings.retention
-    for task in await tasks.store.read(task_store.finished_until, limit):
+    now = tasks.manager.now()
+    for task in await tasks.store.read(task_store.finished_until, now):
+        kept_until = now - tasks.settings_of(task.project).retention
+        if task.ended_at is None or task.ended_at > kept_until:
+            continue
         if await tasks.store.read(task_store.dependents, task):
             continue
         try:

@@ -36,7 +36,8 @@ async def fail_attempt(tasks: TaskContext, task: Task, error: str, *, is_last: b
     failures = task.failures + 1
     if is_last or failures >= task.max_failures:
         times = "once" if failures == 1 else f"{failures} times"
-        return await park(tasks, task, f"failed {times}, at last: {first_line(error)}", error, cause="max_failures")
+        reason = f"failed {times}, at last: {first_line(error)}"
+        return await park(tasks, task.evolve(failures=failures), reason, error, cause="max_failures")
     # The next attempt begins afresh; only one that waits goes on in its session.
     changes = {
         "failures": failures,
@@ -83,7 +84,7 @@ async def park(tasks: TaskContext, task: Task, reason: str, error: str, *, cause
         "comments": (*task.comments, text)[-_MAX_COMMENTS:],
     }
     evidence = await tasks.store.read(_evidence, tasks.home, task)
-    detail = {"cause": cause, "error": text, "attempts": evidence}
+    detail = {"cause": cause, "error": text, "failures": task.failures, "attempts": evidence}
     reason = f"{reason}; go on: ostler task requeue {task.key}"
     wait = new_wait(tasks, task, WaitKind.HUMAN, reason, detail=detail)
     return await queue_with_waits(tasks, task, changes, [wait], f"parked: {reason}")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ from ostler.errors import (
     InvalidOperationError,
     NotFoundError,
     StoreError,
+    ValidationError,
 )
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.model.access import Permission
@@ -24,16 +26,17 @@ from ostler.model.events import TaskStateChangedEvent
 from ostler.model.loop import TaskLoop
 from ostler.model.states import AgentPriority
 from ostler.model.task import MAX_COMMENT, Task, TaskFilter, TaskSettings, TaskState, TaskStatistics, TaskWhy
-from ostler.model.validation import fault
+from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import tasks as task_store
 from ostler.store.idempotency import IdempotencyKey
 from ostler.store.transaction import Transaction
 from ostler.store.waits import get_wait
-from ostler.tasks import attempt, retire, review
+from ostler.tasks import attempt, retire, review, takeover
 from ostler.tasks.context import TaskContext
 from ostler.tasks.make_room import brake
 from ostler.tasks.retry import new_wait
+from ostler.tasks.takeover import AgentSession
 from ostler.tasks.why import TaskFacts, explain_task, next_step, untaken
 from ostler.workdirs.records import Accepted, Undone
 
@@ -134,6 +137,7 @@ class TaskVerbs:
         agent: str | None = None,
         model: str | None = None,
         checks: Sequence[str] = (),
+        setup: str | None = None,
         depends_on: Sequence[str] = (),
         priority: AgentPriority | str = AgentPriority.NORMAL,
         tags: Sequence[str] = (),
@@ -142,51 +146,99 @@ class TaskVerbs:
         max_failures: int | None = None,
         backoff: str | float | timedelta | None = None,
         near: str | os.PathLike[str] | None = None,
+        project: str | None = None,
         parent: str | None = None,
         loop: TaskLoop | None = None,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about."""
+        """Queue a task; it is committed when this returns. `near` is a directory in the repository it is about.
+
+        `project` is the key of the project whose definitions and settings count (`manager.projects.near`), where that
+        is not the project of the home.
+        """
+        values = {
+            "task": task,
+            "key": key,
+            "agent": agent,
+            "model": model,
+            "checks": checks,
+            "setup": setup,
+            "depends_on": depends_on,
+            "priority": priority,
+            "tags": tags,
+            "hold": hold,
+            "timeout": timeout,
+            "max_failures": max_failures,
+            "backoff": backoff,
+            "near": near,
+            "project": project,
+            "parent": parent,
+            "loop": loop,
+        }
         await self.manager.require(_P.TASKS_WRITE)
+        new_task = await self._new_task(values)
+        idempotency = _idempotency(new_task, idempotency_key)
+        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
+
+    async def submit_all(
+        self, entries: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None, **shared: Any
+    ) -> list[Task]:
+        """Queue all of these or, where something is wrong with one of them, none. An entry holds the arguments of
+        `submit`; `shared` are those of every entry. One may depend on the key of another that stands before it.
+
+        The faults of all entries are raised at once; the field of each begins with `tasks.NUMBER`, from 0.
+        """
+        await self.manager.require(_P.TASKS_WRITE)
+        new_tasks: list[Task] = []
+        faults: list[Fault] = []
+        for number, entry in enumerate(entries):
+            try:
+                new_tasks.append(await self._new_task({**shared, **entry}))
+            except ValidationError as error:
+                faults += [fault.under(f"tasks.{number}") for fault in error.faults if isinstance(fault, Fault)]
+        if faults:
+            raise ValidationError(faults)
+        keys = [
+            _idempotency(new_task, None if idempotency_key is None else f"{idempotency_key}:{number}")
+            for number, new_task in enumerate(new_tasks)
+        ]
+        return await self.manager.store.run(task_store.add_tasks, new_tasks, keys, by=self.manager.actor)
+
+    async def _new_task(self, values: Mapping[str, Any]) -> Task:
+        """The record of a new task, checked; its key is empty where it gets the next number."""
+        agent, near, project, key = (values.get(name) for name in ("agent", "near", "project", "key"))
         if agent is not None:
-            self._require_agent(agent)
+            self._require_agent(agent, project)
         place = None if near is None else await self._require_place(os.path.abspath(near))  # noqa: PTH100, ASYNC240 - no file is touched
-        now = self.manager.now()
+        now, settings = self.manager.now(), self.tasks.settings_of(project)
+        backoff = values.get("backoff")
         record = Task.from_dict(
             {
                 "task_id": self.manager.new_id(),
                 "workspace_id": self._space,
                 "key": key or "new",
-                "task": task,
-                "agent": agent,
-                "model": model,
-                "checks": tuple(checks),
-                "parent": parent,
-                "depends_on": tuple(depends_on),
-                "priority": priority,
-                "tags": tuple(tag.lower() for tag in tags),
-                "is_held": hold,
-                "timeout": timeout,
-                "max_failures": max_failures or self.tasks.settings.max_failures,
-                "backoff": self.tasks.settings.backoff if backoff is None else backoff,
+                **{name: values.get(name) for name in ("task", "agent", "model", "setup", "parent", "timeout")},
+                "checks": tuple(values.get("checks") or ()),
+                "depends_on": tuple(values.get("depends_on") or ()),
+                "priority": values.get("priority") or AgentPriority.NORMAL,
+                "tags": tuple(tag.lower() for tag in values.get("tags") or ()),
+                "is_held": values.get("hold") or False,
+                "max_failures": values.get("max_failures") or settings.max_failures,
+                "backoff": settings.backoff if backoff is None else backoff,
                 "near": place,
+                "project": project,
                 "created_by": self.manager.actor.name,
                 "created_at": now,
                 "updated_at": now,
             }
         )
-        record = record.evolve(loop=loop)
-        new_task = record if key else record.evolve(key="")
-        idempotency = None
-        if idempotency_key is not None:
-            request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
-            idempotency = IdempotencyKey.of(idempotency_key, json.dumps(request, sort_keys=True))
-        return await self.manager.store.run(task_store.add_task, new_task, by=self.manager.actor, key=idempotency)
+        record = record.evolve(loop=values.get("loop"))
+        return record if key else record.evolve(key="")
 
-    def _require_agent(self, name: str) -> None:
+    def _require_agent(self, name: str, project: str | None) -> None:
         """Refused now, not when its turn comes at night."""
         try:
-            self.manager.registry.find(name)
+            self.manager.registry.find(name, project)
         except AgentNotFoundError as error:
             raise fault("agent", f"must be one that can be spawned: {error}") from error
 
@@ -195,11 +247,16 @@ class TaskVerbs:
 
         What an agent adds from inside its workdir is about the checkout that this came from.
         """
-        for workdir in self.tasks.active.values():
-            if workdir.checkout is not None and Path(near).is_relative_to(workdir.path):
-                near = workdir.checkout
+        near = self.checkout_of(near)
         await self.tasks.workdirs.plan("new", near=Path(near))
         return near
+
+    def checkout_of(self, directory: str) -> str:
+        """The checkout that the workdir around a directory came from; the directory where there is none."""
+        for workdir in self.tasks.active.values():
+            if workdir.checkout is not None and Path(directory).is_relative_to(workdir.path):
+                return workdir.checkout
+        return directory
 
     async def run(self, key: str) -> Task:
         """Claim it and work on it now, also while it waits after a failure; to its review or back to the queue."""
@@ -309,6 +366,28 @@ class TaskVerbs:
             )
 
         return await self._write_and_end(write, why)
+
+    async def take_over(self, key: str) -> AgentSession:
+        """Keep a task for a person, who goes on in the session of its coding agent; the agent is ended."""
+        await self.manager.require(_P.TASKS_WRITE)
+        session = await takeover.find_session(self.tasks, await self._load(key))
+
+        def write(tx: Transaction) -> tuple[Task, Task]:
+            return takeover.take(tx, self.tasks, session, by=self.manager.actor)
+
+        after = await self._write_and_end(write, "taken over by hand")
+        return replace(session, task=after)
+
+    async def give_back(self, key: str, *, to_agent: bool = False) -> Task:
+        """The person has left. What has changed is checked and held for review; else, and with `to_agent`, its agent
+        goes on.
+        """
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._load(key)
+        wait = await self.manager.store.read(takeover.require_taken, task)
+        hands_in = not to_agent and await takeover.is_to_hand_in(self.tasks, task, wait)
+        given = await self.manager.store.run(takeover.give_back, task, hands_in=hands_in, by=self.manager.actor)
+        return await self.work(given, takeover.TakenRules(self.tasks)) if hands_in else given
 
     async def _write_and_end(self, write: Callable[[Transaction], tuple[Task, Task]], why: str) -> Task:
         """Commit, then end the agent: a store that cannot write leaves the agent at work."""
@@ -442,3 +521,10 @@ class TaskVerbs:
 
     async def _change(self, task: Task, changes: dict[str, Any] | None = None, **how: Any) -> Task:
         return await self.tasks.change(task, changes, by=self.manager.actor, **how)
+
+
+def _idempotency(new_task: Task, key: str | None) -> IdempotencyKey | None:
+    if key is None:
+        return None
+    request = {name: value for name, value in new_task.to_dict().items() if name not in _MADE_HERE}
+    return IdempotencyKey.of(key, json.dumps(request, sort_keys=True))

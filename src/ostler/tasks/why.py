@@ -103,7 +103,10 @@ def explain(facts: TaskFacts) -> TaskWhy:
 def _history(facts: TaskFacts) -> list[str]:
     task, lines = facts.task, []
     if task.attempt:
-        lines.append(f"attempts: {task.attempt}; failures that count: {task.failures} of {task.max_failures}")
+        # Parked, it has all its failures before it again: those that parked it stand in the wait.
+        spent = [wait.detail["failures"] for wait in facts.waits if wait.detail and "failures" in wait.detail]
+        failures = max(spent, default=task.failures)
+        lines.append(f"attempts: {task.attempt}; failures that count: {failures} of {task.max_failures}")
     if task.error and not any(wait.reason and first_line(task.error) in wait.reason for wait in facts.waits):
         lines.append(f"at last: {first_line(task.error)}")
     return lines
@@ -142,6 +145,12 @@ def _completed(facts: TaskFacts) -> _Answer:
 def _queued(facts: TaskFacts) -> _Answer:
     """The most lasting reason first."""
     key = facts.task.key
+    if any(wait.kind is WaitKind.RESUME for wait in facts.waits):
+        changes = (
+            f"it is given back when the session is left; `ostler resume-session {key}` opens that again",
+            f"`ostler task requeue {key}` gives it back to its agent",
+        )
+        return _Answer("it is taken over by hand", changes=changes)
     if facts.task.is_held:
         return _Answer("it is held back", changes=(f"`ostler task requeue {key}` releases it",))
     people = [wait for wait in facts.waits if wait.kind is WaitKind.HUMAN]
@@ -241,6 +250,8 @@ def next_step(facts: TaskFacts) -> str:
 
 def _queued_shortly(facts: TaskFacts) -> str:
     task = facts.task
+    if any(wait.kind is WaitKind.RESUME for wait in facts.waits):
+        return f"taken over by hand; go on: ostler resume-session {task.key}"
     if task.is_held:
         return f"held; release it: ostler task requeue {task.key}"
     if facts.unmet:

@@ -28,7 +28,7 @@ from ostler.workdirs.files import (
     status,
 )
 from ostler.workdirs.git import ASLEEP_SECONDS, Git, GitAsleepError, object_id, path_bytes, path_text
-from ostler.workdirs.mirror import Author, Mirror
+from ostler.workdirs.mirror import Author, Change, Mirror
 from ostler.workdirs.records import SIGNAL_FILE, FileChange, Snapshot, Workdir, WorkdirKind
 from ostler.workdirs.repository import Repository
 
@@ -72,8 +72,9 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
         parents = [head or base, *([merged] if merged is not None else [])]
         number, last = number + 1, mirror.commit(tree, parents, message, author)
         mirror.set_ref(f"refs/ostler/{workdir.key}/{number}", last)
-    compared = merge_base(mirror, workdir, last)
-    files = _file_changes(mirror, compared, last)
+    compared = merge_base(mirror, workdir, last, parent=head or base)
+    changes = mirror.counted_changes(compared, last)
+    files = [_file_change(*change) for change in changes[:_MAX_LISTED]]
     return Snapshot(
         key=workdir.key,
         number=number,
@@ -82,10 +83,10 @@ def snapshot(mirror: Mirror, workdir: Workdir, message: str, author: Author) -> 
         tree=tree,
         base=compared,
         head=head,
-        files=tuple(files[:_MAX_LISTED]),
-        more=max(len(files) - _MAX_LISTED, 0),
+        files=tuple(files),
+        more=len(changes) - len(files),
         left_out=tuple(capture.left_out),
-        warnings=tuple(submodule_warnings(mirror, compared, last)),
+        warnings=tuple(submodule_warnings(mirror, [change for change, _, _ in changes])),
     )
 
 
@@ -106,8 +107,11 @@ def _resolved_merge(mirror: Mirror, workdir: Workdir, tree: str, head: str) -> s
     return None
 
 
-def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
-    """Where the work and its target part. Without the user's repository, as it was last seen."""
+def merge_base(mirror: Mirror, workdir: Workdir, commit: str, *, parent: str | None = None) -> str:
+    """Where the work and its target part. Without the user's repository, as it was last seen.
+
+    `parent` is one of the commit, where it is known: often it is the target.
+    """
     if workdir.kind is WorkdirKind.DIRECTORY:
         return mirror.empty()
     target = str(workdir.target)
@@ -115,6 +119,8 @@ def merge_base(mirror: Mirror, workdir: Workdir, commit: str) -> str:
         tip: str | None = mirror.tip(Repository.at(str(workdir.repository), mirror.held), target)
     except OstlerError:
         tip = mirror.seen(target)
+    if tip is not None and tip == parent:
+        return tip
     return mirror.merge_base(tip or str(workdir.base), commit) or str(workdir.base)
 
 
@@ -126,19 +132,14 @@ def _last(mirror: Mirror, key: str) -> tuple[int, str | None]:
     return number, commits.get(str(number))
 
 
-def _file_changes(mirror: Mirror, old: str, new: str) -> list[FileChange]:
-    counts = mirror.line_counts(old, new)
-    files = []
-    for change in mirror.changes(old, new):
-        added, removed = counts.get(change.path, (None, None))
-        status: Any = change.status
-        files.append(FileChange(path=path_text(change.path), status=status, added=added, removed=removed))
-    return files
+def _file_change(change: Change, added: int | None, removed: int | None) -> FileChange:
+    status: Any = change.status
+    return FileChange(path=path_text(change.path), status=status, added=added, removed=removed)
 
 
-def submodule_warnings(mirror: Mirror, base: str, commit: str) -> Iterator[str]:
+def submodule_warnings(mirror: Mirror, changes: Iterable[Change]) -> Iterator[str]:
     """What is dangerous in a `.gitmodules` that the work changes: git of the user may act on it after the merge."""
-    for change in mirror.changes(base, commit):
+    for change in changes:
         if not _is_modules(change.path) or change.status == "D":
             continue
         name = path_text(change.path)
@@ -196,7 +197,7 @@ class Capture:
             self._remove_pipes(root, special)
             git = self.mirror.git.with_(work_tree=self.root, index=self.index)
             entries = self._index_entries(git, base)
-            theirs = self._agent_index(root, scratch) if self.worktree else {}
+            theirs = self._agent_index(root, scratch, entries) if self.worktree else {}
             own = (f"--exclude-from={self.own / 'exclude'}", f"--exclude=/{SIGNAL_FILE}")
             listed = self._listed(git, "-m", *own)
             paths = {path for path in listed if not path.endswith(b"/")}
@@ -243,11 +244,17 @@ class Capture:
         git.run("read-tree", base)
         return _entries(git)
 
-    def _agent_index(self, root: int, scratch: Path) -> dict[bytes, tuple[bytes, bytes]]:
-        """What the agent itself has added, which may be a file that is ignored."""
+    def _agent_index(
+        self, root: int, scratch: Path, entries: dict[bytes, tuple[bytes, bytes]]
+    ) -> dict[bytes, tuple[bytes, bytes]]:
+        """What the agent itself has added, which may be a file that is ignored. `entries` are those of our index, of
+        which an agent that never used git still has a copy.
+        """
         data = read_small(root, b".git/index", _MAX_INDEX_BYTES)
         if data is None:
             return {}
+        if data == self.index.read_bytes():
+            return entries
         copied = scratch / "index"
         copied.write_bytes(data)
         with contextlib.suppress(GitError):

@@ -15,7 +15,8 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ _POLL_SECONDS = 0.05
 _CHUNK = 1024 * 1024
 _MODULE = b"160000"
 _LINK = b"120000"
+_ATTRIBUTES = b".gitattributes"
 _NO_FILTER = frozenset({b"unspecified", b"unset"})
 #: An entry of `ls-files -z --debug`: its path, and the time that is zero where git never wrote or compared the file.
 _DEBUG_ENTRY = re.compile(rb"([^\0]+)\0  ctime: (\d+:\d+)\n(?:.*\n){4}")
@@ -70,6 +72,8 @@ class Follower:
     fault: FaultPoint
     #: Takes back what was accepted.
     is_undo: bool = False
+    #: What an index of this content holds: it is looked at before the branch moves, and again after.
+    _entries_of: dict[bytes, Entries] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def _journal(self) -> Path:
@@ -159,10 +163,11 @@ class Follower:
     def _behind(self) -> list[str]:
         """The touched files that are not as they are in `after`."""
         with opened(self.checkout.path) as root:
-            return [path_text(change.path) for change in self._touched() if not _is_new(root, change)]
+            return [path_text(change.path) for change in self._touched if not _is_new(root, change)]
 
     # --- the steps -----------------------------------------------------------------------------------
 
+    @cached_property
     def _touched(self) -> list[Change]:
         return [
             change
@@ -193,11 +198,14 @@ class Follower:
         current = self.checkout.directory / "index"
         if not current.is_file():
             raise GitError("it has no index; run git reset --hard there if it has no changes of yours")
-        index.write_bytes(current.read_bytes())
+        content = current.read_bytes()
+        index.write_bytes(content)
         git = self.mirror.git.with_(work_tree=self.checkout.path, index=index)
-        touched = self._touched()
+        touched = self._touched
         with opened(self.checkout.path) as root:
-            entries = _entries(git)
+            if content not in self._entries_of:
+                self._entries_of[content] = _entries(git)
+            entries = self._entries_of[content]
             self._adopt(git, root, touched, entries)
             git.ask("update-index", "-q", "--refresh")
             blocked, why = self._obstacles(git, root, touched, entries)
@@ -209,7 +217,7 @@ class Follower:
     def _refused(self, git: Git, error: str) -> Obstacle:
         """What git would overwrite. It names only the first file itself."""
         changed = self._changed(git)
-        names = [(path_text(change.path), change.path in changed) for change in self._touched()]
+        names = [(path_text(change.path), change.path in changed) for change in self._touched]
         refused = tuple(name for name, is_changed in names if is_changed or f"'{name}'" in error)
         return Obstacle(refused, _CHANGED, _REMEDY) if refused else Obstacle((), f"the files cannot follow: {error}")
 
@@ -229,9 +237,7 @@ class Follower:
         skipped = [change.path for change in touched if entries.get(change.path, ("", ""))[0] == _SKIPPED]
         if skipped:
             return skipped, "left out of a sparse checkout"
-        names = b"\0".join([*(change.path for change in touched), b""])
-        values = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
-        filtered = [path for path, value in zip(values[0::3], values[2::3], strict=False) if value not in _NO_FILTER]
+        filtered = _filtered(git, touched) if _may_have_attributes(root, touched, entries) else []
         if filtered:
             return filtered, "written by a filter such as git-lfs, which Ostler does not run"
         deleted = {change.path for change in touched if change.status == "D"}
@@ -318,6 +324,23 @@ def _in_this_home(facts: dict[str, str], mirror: Mirror) -> dict[str, str]:
 
 def named(paths: Sequence[str]) -> str:
     return ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+
+
+def _may_have_attributes(root: int, touched: Sequence[Change], entries: Entries) -> bool:
+    """Whether a file of attributes can say something of these paths; git takes one from the index where the disk has
+    none.
+    """
+    paths = {change.path for change in touched}
+    if any(path.rpartition(b"/")[2].lower() == _ATTRIBUTES for path in paths | entries.keys()):
+        return True
+    folders = {path[: at + 1] for path in paths for at in range(len(path)) if path[at : at + 1] == b"/"} | {b""}
+    return any(status(root, folder + _ATTRIBUTES) is not None for folder in folders)
+
+
+def _filtered(git: Git, touched: Sequence[Change]) -> list[bytes]:
+    names = b"\0".join([*(change.path for change in touched), b""])
+    values = git.run("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")
+    return [path for path, value in zip(values[0::3], values[2::3], strict=False) if value not in _NO_FILTER]
 
 
 def _is_new(root: int, change: Change) -> bool:

@@ -222,9 +222,13 @@ def require_version() -> None:
         raise GitError(f"worktrees need git {least} or newer, and this is {version!r}; install a newer git")
 
 
+def is_object_id(text: str) -> bool:
+    return _OBJECT_ID.fullmatch(text) is not None
+
+
 def object_id(text: str) -> str:
     """The name of an object, checked: nothing else may stand where git expects one."""
-    if not _OBJECT_ID.fullmatch(text):
+    if not is_object_id(text):
         raise fault("commit", "must be the full name of an object in git", text)
     return text
 

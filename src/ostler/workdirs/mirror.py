@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 
 from ostler.errors import GitError, InvalidOperationError
 from ostler.workdirs.files import locked, remove_tree, write_durably
-from ostler.workdirs.git import ASLEEP_SECONDS, Git, object_id, path_text
+from ostler.workdirs.git import ASLEEP_SECONDS, Git, is_object_id, object_id, path_text
 from ostler.workdirs.repository import Repository
 
 #: The mirror of plain directories, which have no repository.
@@ -137,9 +137,13 @@ class Mirror:
         (part / "info").mkdir()
         part.replace(self.directory)
 
-    def follow(self, repository: Repository) -> None:
-        """Take over what the user's repository has, and the settings that say how files are written."""
-        self.create(repository.format)
+    def follow(self, repository: Repository, noted: Mapping[str, str] | None = None) -> None:
+        """Take over what the user's repository has, and the settings that say how files are written.
+
+        `noted` are refs of ours to commits; those that came over are set with the rest.
+        """
+        if not self.directory.is_dir():
+            self.create(repository.format)
         settings = dict(repository.settings)
         if any(name.endswith((".promisor", ".partialclone")) for name in settings):
             raise InvalidOperationError(
@@ -156,6 +160,7 @@ class Mirror:
             theirs = {}  # one of them is broken; the base of the work, which comes next, may still be whole
         gone = [f"delete {name}" for name in ours if name not in theirs]
         new = [f"update {name} {commit}" for name, commit in theirs.items() if ours.get(name) != commit]
+        new += [f"update {name} {commit}" for name, commit in (noted or {}).items() if commit in theirs.values()]
         for lines in (gone, new):  # apart, for `a` may have made room for `a/b`
             if lines:
                 self.git.run("update-ref", "--stdin", stdin="\n".join([*lines, ""]).encode())
@@ -224,11 +229,37 @@ class Mirror:
     # --- refs ----------------------------------------------------------------------------------------
 
     def refs(self, prefix: str) -> dict[str, str]:
-        listing = self.git.text("for-each-ref", "--format=%(refname) %(objectname)", prefix)
-        return dict(line.split(" ") for line in listing.splitlines())
+        """Those below a prefix, or of that name. Read as files: only we write them, and a program would take longer."""
+        if (self.directory / "reftable").is_dir():
+            listing = self.git.text("for-each-ref", "--format=%(refname) %(objectname)", prefix)
+            return dict(line.split(" ") for line in listing.splitlines())
+        below = f"{prefix.removesuffix('/')}/"
+        refs = {name: commit for name, commit in self._packed_refs() if name.startswith(below) or name == prefix}
+        for path in _files(self.directory / prefix):
+            commit = path.read_text("ascii", "replace").strip()
+            if path.suffix != ".lock" and is_object_id(
+                commit
+            ):  # a crash may leave an empty one, which git ignores, too
+                refs[path.relative_to(self.directory).as_posix()] = commit
+        return dict(sorted(refs.items()))
+
+    def _packed_refs(self) -> Iterator[tuple[str, str]]:
+        try:
+            text = (self.directory / "packed-refs").read_text("utf-8", "surrogateescape")
+        except FileNotFoundError:
+            return
+        for line in text.split("\n"):
+            commit, _, name = line.partition(" ")
+            if is_object_id(commit):  # else a comment, or the object that a tag is of
+                yield name, commit
 
     def set_ref(self, name: str, commit: str) -> None:
         self.git.run("update-ref", name, commit)
+
+    def set_refs(self, commits: Mapping[str, str]) -> None:
+        """All of them or none."""
+        lines = [f"update {name} {commit}\n" for name, commit in commits.items()]
+        self.git.run("update-ref", "--stdin", stdin="".join(lines).encode())
 
     # --- commits -------------------------------------------------------------------------------------
 
@@ -278,22 +309,34 @@ class Mirror:
         parts = self.git.run(
             "diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", object_id(old), object_id(new), "--"
         ).split(b"\0")
-        changes = []
-        for facts, path in zip(parts[0::2], parts[1::2], strict=False):
-            old_mode, new_mode, before, after, letter = facts.removeprefix(b":").split(b" ")
-            changes.append(Change(path, letter.decode(), old_mode, new_mode, before.decode(), after.decode()))
-        return changes
+        return _changes(parts)
 
-    def line_counts(self, old: str, new: str) -> dict[bytes, tuple[int | None, int | None]]:
-        listing = self.git.run(
-            "diff-tree", "-r", "-z", "--numstat", "--no-renames", "--no-textconv", "--no-ext-diff", old, new, "--"
-        )
+    def counted_changes(self, old: str, new: str) -> list[tuple[Change, int | None, int | None]]:
+        """With the numbers of lines that came and went; None of a file that is no text."""
+        how = ("-r", "-z", "--raw", "--numstat", "--no-renames", "--no-abbrev", "--no-textconv", "--no-ext-diff")
+        parts = self.git.run("diff-tree", *how, object_id(old), object_id(new), "--").split(b"\0")
+        first = next((at for at in range(0, len(parts), 2) if not parts[at].startswith(b":")), len(parts))
         counts: dict[bytes, tuple[int | None, int | None]] = {}
-        for line in listing.split(b"\0"):
-            if line:
-                added, removed, path = line.split(b"\t", 2)
-                counts[path] = (None, None) if added == b"-" else (int(added), int(removed))
-        return counts
+        for line in filter(None, parts[first:]):
+            added, removed, path = line.split(b"\t", 2)
+            counts[path] = (None, None) if added == b"-" else (int(added), int(removed))
+        return [(change, *counts.get(change.path, (None, None))) for change in _changes(parts[:first])]
+
+
+def _changes(parts: Sequence[bytes]) -> list[Change]:
+    changes = []
+    for facts, path in zip(parts[0::2], parts[1::2], strict=False):
+        old_mode, new_mode, before, after, letter = facts.removeprefix(b":").split(b" ")
+        changes.append(Change(path, letter.decode(), old_mode, new_mode, before.decode(), after.decode()))
+    return changes
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """The file of that name, or all files below."""
+    if place.is_file():
+        yield place
+    for folder, _, names in os.walk(place):
+        yield from (Path(folder, name) for name in names)
 
 
 def mirror_name(repository: str, base: str) -> str:

@@ -79,9 +79,11 @@ def make_worktree(mirror: Mirror, workdir: Workdir, into: Path, home: Path, faul
     """Make a worktree from nothing. Notes for the user."""
     base = object_id(str(workdir.base))
     theirs = Repository.at(str(workdir.repository), mirror.held)
-    mirror.follow(theirs)
-    mirror.take(theirs.objects, [base])
-    mirror.set_ref(f"refs/ostler/{workdir.key}/base", base)
+    noted = {f"refs/ostler/{workdir.key}/base": base}
+    mirror.follow(theirs, noted)
+    if noted.items() - mirror.refs(f"refs/ostler/{workdir.key}/").items():  # it is on no branch
+        mirror.take(theirs.objects, [base])
+        mirror.set_refs(noted)
     fault("prepare.mirror.after")
     own = mirror.own(workdir.key)
     build(mirror, into, base, own / "index", workdir.branch)
@@ -219,7 +221,8 @@ def _exclude(into: Path, paths: Sequence[bytes], ours: Path) -> None:
 
 def _peculiarities(mirror: Mirror, into: Path, index: Path) -> tuple[str, ...]:
     """What a user should know of this checkout, in sentences."""
-    listed = mirror.git.with_(index=index).names("ls-files", "-z", "--stage")
+    has_modules = os.path.lexists(into / ".gitmodules")  # without it no submodule can be checked out
+    listed = mirror.git.with_(index=index).names("ls-files", "-z", "--stage") if has_modules else []
     modules = [path_text(line.partition(b"\t")[2]) for line in listed if line.startswith(b"160000 ")]
     notes = []
     if modules:

@@ -126,17 +126,20 @@ def discover(near: Path) -> Place | None:
     """The repository that a directory is in, or None."""
     if not near.is_dir():
         raise fault("near", "must be a directory that exists", str(near))
+    asked = ("rev-parse", "--path-format=absolute", "--is-inside-work-tree", "--git-common-dir")
     here = Git(at=near)
-    answer = here.ask("rev-parse", "--path-format=absolute", "--git-common-dir", "--is-inside-work-tree")
+    answer = here.ask(*asked, "--show-toplevel")
+    if answer.code != 0:
+        answer = here.ask(*asked)  # in a bare repository, or in the git directory of another
     if answer.code != 0:
         if "not a git repository" in answer.error:
             return None
         raise GitError(f"git does not read the repository at {near}: {answer.error}")
-    common, inside = answer.output.decode("utf-8", "surrogateescape").splitlines()[:2]
-    checkout = None
-    if inside == "true":
-        checkout = Path(os.fsdecode(here.run("rev-parse", "--show-toplevel").removesuffix(b"\n")))
-    return Place(Repository.at(str(Path(common).resolve())), checkout)
+    inside, common, *rest = answer.output.split(b"\n", 2)
+    checkout = rest[0].removesuffix(b"\n") if inside == b"true" and rest else b""
+    return Place(
+        Repository.at(str(Path(os.fsdecode(common)).resolve())), Path(os.fsdecode(checkout)) if checkout else None
+    )
 
 
 def head_near(near: Path) -> str | None:

@@ -81,17 +81,17 @@ class Review:
             tip = self.mirror.tip(self.repository, self.target)
             earlier = self._earlier(place, tip, snapshot)
             if earlier is not None:
-                noted = self.mirror.refs(f"refs/ostler/{snapshot.key}/merged/{earlier.commit}").values()
-                return self._counted(earlier, snapshot, next(iter(noted), snapshot.commit))
+                merged = self.mirror.refs(f"refs/ostler/{snapshot.key}/merged/{earlier.commit}").values()
+                return self._counted(earlier, snapshot, next(iter(merged), snapshot.commit))
             merge, work = self._merged(tip, snapshot, request.paths)
             if request.tree is not None and merge.tree != request.tree:
                 raise ConflictError(f"{self.target} moved meanwhile, so the checks are about other files; try again")
-            if merge.tree == self.mirror.tree_of(tip):
+            if self._has_all(tip, merge, work, snapshot):
                 done = self._accepted(snapshot, tip, tip, Outcome(followed=True, why_not=None))
                 return self._counted(done, snapshot, work)
             commit = self.mirror.commit(merge.tree, [tip], request.message, request.author)
-            self.mirror.set_ref(f"refs/ostler/{snapshot.key}/merged/{commit}", work)
-            self.mirror.set_ref(f"{place}/{commit[:16]}", commit)
+            noted = {f"refs/ostler/{snapshot.key}/merged/{commit}": work, f"{place}/{commit[:16]}": commit}
+            self.mirror.set_refs(noted)
             self.fault("review.commit.after")
             reason = f"ostler: accept {snapshot.key}"
             outcome = self._move(tip, commit, reason, branch_only=request.branch_only)
@@ -112,9 +112,15 @@ class Review:
             raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
         return merge, work
 
+    def _has_all(self, tip: str, merge: Merge, work: str, snapshot: Snapshot) -> bool:
+        """Whether the target is as the merge would make it."""
+        if tip == snapshot.base and work == snapshot.commit:
+            return not (snapshot.files or snapshot.more)
+        return merge.tree == self.mirror.tree_of(tip)
+
     def _counted(self, accepted: Accepted, snapshot: Snapshot, work: str) -> Accepted:
         """With the number of files of the work, and of those that the target lacks. `work` is the part that it has."""
-        left = len(self.mirror.changes(work, snapshot.commit))
+        left = 0 if work == snapshot.commit else len(self.mirror.changes(work, snapshot.commit))
         return accepted.evolve(files=len(snapshot.files) + snapshot.more, left=left)
 
     def _earlier(self, place: str, tip: str, snapshot: Snapshot) -> Accepted | None:
@@ -142,9 +148,12 @@ class Review:
 
     def _merge(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
         """The target with the work, and the commit that stands for the work."""
-        common = self.mirror.merge_base(tip, object_id(snapshot.commit)) or snapshot.base
+        has_moved = tip != snapshot.base  # which the work has in its history
+        common = (self.mirror.merge_base(tip, object_id(snapshot.commit)) if has_moved else tip) or snapshot.base
         base = self._last_merged(tip, snapshot.key, common)
         work = snapshot.commit if paths is None else self._only(base, snapshot, paths)
+        if work == snapshot.commit and base == common == tip:
+            return Merge(object_id(snapshot.tree), ()), work  # the target has nothing that the work lacks
         return (self.mirror.merge(tip, work) if base == common else self.mirror.merge_on(base, tip, work)), work
 
     def _last_merged(self, tip: str, key: str, common: str) -> str:

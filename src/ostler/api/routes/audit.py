@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ostler.api.context import Handlers, ManagerOf, Number
+from ostler.model.validation import fault
 from ostler.store import audit as chains
 
 
 async def list_entries(manager: ManagerOf, limit: Number = 100) -> list[dict[str, Any]]:
-    count = max(1, min(limit, 1000))
+    if limit < 1:
+        raise fault("limit", "must be at least 1", limit)
+    count = min(limit, 1000)
     entries = await manager.store.read(chains.last_entries, manager.principal.workspace_id, count)
     return [entry.to_dict() for entry in entries]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Body, Request
+from fastapi import Body, Depends, Request
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, Number, context_of, manager_of, provided
+from ostler.api.context import ContextOf, Handlers, ManagerOf, Number, context_of, manager_of, project_of
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import AuthorizationError
 from ostler.model.crew import CrewView
@@ -14,15 +14,15 @@ from ostler.model.crew import CrewView
 Names = Annotated[tuple[str, ...], Body(embed=True)]
 
 
-def supervisor_of(request: Request) -> Supervisor:
+async def supervisor_of(request: Request) -> Supervisor:
     """Crews work for the workspace of the daemon."""
     context = context_of(request)
     if manager_of(request).principal.workspace_id != context.manager.principal.workspace_id:
         raise AuthorizationError("crews belong to the workspace of the home; ask its owner")
-    return context.supervisor
+    return await context.crews.of(project_of(request).scope)
 
 
-SupervisorOf = Annotated[Supervisor, provided(supervisor_of)]
+SupervisorOf = Annotated[Supervisor, Depends(supervisor_of)]
 
 
 def _shown(crews: list[CrewView]) -> list[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
-from fastapi import Body
-from fastapi.responses import PlainTextResponse
+from fastapi import Body, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse
 
-from ostler.api.context import ContextOf, Handlers, ManagerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, ManagerOf, ProjectOf, TasksOf
 from ostler.model.wait import WaitKind
 from ostler.version import __version__
 
@@ -21,7 +22,29 @@ async def metrics(manager: ManagerOf) -> PlainTextResponse:
     return PlainTextResponse(manager.metrics(), media_type="text/plain; version=0.0.4")
 
 
-async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
+async def openapi(request: Request) -> dict[str, Any]:
+    """The API, for programs."""
+    return await _document(request.app)
+
+
+async def docs(request: Request) -> HTMLResponse:
+    """The API, for people. The page loads nothing and runs no script."""
+    from ostler.api.document import PAGE_HEADERS, page  # noqa: PLC0415 - as in `_document`
+
+    return HTMLResponse(page(await _document(request.app)), headers=PAGE_HEADERS)
+
+
+async def _document(app: Any) -> dict[str, Any]:
+    """Made at the first request, in a thread: it takes a tenth of a second."""
+    from ostler.api.document import openapi  # noqa: PLC0415 - few ask for it, and each start would pay
+
+    if getattr(app.state, "openapi", None) is None:
+        app.state.openapi = await asyncio.to_thread(openapi, app)
+    document: dict[str, Any] = app.state.openapi
+    return document
+
+
+async def status(context: ContextOf, project: ProjectOf, manager: ManagerOf, tasks: TasksOf) -> dict[str, Any]:
     statistics = await manager.get_statistics()
     return {
         "version": __version__,
@@ -35,7 +58,7 @@ async def status(context: ContextOf, manager: ManagerOf, tasks: TasksOf) -> dict
         "inbox": len(await manager.inbox()),
         "waits": sum(wait.kind is WaitKind.HUMAN for wait in await manager.open_waits()),
         "unrecovered": manager.unrecovered(),
-        "settings_fault": context.settings_fault(),
+        "settings_fault": context.settings_fault() or project.fault(),
         "background": dict(context.orchestrator.tasks.failed_background),
     }
 
@@ -72,6 +95,8 @@ async def stop(context: ContextOf, keep: bool = Body(default=False, embed=True))
 HANDLERS: Handlers = {
     "health": healthz,
     "metrics": metrics,
+    "openapi": openapi,
+    "docs": docs,
     "status": status,
     "statistics": statistics,
     "disk": disk,

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ostler.agents.registry import COMMAND_PREFIX
-from ostler.api.context import ContextOf, Handlers, ManagerOf
+from ostler.api.context import Handlers, ManagerOf, ProjectOf
 
 
-async def list_definitions(context: ContextOf, manager: ManagerOf) -> list[dict[str, Any]]:
-    context.refresh()
-    return [manifest.to_dict() for manifest in manager.registry.list() if not manifest.name.startswith(COMMAND_PREFIX)]
+async def list_definitions(project: ProjectOf, manager: ManagerOf) -> list[dict[str, Any]]:
+    project.refresh()
+    manifests = manager.registry.list(project.key)
+    return [manifest.to_dict() for manifest in manifests if not manifest.name.startswith(COMMAND_PREFIX)]
 
 
-async def get_definition(name: str, context: ContextOf, manager: ManagerOf) -> dict[str, Any]:
-    context.refresh()
-    return manager.registry.find(name).to_dict()
+async def get_definition(name: str, project: ProjectOf, manager: ManagerOf) -> dict[str, Any]:
+    project.refresh()
+    return manager.registry.find(name, project.key).to_dict()
 
 
 HANDLERS: Handlers = {

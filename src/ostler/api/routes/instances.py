@@ -12,7 +12,8 @@ from fastapi import Body, Header, Response
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
-from ostler.api.context import ContextOf, Handlers, ManagerOf, Number
+from ostler.api.context import Handlers, ManagerOf, Number, ProjectOf
+from ostler.definitions.projects import Project
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
@@ -38,13 +39,13 @@ class SpawnBody(Record):
 
 
 async def spawn(
-    context: ContextOf,
+    project: ProjectOf,
     manager: ManagerOf,
     body: Annotated[dict[str, Any], Body()],
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     spawned = SpawnBody.from_dict(body)
-    broken = context.refresh().broken.get(spawned.definition or "")
+    broken = project.refresh().broken.get(spawned.definition or "")
     if broken:
         raise DefinitionError(broken)
     options = spawned.options
@@ -57,8 +58,14 @@ async def spawn(
         name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{suffix}"
         options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
     elif spawned.cwd is not None and (options is None or options.workdir is None):
-        options = _in_directory(manager, definition, spawned.cwd, options)
-    request = SpawnRequest(agent_definition_id=definition, options=options, context=spawned.context, job=spawned.job)
+        options = _in_directory(manager, project, definition, spawned.cwd, options)
+    request = SpawnRequest(
+        agent_definition_id=definition,
+        project=project.key,
+        options=options,
+        context=spawned.context,
+        job=spawned.job,
+    )
     return (await manager.spawn(request, idempotency_key=idempotency_key)).to_dict()
 
 
@@ -75,17 +82,17 @@ def _digest(text: str) -> str:
 
 
 def _in_directory(
-    manager: AgentLifecycleManager, name: str, cwd: str, options: AgentSpawnOptions | None
+    manager: AgentLifecycleManager, project: Project, name: str, cwd: str, options: AgentSpawnOptions | None
 ) -> AgentSpawnOptions | None:
     """A coding agent works where it was called, as a command does; any other agent in a directory of its own."""
     with contextlib.suppress(AgentNotFoundError):  # the spawn says so
-        if driver_of(manager.registry.find(name)) is not None:
+        if driver_of(manager.registry.find(name, project.key)) is not None:
             return (options or AgentSpawnOptions()).evolve(workdir=cwd)
     return options
 
 
 async def get_instances(
-    context: ContextOf,
+    project: ProjectOf,
     manager: ManagerOf,
     state: str | None = None,
     health_state: str | None = None,
@@ -108,8 +115,8 @@ async def get_instances(
         "task_id": task_id,
     }
     if definition is not None:
-        context.refresh()
-        criteria["definition_id"] = manager.registry.find(definition).id
+        project.refresh()
+        criteria["definition_id"] = manager.registry.find(definition, project.key).id
     chosen = {name: value for name, value in criteria.items() if value is not None}
     query = GetInstancesFilter.from_dict(
         {

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import Body, Header
 
-from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, SpeakerOf, TasksOf
+from ostler.api.context import ContextOf, Handlers, LoopsOf, Number, ProjectOf, SpeakerOf, TasksOf
 from ostler.api.speaker import task_of_agent
-from ostler.errors import OstlerError
+from ostler.errors import OstlerError, ValidationError
 from ostler.model.record import Record, record
 from ostler.model.task import Task, TaskFilter
+from ostler.model.validation import Fault
 
 
 @record
@@ -23,6 +24,7 @@ class TaskBody(Record):
     agent: str | None = None
     model: str | None = None
     checks: tuple[str, ...] = ()
+    setup: str | None = None
     depends_on: tuple[str, ...] = ()
     priority: str = "normal"
     tags: tuple[str, ...] = ()
@@ -39,6 +41,7 @@ class TaskBody(Record):
 
 async def add(
     context: ContextOf,
+    project: ProjectOf,
     tasks: TasksOf,
     loops: LoopsOf,
     speaker: SpeakerOf,
@@ -46,14 +49,39 @@ async def add(
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     new_task = TaskBody.from_dict(body)
-    context.refresh()
+    project.refresh()
+    await context.crews.of(project.scope)  # so that its crews take the task, where they select it
     values = {name: getattr(new_task, name) for name in new_task.to_dict()}
+    values["project"] = project.key
     if speaker is not None:
         values = task_of_agent(speaker, values)
     if new_task.loop is not None:
         values["loop"] = loops.new_loop(**new_task.loop)
     task = await tasks.submit(**values, idempotency_key=idempotency_key)
     return {**_shown(task), "warning": tasks.untaken(task)}
+
+
+async def add_all(
+    context: ContextOf,
+    project: ProjectOf,
+    tasks: TasksOf,
+    entries: Annotated[list[dict[str, Any]], Body()],
+    near: Annotated[str | None, Body()] = None,
+    idempotency_key: Annotated[str | None, Header()] = None,
+) -> list[dict[str, Any]]:
+    """All of them or none."""
+    project.refresh()
+    await context.crews.of(project.scope)
+    faults: list[Fault] = []
+    for number, entry in enumerate(entries):
+        try:
+            TaskBody.from_dict(entry)
+        except ValidationError as error:
+            faults += [fault.under(f"tasks.{number}") for fault in error.faults if isinstance(fault, Fault)]
+    if faults:
+        raise ValidationError(faults)
+    added = await tasks.submit_all(entries, near=near, project=project.key, idempotency_key=idempotency_key)
+    return [{**_shown(task), "warning": tasks.untaken(task)} for task in added]
 
 
 async def list_tasks(
@@ -89,7 +117,7 @@ async def get(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 
 def _shown(task: Task) -> dict[str, Any]:
-    return {**task.to_dict(), "title": task.title}
+    return {**task.to_dict(), "title": task.title, "slug": task.slug}
 
 
 async def why(task: str, tasks: TasksOf) -> dict[str, Any]:
@@ -106,6 +134,16 @@ async def requeue(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 async def hold(task: str, tasks: TasksOf) -> dict[str, Any]:
     return _shown(await tasks.hold(task))
+
+
+async def take_over(task: str, tasks: TasksOf) -> dict[str, Any]:
+    session = await tasks.take_over(task)
+    opened = {"session": session.session, "path": session.path, "argv": session.argv}
+    return {"task": _shown(session.task), **opened, "environment": dict(session.environment)}
+
+
+async def give_back(task: str, tasks: TasksOf, to_agent: Annotated[bool, Body(embed=True)] = False) -> dict[str, Any]:
+    return _shown(await tasks.give_back(task, to_agent=to_agent))
 
 
 async def send_back(
@@ -156,12 +194,15 @@ async def unretire(task: str, tasks: TasksOf) -> dict[str, Any]:
 
 HANDLERS: Handlers = {
     "add_task": add,
+    "add_tasks": add_all,
     "tasks": list_tasks,
     "task": get,
     "why_task": why,
     "cancel_task": cancel,
     "requeue_task": requeue,
     "hold_task": hold,
+    "take_over": take_over,
+    "give_back": give_back,
     "send_back": send_back,
     "diff": diff,
     "accept": accept,

@@ -19,7 +19,7 @@ def source_of(maker: AgentMaker) -> Mapping[str, Any]:
     """`{module, path, qualname, main}`. Raises `AgentInitializationError` for what no other process can find."""
     if isinstance(maker, PythonMaker):  # from a definition file: it is imported only where it lives
         named, _, path_in_it = maker.target.partition(":")
-        return {"module": named, "path": None, "qualname": path_in_it, "main": False}
+        return {"module": named, "path": maker.file, "qualname": path_in_it, "main": False}
     made_by = maker.function if isinstance(maker, FunctionMaker) else maker
     module, qualname = getattr(made_by, "__module__", None), getattr(made_by, "__qualname__", None)
     if not module or not qualname:

@@ -1,6 +1,5 @@
 -- Totals of what has ended, so that statistics and lists do not grow with the record; see store/totals.py.
 CREATE INDEX idx_tasks_open ON tasks (workspace_id, id) WHERE state NOT IN ('accepted', 'rejected');
-CREATE INDEX idx_tasks_failed ON tasks (workspace_id, state, id) WHERE error IS NOT NULL;
 
 INSERT INTO counters (workspace_id, name, value)
     SELECT workspace_id, 'ended.' || state || '.' || health_state, count(*) FROM agent_instances
