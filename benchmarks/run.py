@@ -19,6 +19,7 @@ from http_tables import answers
 from lifecycle_tables import calls, observers, spawns
 from log_tables import logs
 from loop_tables import loops
+from observer_tables import streams
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
 from record_tables import records
@@ -31,6 +32,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "logs": logs,
     "records": records,
     "answers": answers,
+    "streams": streams,
     "spawns": spawns,
     "calls": calls,
     "ray": ray,

@@ -72,3 +72,19 @@ async def test_a_list_shows_of_each_instance_what_looking_at_it_shows(served: Se
         assert {key: shown[key] for key in stable} == {key: looked[key] for key in stable}
     for name in ("writes", "is-silent"):
         await call(served, "terminate", instance=name)
+
+
+async def test_two_observers_of_a_burst_get_the_same_events_in_their_order(served: Served) -> None:
+    newest = await call(served, "events", limit=1)
+    before = newest[-1]["sequence"] if newest else 0
+    names = [f"T9{number:02}" for number in range(20)]
+    for name in names:
+        await call(served, "add_task", new_task={"task": "x", "key": name, "hold": True})
+
+    def observe() -> list[str]:
+        stream = BlockingClient(served.home).stream("events", after=str(before), types="task_state_changed")
+        return [next(stream).data["key"] for _ in names]
+
+    async with asyncio.timeout(60):
+        observed = await asyncio.gather(asyncio.to_thread(observe), asyncio.to_thread(observe))
+    assert list(observed) == [names, names]

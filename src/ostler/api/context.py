@@ -44,6 +44,8 @@ class Context:
     settings_fault: Callable[[], str | None] = lambda: None
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    #: By number, the last events as observers get them.
+    event_texts: dict[int, str] = field(default_factory=dict)
     #: Requests that go on without their caller.
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
