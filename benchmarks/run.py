@@ -23,6 +23,7 @@ from observer_tables import streams
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
 from record_tables import records
+from start_tables import starts
 from store_tables import lists, transitions
 from table import Table
 from work_tables import commands, ray, runs, tasks
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "records": records,
     "answers": answers,
     "streams": streams,
+    "starts": starts,
     "spawns": spawns,
     "calls": calls,
     "ray": ray,
