@@ -16,6 +16,9 @@ from ostler.client.blocking import BlockingClient
 from ostler.daemon.run import serve
 from ostler.home import SOCKET_FILE
 
+#: For an answer, also on a busy machine.
+_SECONDS = 60.0
+
 
 class Served:
     """A daemon in this program, with a TCP listener and one token of each kind."""
@@ -31,7 +34,7 @@ class Served:
         path = re.sub(r"\{\w+\}", "nobody", route.path)
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        async with httpx2.AsyncClient(base_url=self.address) as client:
+        async with httpx2.AsyncClient(base_url=self.address, timeout=_SECONDS) as client:
             return await client.request(route.method, path, headers=headers, content=content)
 
 

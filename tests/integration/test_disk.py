@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 from api_served import serving
-from tasks_ground import T, TaskGround, ground, opened, repository, until_async, working_queue
+from tasks_ground import SHELL, T, TaskGround, ground, opened, repository, until_async, working_queue
 
-from ostler import Client, InboxKind, InboxRow, InvalidOperationError, TaskNotFoundError
+from ostler import (
+    Client,
+    CrewSettings,
+    InboxKind,
+    InboxRow,
+    InvalidOperationError,
+    Supervisor,
+    TaskNotFoundError,
+)
 from ostler.lifecycle.disk import DiskMeter
 from ostler.tasks.make_room import make_room
 from ostler.testing.clock import ManualClock
@@ -100,6 +108,7 @@ async def test_a_full_home_begins_no_task_and_says_so(repository: Path, tmp_path
             assert not await ground.manager.has_room()
             assert "; no new task begins" in (await disk_row(ground)).sentence
             assert "ostler df" in await ground.tasks.next_step(await ground.get(waiting))
+            assert "no new task begins" in (ground.tasks.untaken(waiting) or "")
             why = await ground.tasks.why(waiting.key)
             assert why.verdict == "the limit of the disk is reached"
             assert "allows 10 M" in why.evidence[0]
@@ -112,6 +121,21 @@ async def test_a_full_home_begins_no_task_and_says_so(repository: Path, tmp_path
             await make_room(ground.tasks.tasks)
             await ground.until_state(waiting, T.COMPLETED)
         assert not ground.place(unreviewed).exists()
+
+
+async def test_a_crew_begins_nothing_either(repository: Path, tmp_path: Path) -> None:
+    async with limited(repository, tmp_path / "home", "10M") as ground:
+        filling = ground.home / "tasks" / "filling"
+        filling.parent.mkdir(exist_ok=True)
+        filling.write_bytes(os.urandom(12 * MEGABYTE))
+        await make_room(ground.tasks.tasks)
+        waiting = await ground.add("true")
+        async with Supervisor(ground.tasks, {"coder": CrewSettings(agent=SHELL)}):
+            assert "ostler df" in await ground.tasks.next_step(waiting)
+            filling.unlink()
+            assert (await ground.get(waiting)).state is T.QUEUED
+            await make_room(ground.tasks.tasks)
+            await ground.until_state(waiting, T.COMPLETED)
 
 
 async def test_the_oldest_reviewed_work_goes_first(repository: Path, tmp_path: Path) -> None:

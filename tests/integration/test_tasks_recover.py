@@ -172,12 +172,11 @@ async def test_one_whose_workdir_is_gone_is_rejected_with_the_state_before(repos
         assert found.state is T.REJECTED
         assert found.error == f"its workdir {ground.place(task)} is gone; it was running"
         (row,) = await ground.manager.inbox()
-        assert (row.kind, row.key, row.sentence, row.next) == (
-            "failed",
-            task.key,
-            found.error,
-            f"ostler why {task.key}",
-        )
+        assert (row.kind, row.key, row.sentence) == ("failed", task.key, found.error)
+        assert row.next == f"ostler answer {task.key} seen"
+        (wait,) = await ground.tasks.waits(task.key)
+        await ground.tasks.answer(wait.wait_id, "seen")
+        assert await ground.manager.inbox() == []
         assert await ground.moves(task) == [(None, T.QUEUED), (T.QUEUED, T.RUNNING), (T.RUNNING, T.REJECTED)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostler.cli import agents, table, tasks
+from ostler.cli import agents, look, table, tasks
 from ostler.cli.live import work_lines
 from ostler.cli.table import Column, Table, crop, show, width_of
 
@@ -165,6 +165,22 @@ def test_an_empty_list_for_programs_is_empty(capsys: pytest.CaptureFixture[str])
     for form in ("json", "jsonl", "name"):
         show([], form, tasks.COLUMNS, empty="no task is open; add one")
     assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_an_event_is_told_by_whom_it_is_about_and_what_happened() -> None:
+    base = {"sequence": 7, "occurred_at": datetime.now(UTC).isoformat(), "workspace_id": "w", "instance_id": None}
+    moved = {"event_type": "task_state_changed", "previous_state": "queued", "new_state": "running", "reason": None}
+    events = [
+        base | moved | {"task_id": "0199", "key": "T021", "crew": "coder", "member": "coder-1"},
+        base | {"event_type": "crew_changed", "crew": "coder", "project": "", "is_up": True},
+        base | {"event_type": "agent_progress", "instance_id": "0199-abcdef", "message": "reads"},
+    ]
+    lines = Table(look.EVENT_COLUMNS, events, 80).lines()[1:]
+    assert [line.split(maxsplit=3)[3] for line in lines] == [
+        "T021    task_state_changed  queued → running",
+        "coder   crew_changed        is_up=True",
+        "abcdef  progress            message=reads",
+    ]
 
 
 def test_numbers_at_the_end_stay_beside_their_names_and_only_states_are_coloured() -> None:

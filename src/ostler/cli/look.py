@@ -20,7 +20,10 @@ from ostler.errors import ExitCode
 
 _TYPES = completers.event_types
 _NOT_SHOWN = frozenset(
-    {"event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version", "instance_id", "attempt"}
+    {
+        *("event_type", "sequence", "occurred_at", "correlation_id", "workspace_id", "version"),
+        *("instance_id", "attempt", "task_id", "key", "crew"),
+    }
 )
 
 
@@ -39,7 +42,7 @@ def events(agent: str | None, follow: bool, count: int, after: int | None, types
     instance = None if agent is None else on_agent(daemon, "instance", agent)["instance_id"]
     newest = daemon.call("events", instance=instance, after=after, limit=count, types=type_names)
     if not follow:
-        show(newest, form, _EVENT_COLUMNS, empty="there is no such event; `ostler events` without words shows all")
+        show(newest, form, EVENT_COLUMNS, empty="there is no such event; `ostler events` without words shows all")
         return
     last = newest[-1]["sequence"] if newest else after
     if last is None:
@@ -60,7 +63,7 @@ def _print_events(events: list[dict[str, Any]], later: Iterator[dict[str, Any]],
         for event in chain(events, later):
             as_json(event, indent=None)
         return
-    table = Table(_EVENT_COLUMNS, events, terminal_width(), wide=form == "wide")
+    table = Table(EVENT_COLUMNS, events, terminal_width(), wide=form == "wide")
     for line in chain(table.lines(), map(table.line, later)):
         click.echo(line)
 
@@ -69,22 +72,27 @@ def _event_kind(event: dict[str, Any]) -> str:
     return str(event["event_type"]).removeprefix("agent_")
 
 
+def _event_subject(event: dict[str, Any]) -> str:
+    """The key of a task, the name of a crew, the end of the id of an instance."""
+    return str(event.get("key") or str(event.get("instance_id") or "")[-6:] or event.get("crew") or "")
+
+
 def _event_text(event: dict[str, Any]) -> str:
     kind = _event_kind(event)
-    if kind == "state_changed":
+    if kind.endswith("state_changed"):
         reason = f"  ({sentence(str(event['reason']))})" if event.get("reason") else ""
         return f"{event['previous_state']} → {event['new_state']}{reason}"
     hidden = _NOT_SHOWN if kind != "spawned" else _NOT_SHOWN | {"options", "user_id", "definition_id"}
-    shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False)}
+    shown = {name: value for name, value in event.items() if name not in hidden and value not in (None, False, "")}
     return "  ".join(f"{name}={sentence(str(value))}" for name, value in shown.items())
 
 
-_EVENT_COLUMNS = (
+EVENT_COLUMNS = (
     Column("NUMBER", lambda event: str(event["sequence"]), is_number=True),
     Column("TIME", lambda event: local_time(event["occurred_at"]), usual=19),
-    Column("WHO", lambda event: str(event.get("instance_id") or "")[-6:], leaves=1, usual=6),
+    Column("WHO", _event_subject, least=8, usual=6),
     Column("EVENT", _event_kind, usual=14),
-    Column("WHAT", _event_text, least=24),
+    Column("WHAT", _event_text, least=20),
 )
 
 

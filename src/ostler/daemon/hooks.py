@@ -30,7 +30,7 @@ from ostler.model.events import (
 from ostler.model.query import GetInstancesFilter
 from ostler.model.states import AgentState
 from ostler.model.task import Task, TaskState
-from ostler.model.wait import WaitKind
+from ostler.model.wait import WORKDIR_GONE, WaitKind
 from ostler.store import tasks as task_store
 from ostler.tasks.orchestrator import TaskOrchestrator
 from ostler.tasks.retry import first_line
@@ -41,7 +41,7 @@ _IDLE = "the queue is empty and nobody works"
 #: A failed one is listed only while it waits for its restart.
 _AT_WORK = frozenset({AgentState.INITIALIZING, AgentState.PROCESSING, AgentState.TERMINATING, AgentState.FAILED})
 #: Why a task is parked because it failed; others have reached a limit.
-_FAILURES = frozenset({"max_failures", "max_retries", "lost", "hopeless"})
+_FAILURES = frozenset({"max_failures", "max_retries", "lost", "hopeless", WORKDIR_GONE})
 _LIVING = GetInstancesFilter(include_restarting=True, limit=1000)
 _BUS_VARIABLE = "DBUS_SESSION_BUS_ADDRESS"
 #: AppleScript that shows its second argument under its first.

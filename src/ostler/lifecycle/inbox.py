@@ -14,10 +14,10 @@ from uuid import UUID
 from ostler.definitions.project import settings_fault
 from ostler.lifecycle.instance import Runtime
 from ostler.model.loop import PullRequest
-from ostler.model.query import MAX_PAGE, InboxKind, InboxRow
-from ostler.model.task import Task, TaskFilter, TaskState
+from ostler.model.query import InboxKind, InboxRow
+from ostler.model.task import TaskState
 from ostler.model.text import clipped
-from ostler.model.wait import Wait
+from ostler.model.wait import WORKDIR_GONE, Wait
 from ostler.store import loops, moves, queries, tasks
 from ostler.store.transaction import Reader
 
@@ -66,7 +66,7 @@ async def questions(viewer: Viewer) -> Iterable[InboxRow]:
 
 async def parked(viewer: Viewer) -> Iterable[InboxRow]:
     """Queued tasks whose attempts or limits are used up."""
-    waits = [wait for wait in viewer.waits if _cause(wait) is not None]
+    waits = [wait for wait in viewer.waits if _cause(wait) not in {None, WORKDIR_GONE}]
     keys = await _keys_of(viewer, waits)
     return [
         InboxRow(
@@ -119,9 +119,8 @@ async def reviews(viewer: Viewer) -> Iterable[InboxRow]:
     if not viewer.may_read_tasks:
         return []
 
-    def read(reader: Reader) -> tuple[list[Task], list[PullRequest]]:
-        criteria = TaskFilter(state=TaskState.COMPLETED, limit=MAX_PAGE)
-        completed = tasks.list_tasks(reader, viewer.workspace_id, criteria)
+    def read(reader: Reader) -> tuple[list[tasks.Reviewable], list[PullRequest]]:
+        completed = tasks.completed_tasks(reader, viewer.workspace_id)
         return completed, loops.list_pull_requests(reader, viewer.workspace_id)
 
     completed, open_pulls = await viewer.runtime.store.read(read)
@@ -131,7 +130,7 @@ async def reviews(viewer: Viewer) -> Iterable[InboxRow]:
     return [row for row in rows if row is not None]
 
 
-def _review(task: Task, pull: PullRequest | None, trouble: str | None) -> InboxRow | None:
+def _review(task: tasks.Reviewable, pull: PullRequest | None, trouble: str | None) -> InboxRow | None:
     if pull is not None and pull.ci == "pending":
         return None
     sentence, step = f"is done: {task.title}", f"ostler diff {task.key}"
@@ -143,7 +142,7 @@ def _review(task: Task, pull: PullRequest | None, trouble: str | None) -> InboxR
     return InboxRow(
         kind=InboxKind.REVIEW,
         key=task.key,
-        since=task.completed_at or task.updated_at,
+        since=task.completed_at,
         sentence=_first_line(trouble or sentence),
         next=step,
     )
@@ -165,17 +164,19 @@ async def failures(viewer: Viewer) -> Iterable[InboxRow]:
         )
         for name, error, ended in await store.read(queries.lasting_failures, space, viewer.owner_id)
     ]
-    if viewer.may_read_tasks:
-        rows += [
-            InboxRow(
-                kind=InboxKind.FAILED,
-                key=task.key,
-                since=task.ended_at or task.updated_at,
-                sentence=_first_line(task.error or ""),
-                next=f"ostler why {task.key}",
-            )
-            for task in await store.read(tasks.rejected_without_workdir, space)
-        ]
+    gone = [wait for wait in viewer.waits if _cause(wait) == WORKDIR_GONE]
+    keys = await _keys_of(viewer, gone)
+    rows += [
+        InboxRow(
+            kind=InboxKind.FAILED,
+            key=keys[wait.wait_id],
+            since=wait.created_at,
+            sentence=_first_line(wait.reason or ""),
+            next=f"ostler answer {keys[wait.wait_id]} seen",
+        )
+        for wait in gone
+        if wait.wait_id in keys
+    ]
     return rows
 
 

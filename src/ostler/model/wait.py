@@ -13,6 +13,9 @@ from ostler.model.text import MAX_REASON, plain_text_faults
 from ostler.model.types import Moment
 from ostler.model.validation import Fault
 
+#: The cause of a wait for a person: a task was rejected because its workdir was removed under its agent.
+WORKDIR_GONE = "workdir_gone"
+
 
 class WaitKind(StrEnum):
     BACKOFF = "backoff"

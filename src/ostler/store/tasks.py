@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from ostler.errors import (
@@ -20,6 +20,7 @@ from ostler.model.events import TaskStateChangedEvent, TaskWaitEndedEvent, TaskW
 from ostler.model.states import AgentPriority
 from ostler.model.task import FINISHED_STATES, TASK_TRANSITIONS, Task, TaskFilter, TaskState, TaskStatistics
 from ostler.model.text import clipped
+from ostler.model.types import from_micros
 from ostler.model.validation import Fault, fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.store.idempotency import IdempotencyKey, find_answer, keep_answer
@@ -35,15 +36,13 @@ from ostler.store.totals import (
     TASK_TURNED_DOWN,
     count_task,
 )
-from ostler.store.transaction import Reader, Transaction
+from ostler.store.transaction import PAGE, Reader, Transaction
 from ostler.store.waits import WAITS
 
 TASKS = RecordTable(Task, "tasks", renamed={"task_id": "id"})
 _RANK = {priority: rank for rank, priority in enumerate(AgentPriority)}
 _MAX_REASON = 2000
 _FINISHED = "('accepted', 'rejected')"
-#: The error of a task that was rejected by Ostler itself, before the place where it was worked on.
-WORKDIR_GONE = "its workdir {} is gone; it was {}"
 
 
 # --- looking -----------------------------------------------------------------------------------------
@@ -128,14 +127,32 @@ def task_places(reader: Reader) -> list[tuple[UUID, str, str | None]]:
     ]
 
 
-def rejected_without_workdir(reader: Reader, workspace_id: UUID) -> list[Task]:
-    """Rejected by Ostler itself, because the workdir was removed under their agents."""
+class Reviewable(NamedTuple):
+    """What a list of completed tasks needs of each."""
+
+    task_id: UUID
+    key: str
+    title: str
+    completed_at: datetime
+
+
+def completed_tasks(reader: Reader, workspace_id: UUID, limit: int = PAGE) -> list[Reviewable]:
+    """The oldest first, without what makes the records of tasks large."""
     rows = reader.fetch(
-        f"{TASKS.select} WHERE workspace_id = :space AND state = 'rejected' AND error LIKE :error ORDER BY id",
+        """SELECT id, key, substr(task, 1, 1000), coalesce(completed_at, updated_at) FROM tasks
+           WHERE workspace_id = :space AND state = 'completed' ORDER BY id LIMIT :limit""",
         space=workspace_id,
-        error=WORKDIR_GONE.format("%", "%"),
+        limit=limit,
     )
-    return TASKS.read(rows)
+    return [
+        Reviewable(
+            row_id if isinstance(row_id, UUID) else UUID(bytes=row_id),
+            key,
+            (text.strip().splitlines() or [""])[0][:200],
+            from_micros(completed_at),
+        )
+        for row_id, key, text, completed_at in rows
+    ]
 
 
 def claimable_tasks(

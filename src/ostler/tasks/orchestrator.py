@@ -16,9 +16,12 @@ from ostler.model.access import OWNER, Permission
 from ostler.model.query import GetInstancesFilter
 from ostler.model.task import FINISHED_STATES, Task, TaskState
 from ostler.model.validation import fault
+from ostler.model.wait import WORKDIR_GONE, Wait, WaitKind
 from ostler.store import tasks as task_store
+from ostler.store.transaction import Transaction
 from ostler.tasks import attempt, retire
 from ostler.tasks.context import BY, exists, source_directory_of, workdir_key, workdir_of
+from ostler.tasks.retry import new_wait
 from ostler.tasks.verbs import TaskVerbs
 from ostler.workdirs.records import Workdir
 
@@ -263,8 +266,10 @@ class TaskOrchestrator(TaskVerbs):
         if task.state is not TaskState.RUNNING:
             return []
         if not there and (task.instance_id is not None or task.agent is None):
-            error = task_store.WORKDIR_GONE.format(workdir.path, task.state)
-            await self.tasks.change(task, {"error": error}, to=TaskState.REJECTED, by=BY, reason=error)
+            error = f"its workdir {workdir.path} is gone; it was {task.state}"
+            # Rejected by no person: so one is told.
+            wait = new_wait(self.tasks, task, WaitKind.HUMAN, error, detail={"cause": WORKDIR_GONE})
+            await self.tasks.store.run(_reject, task, error, wait)
             return []
         return [task] if task.agent is not None else []
 
@@ -274,3 +279,8 @@ class TaskOrchestrator(TaskVerbs):
 
     async def _find(self, key: str) -> Task | None:
         return await self.manager.store.read(task_store.find_task, self._space, key)
+
+
+def _reject(tx: Transaction, task: Task, error: str, wait: Wait) -> None:
+    rejected = task_store.change_task(tx, task, {"error": error}, to=TaskState.REJECTED, by=BY, reason=error)
+    task_store.open_task_wait(tx, rejected, wait, by=BY)
