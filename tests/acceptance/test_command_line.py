@@ -202,6 +202,7 @@ def test_lists_show_all_and_stop_takes_all_of_them(sh: Shell) -> None:
 
 
 def test_ps_q_gives_words_that_name_exactly_one_agent(sh: Shell) -> None:
+    sh.ok("up", "-d")  # the client starts none
     client = BlockingClient(sh.home)
     ids = set()
     for name in ("with a space", "twin", "twin"):
