@@ -77,7 +77,7 @@ def floor(*words: str) -> Iterator[Connection]:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "floor.sock"
         script = str(Path(__file__).with_name("bareapi.py"))
-        with subprocess.Popen([sys.executable, script, str(path), *words]) as program:
+        with subprocess.Popen([sys.executable, script, str(path), *words], stdin=subprocess.PIPE) as program:
             try:
                 wait_for_answer(path, "/healthz")
                 yield Connection(path)

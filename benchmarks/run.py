@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 
 from crew_tables import crews
+from http_tables import answers
 from lifecycle_tables import calls, observers, spawns
 from log_tables import logs
 from loop_tables import loops
+from observer_tables import streams
 from ostler.testing.postgres import PostgresUnavailableError, temporary_postgres
 from population_tables import populations
 from record_tables import records
+from start_tables import starts
 from store_tables import lists, transitions
 from table import Table
 from work_tables import commands, ray, runs, tasks
@@ -29,6 +32,9 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "lists": lists,
     "logs": logs,
     "records": records,
+    "answers": answers,
+    "streams": streams,
+    "starts": starts,
     "spawns": spawns,
     "calls": calls,
     "ray": ray,

@@ -89,8 +89,8 @@ def test_agents_keeper_and_daemon_end_when_their_home_is_deleted(shell: Shell) -
     with shell.start("logs", "-f", "command") as follower, shell.start("run", "--", "sleep", "1000") as runner:
         until(lambda: len(shell.run("ps", "-q").out.split()) == 4)
         shutil.rmtree(shell.home)
-        assert "was removed or moved away" in follower.communicate(timeout=30)[1], "and not after a minute of waiting"
-        assert "was removed or moved away" in runner.communicate(timeout=30)[1]
+        assert "was removed or moved away" in follower.communicate(timeout=55)[1], "and not after a minute of waiting"
+        assert "was removed or moved away" in runner.communicate(timeout=55)[1]
         assert (follower.returncode, runner.returncode) == (6, 6)
     until(lambda: not shell.left_over(), "something lives on")
     assert not shell.home.exists(), "nothing was made anew"

@@ -50,3 +50,41 @@ async def test_a_log_that_cannot_be_read_is_refused_before_the_answer_begins(ser
     with pytest.raises(DaemonError, match="must be the cursor of a line"):
         await call(served, "logs", instance="cursor", after="nonsense")
     await call(served, "terminate", instance="cursor")
+
+
+async def test_a_list_shows_of_each_instance_what_looking_at_it_shows(served: Served) -> None:
+    """Also what stands beside the record: definition, last line, exit code."""
+    commands = {"writes": "echo one; echo two; exec sleep 600", "is-silent": "exec sleep 600", "failed": "exit 7"}
+    for name, script in commands.items():
+        await call(
+            served, "spawn", spawn={"command": ["sh", "-c", script], "job": {"request": ""}, "options": {"name": name}}
+        )
+    wanted = {"writes": ("two", None), "is-silent": ("1 request", None), "failed": (None, 7)}
+    listed: dict[str, dict[str, Any]] = {}
+    async with asyncio.timeout(60):
+        while {name: (shown["doing"], shown["exit_code"]) for name, shown in listed.items()} != wanted:
+            page = await call(served, "instances", include_terminated=True)
+            listed = {shown["name"]: shown for shown in page if shown["name"] in commands}
+    for name, shown in listed.items():
+        looked = await call(served, "instance", instance=name)
+        assert looked.keys() - shown.keys() == {"attempts", "dropped_bytes"}
+        stable = shown.keys() - {"metrics_now", "metrics", "updated_at", "version", "health"}
+        assert {key: shown[key] for key in stable} == {key: looked[key] for key in stable}
+    for name in ("writes", "is-silent"):
+        await call(served, "terminate", instance=name)
+
+
+async def test_two_observers_of_a_burst_get_the_same_events_in_their_order(served: Served) -> None:
+    newest = await call(served, "events", limit=1)
+    before = newest[-1]["sequence"] if newest else 0
+    names = [f"T9{number:02}" for number in range(20)]
+    for name in names:
+        await call(served, "add_task", new_task={"task": "x", "key": name, "hold": True})
+
+    def observe() -> list[str]:
+        stream = BlockingClient(served.home).stream("events", after=str(before), types="task_state_changed")
+        return [next(stream).data["key"] for _ in names]
+
+    async with asyncio.timeout(60):
+        observed = await asyncio.gather(asyncio.to_thread(observe), asyncio.to_thread(observe))
+    assert list(observed) == [names, names]

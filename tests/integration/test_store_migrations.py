@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 Shape = dict[str, tuple[frozenset[str], frozenset[str]]]
 NEWEST = migrations()[-1].number
 #: The shape of the homes that kept no totals.
-_BEFORE_TOTALS = 5
+_BEFORE_TOTALS = 6
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -82,6 +82,17 @@ async def test_a_second_gap_is_a_gap_of_its_own() -> None:
     assert await drained(buffer) == ["2 from 2", 4]
 
 
+async def test_a_burst_is_read_without_waiting_in_order_and_with_its_gap() -> None:
+    buffer = Buffer(None, 3)
+    assert buffer.get_ready() is None
+    for number in range(1, 6):
+        buffer.put(event(number))
+    burst = [await some(buffer)]
+    while (item := buffer.get_ready()) is not None:
+        burst.append(item)
+    assert numbers(burst) == ["2 from 1", 3, 4, 5]
+
+
 async def test_a_reader_waits_for_the_next_and_for_the_end() -> None:
     buffer = Buffer(ONE, 2)
     reading = asyncio.ensure_future(buffer.get())

@@ -44,6 +44,8 @@ class Context:
     settings_fault: Callable[[], str | None] = lambda: None
     #: Streams end when it is.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    #: By number, the last events as observers get them.
+    event_texts: dict[int, str] = field(default_factory=dict)
     #: Requests that go on without their caller.
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -104,13 +106,22 @@ def speaker_of(request: Request) -> Speaker | None:
     return speaker
 
 
+def provided(function: Callable[[Request], Any]) -> Any:
+    """What the handlers get from the function. FastAPI would run one that is not async in a thread."""
+
+    async def provide(request: Request) -> Any:
+        return function(request)
+
+    return Depends(provide)
+
+
 #: A number that every store can hold; a larger one is a fault of the caller.
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 #: The handlers of one resource, by the names of their routes.
 Handlers = dict[str, Callable[..., Any]]
-SpeakerOf = Annotated[Speaker | None, Depends(speaker_of)]
-ContextOf = Annotated[Context, Depends(context_of)]
-ProjectOf = Annotated[Project, Depends(project_of)]
-ManagerOf = Annotated[AgentLifecycleManager, Depends(manager_of)]
-TasksOf = Annotated[TaskOrchestrator, Depends(tasks_of)]
-LoopsOf = Annotated[Loops, Depends(loops_of)]
+SpeakerOf = Annotated[Speaker | None, provided(speaker_of)]
+ContextOf = Annotated[Context, provided(context_of)]
+ProjectOf = Annotated[Project, provided(project_of)]
+ManagerOf = Annotated[AgentLifecycleManager, provided(manager_of)]
+TasksOf = Annotated[TaskOrchestrator, provided(tasks_of)]
+LoopsOf = Annotated[Loops, provided(loops_of)]

@@ -308,10 +308,13 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     worker = _working_on(daemon, agent, follow_setup=follow_log if follow else None)
     if worker is not None and not _is_agent(daemon, worker):
         raise fail(f"the output of the agent that worked on {agent} was removed with its record", ExitCode.NOT_FOUND)
-    agent = worker or agent
+    name, agent = agent, worker or agent
     if not follow:
-        for line in on_agent(daemon, "logs", agent, **window):
+        lines = on_agent(daemon, "logs", agent, **window)
+        for line in lines:
             _print_line(line, form, times=chosen["times"])
+        if not lines and form == "text" and all(value in {None, False} for value in window.values()):
+            note(f"{name} has written nothing")
     else:
         follow_log(on_agent(daemon, "instance", agent)["instance_id"])
     _tell_dropped(on_agent(daemon, "instance", agent))

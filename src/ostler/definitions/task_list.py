@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar
 
 from ostler.definitions.keys import FileRecord
-from ostler.definitions.load import CheckedFile
+from ostler.definitions.load import CheckedFile, file_faults
 from ostler.definitions.parse import read_yaml
+from ostler.errors import DefinitionError
 from ostler.model.record import record
 from ostler.model.states import AgentPriority
 from ostler.model.types import Duration, Parsed
@@ -17,6 +18,7 @@ from ostler.model.types import Duration, Parsed
 _TOP = "tasks"
 #: How a list begins, at the beginning of a line.
 _LIST = re.compile(rf"^(?:-(?:\s|$)|\[|{_TOP}[ \t]*:)", re.MULTILINE)
+_NUMBER = re.compile(rf"^{_TOP}\.\d+\.")
 _ITEM = re.compile(r"^tasks\.(\d+)\.?(.*)$")
 
 
@@ -69,7 +71,11 @@ class TaskList:
             self._file.stop(1, "there is no list of tasks; write one, each task beginning with `- task: TEXT`")
         data[_TOP] = [{"task": item} if isinstance(item, str) else item for item in items]
         checked = self._file.check(_Entries, data)
-        self._file.raise_faults()
+        try:
+            self._file.raise_faults()
+        except DefinitionError as error:  # the line says which of the tasks it is
+            faults = [replace(fault, sentence=_NUMBER.sub("", fault.sentence)) for fault in file_faults(error)]
+            raise DefinitionError(faults) from None
         entries = () if checked is None else checked.tasks
         #: The arguments of `TaskOrchestrator.submit` for each.
         self.entries: list[dict[str, Any]] = [_given(entry) for entry in entries]

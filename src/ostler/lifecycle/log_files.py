@@ -146,11 +146,6 @@ class LogReader:
                     next(backward, None)  # notes how far the file goes
         return list(lines)
 
-    def newest(self) -> Path | None:
-        """The file that was begun last."""
-        attempts = self._attempts()
-        return self._in_order(attempts[-1])[-1].path if attempts else None
-
     def _selected(self, select: Select, lines: Iterator[LogLine]) -> Iterator[LogLine]:
         return (shown for line in lines if self._is_recent(line) and (shown := select(line)) is not None)
 

@@ -8,13 +8,14 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
-from ostler.isolation.process.logs import HOMES, LOGS
-from ostler.lifecycle.instance import Runtime
+from ostler.isolation.process.logs import HOMES, LOGS, run_log, start_log
+from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, line_text
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
@@ -102,14 +103,23 @@ def render_of(manifest: AgentManifest) -> Render | None:
     return None if driver is None else driver.render
 
 
-def last_line(home: Path, instance: AgentInstance) -> str | None:
-    """The last line that the present attempt wrote."""
-    newest = LogReader(home / LOGS / str(instance.instance_id), attempt=instance.attempt).newest()
-    if newest is None:
-        return None
-    with contextlib.suppress(OSError), newest.open("rb") as opened:
-        opened.seek(0, 2)
-        opened.seek(max(opened.tell() - _LAST_BYTES, 0))
+def last_line(home: Path, instance: Instance) -> str | None:
+    """The last line that the present attempt wrote. A file is read again only where it has changed."""
+    about = home, instance.instance_id, instance.attempt
+    paths = [start_log(*about), *(run_log(*about, call_id) for call_id in instance.calls)]
+    newest: tuple[int, int, Path] | None = None
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            newest = max(newest or (0, 0, path), (status.st_mtime_ns, status.st_size, path))
+    return None if newest is None else _last_line_of(*newest)
+
+
+@lru_cache(maxsize=1024)
+def _last_line_of(modified: int, size: int, path: Path) -> str | None:
+    del modified  # with the size it says which content is meant
+    with contextlib.suppress(OSError), path.open("rb") as opened:
+        opened.seek(max(size - _LAST_BYTES, 0))
         lines = opened.read().splitlines()
         return line_text(lines[-1]) if lines else None
     return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -36,7 +37,7 @@ from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
 from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
-from ostler.model.instance import AgentInstance, TerminationResult, Why
+from ostler.model.instance import AgentInstance, InstanceDetails, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
@@ -560,27 +561,27 @@ class AgentLifecycleManager:
         return list(page.events)
 
     async def details(self, instance: AgentInstance) -> dict[str, Any]:
-        """What a list shows beside the record: the name of the definition, what it does now, what it uses now."""
-        runtime = self._runtime
-        live = runtime.instances.get(instance.instance_id)
-        shown: dict[str, Any] = {
-            "definition": await runtime.definitions.name(instance.definition_id),
-            "doing": None,
-            "metrics_now": None,
-            "exit_code": None,
-        }
-        if live is not None:
-            metrics = live.metrics_now()
-            # A coding agent tells what it does; its last line is not for people.
-            silent = live.waits or runtime.home is None or render_of(live.manifest) is not None
-            line = None if silent or runtime.home is None else last_line(runtime.home, instance)
-            shown["doing"] = doing(live, line)
-            shown["metrics_now"] = None if metrics is None else metrics.to_dict()
-        elif not instance.is_active:
-            last = await runtime.store.read(attempts.get_attempt, instance.instance_id, instance.attempt)
-            if last is not None:
-                shown["exit_code"] = last.exit_code if last.exit_signal is None else 128 + last.exit_signal
-        return shown
+        """What a list shows beside the record."""
+        return (await self.details_of([instance]))[0].to_dict()
+
+    async def details_of(self, instances: Sequence[AgentInstance]) -> list[InstanceDetails]:
+        """What a list shows beside each of them."""
+        ended = [(record.instance_id, record.attempt) for record in instances if not record.is_active]
+        exit_codes = await self.store.read(attempts.exit_codes, ended) if ended else {}
+        return [
+            self._details(
+                record, await self._runtime.definitions.name(record.definition_id), exit_codes.get(record.instance_id)
+            )
+            for record in instances
+        ]
+
+    def _details(self, record: AgentInstance, definition: str, exit_code: int | None) -> InstanceDetails:
+        live, home = self._runtime.instances.get(record.instance_id), self._runtime.home
+        if live is None:
+            return InstanceDetails(definition=definition, exit_code=exit_code)
+        # A coding agent tells what it does; its last line is not for people.
+        line = None if home is None or render_of(live.manifest) is not None else partial(last_line, home, live)
+        return InstanceDetails(definition=definition, doing=doing(live, line), metrics_now=live.metrics_now())
 
     async def remove(self, instance_id: InstanceId) -> dict[str, Any]:
         """Remove the record and the output of an instance that has ended. Events and audit stay."""

@@ -81,11 +81,15 @@ class Buffer:
 
     async def get(self) -> Event | EventsMissed | None:
         """The next event, or what was missed before it; None at the end."""
-        while not self._events:
-            if self._over:
-                return None
+        while (item := self.get_ready()) is None and not self._over:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
+        return item
+
+    def get_ready(self) -> Event | EventsMissed | None:
+        """As `get`, without waiting; None where nothing has come."""
+        if not self._events:
+            return None
         if self._missed:
             gap = EventsMissed(instance_id=self.key, count=self._missed, first_sequence=self._missed_from)
             self._missed = self._missed_from = 0
@@ -280,6 +284,15 @@ class Observation(AsyncIterator[Seen]):
             item = await self._buffer.get()
             if item is None or isinstance(item, AgentEvent | TaskEvent | CrewEvent | EventsMissed):
                 return item
+
+    def take_ready(self) -> list[Seen]:
+        """What has come beside the last event and would be given without waiting; for a reader of whole bursts."""
+        items: list[Seen] = []
+        if self._buffer is not None and not self._closed:
+            while (item := self._buffer.get_ready()) is not None:
+                if isinstance(item, AgentEvent | TaskEvent | CrewEvent | EventsMissed):
+                    items.append(item)
+        return items
 
     async def _read_on(self, space: UUID) -> None:
         """History page by page until it has caught up with what was delivered; then listen at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ostler.durations import span
 from ostler.lifecycle.health import stall_of
 from ostler.lifecycle.instance import Instance, Runtime
@@ -94,11 +96,11 @@ def _depth(record: AgentInstance) -> SuspendDepth | None:
     return SuspendDepth.PARK if record.state is AgentState.SUSPENDED else None
 
 
-def doing(instance: Instance, last_output: str | None = None) -> str | None:
-    """What a list says of it in a few words; `said` is its last line of output."""
+def doing(instance: Instance, last_output: Callable[[], str | None] | None = None) -> str | None:
+    """What a list says of it in a few words; its last line of output where nothing better is known."""
     phase, runtime = instance.phase, instance.runtime
-    since = span(runtime.clock.wall() - (instance.liveness.moment(instance.moved_at) or runtime.clock.wall()))
     if isinstance(phase, Suspended):
+        since = span(runtime.clock.wall() - (instance.liveness.moment(instance.moved_at) or runtime.clock.wall()))
         words = {SuspendDepth.FREEZE: "frozen", SuspendDepth.HOLD: "held", SuspendDepth.PARK: "parked"}[phase.depth]
         return f"{words} {since} ago"
     if isinstance(phase, Leaving):
@@ -112,7 +114,8 @@ def doing(instance: Instance, last_output: str | None = None) -> str | None:
     if instance.liveness.doing is not None:
         return instance.liveness.doing
     running = sum(not call.ended for call in instance.calls.values())
-    return None if not running else last_output or f"{running} request{'s' if running > 1 else ''}"
+    line = last_output() if running and last_output is not None else None
+    return None if not running else line or f"{running} request{'s' if running > 1 else ''}"
 
 
 class _NoChance:

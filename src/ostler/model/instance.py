@@ -127,3 +127,16 @@ class Why(Record):
     verdict: str
     evidence: tuple[str, ...] = ()
     what_would_change_it: tuple[str, ...] = ()
+
+
+@record
+class InstanceDetails(Record):
+    """What a list shows beside the record of an instance."""
+
+    #: The name of its definition.
+    definition: str
+    #: What it does now, in a few words.
+    doing: str | None = None
+    metrics_now: AgentMetrics | None = None
+    #: Of an ended one; 128 and the number of the signal.
+    exit_code: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -73,6 +73,16 @@ def get_attempt(reader: Reader, instance_id: UUID, number: int) -> Attempt | Non
         f"{ATTEMPTS.select} WHERE instance_id = :id AND number = :number", id=instance_id, number=number
     )
     return ATTEMPTS.read_one(row)
+
+
+def exit_codes(reader: Reader, ended: Sequence[tuple[UUID, int]]) -> dict[UUID, int | None]:
+    """By instance, how that attempt ended: the code, or 128 and the number of the signal."""
+    codes: dict[UUID, int | None] = {}
+    for instance_id, number in ended:
+        attempt = get_attempt(reader, instance_id, number)
+        if attempt is not None:
+            codes[instance_id] = attempt.exit_code if attempt.exit_signal is None else 128 + attempt.exit_signal
+    return codes
 
 
 def list_attempts(reader: Reader, instance_id: UUID, *, after: int = 0, limit: int = PAGE) -> list[Attempt]:

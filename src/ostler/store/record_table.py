@@ -52,6 +52,8 @@ class RecordTable(Generic[R]):
             self._fields.append((field.name, column, load))
             if suffix == _JSON:
                 self._dumps[field.name] = partial(_dump, adapter(hint))
+        self._names = tuple(name for name, _, _ in self._fields)
+        self._loads = [(name, load) for name, _, load in self._fields if load is not None]
         self.columns = tuple(column for _, column, _ in self._fields)
         self.select = f"SELECT {', '.join(self.columns)} FROM {table}"
 
@@ -63,12 +65,11 @@ class RecordTable(Generic[R]):
 
     def _decode(self, row: Row) -> R:
         try:
-            return self._cls(
-                **{
-                    name: value if load is None or value is None else load(value)
-                    for (name, _, load), value in zip(self._fields, row, strict=True)
-                }
-            )
+            values = dict(zip(self._names, row, strict=True))
+            for name, load in self._loads:
+                if (value := values[name]) is not None:
+                    values[name] = load(value)
+            return self._cls(**values)
         except Exception as error:
             raise self._damage(row) from error
 

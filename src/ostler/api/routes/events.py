@@ -23,6 +23,8 @@ HEARTBEAT_SECONDS = 15.0
 #: How often an open stream looks whether its token is still valid.
 CHECK_SECONDS = 2.0
 _STREAM = "text/event-stream"
+#: Events whose text is kept for the next observer.
+_KEPT_TEXTS = 1000
 #: Lines of a log that are written as one piece of an answer.
 _LINES_AT_ONCE = 200
 #: Whether the caller of a stream may still be served.
@@ -68,11 +70,30 @@ async def _events(
         async for event in _with_heartbeat(context, valid, stream):
             if event is None:
                 yield ": heartbeat\n\n"
-            elif isinstance(event, EventsMissed):
-                yield f"event: missed\ndata: {event.to_json()}\n\n"
-            elif event_types is None or event.event_type in event_types:
-                number = f"id: {event.sequence}\n" if event.sequence else ""
-                yield f"{number}event: {event.event_type}\ndata: {json.dumps(_document(event))}\n\n"
+                continue
+            burst = (event, *stream.take_ready())
+            texts = [_text(context, seen) for seen in burst if _is_chosen(seen, event_types)]
+            if texts:
+                yield "".join(texts)
+
+
+def _is_chosen(event: Event | EventsMissed, event_types: frozenset[str] | None) -> bool:
+    return event_types is None or isinstance(event, EventsMissed) or event.event_type in event_types
+
+
+def _text(context: Context, event: Event | EventsMissed) -> str:
+    """One event as it is sent. All observers of a daemon get the same text, made once."""
+    if isinstance(event, EventsMissed):
+        return f"event: missed\ndata: {event.to_json()}\n\n"
+    text = context.event_texts.get(event.sequence)
+    if text is None:
+        number = f"id: {event.sequence}\n" if event.sequence else ""
+        text = f"{number}event: {event.event_type}\ndata: {json.dumps(_document(event))}\n\n"
+        if event.sequence:  # a live event has no number
+            if len(context.event_texts) >= _KEPT_TEXTS:
+                context.event_texts.clear()
+            context.event_texts[event.sequence] = text
+    return text
 
 
 def _document(event: Event) -> dict[str, Any]:

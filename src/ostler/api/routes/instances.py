@@ -8,7 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Annotated, Any
 
-from fastapi import Body, Header
+from fastapi import Body, Header, Response
 
 from ostler.agents.commandspec import CommandSpec
 from ostler.agents.registry import COMMAND_PREFIX, AgentManifest
@@ -17,9 +17,9 @@ from ostler.definitions.projects import Project
 from ostler.drivers import driver_of
 from ostler.errors import AgentNotFoundError, DefinitionError
 from ostler.lifecycle.manager import AgentLifecycleManager
-from ostler.model.instance import AgentInstance
+from ostler.model.instance import AgentInstance, InstanceDetails
 from ostler.model.query import GetInstancesFilter
-from ostler.model.record import Record, record
+from ostler.model.record import Record, adapter, record
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
 from ostler.model.states import IsolationLevel
 
@@ -105,7 +105,7 @@ async def get_instances(
     offset: Number = 0,
     before: str | None = None,
     task_id: str | None = None,
-) -> list[dict[str, Any]]:
+) -> Response:
     criteria: dict[str, Any] = {
         "state": state,
         "health_state": health_state,
@@ -127,19 +127,26 @@ async def get_instances(
             "offset": offset,
         }
     )
-    return [await _shown(manager, instance) for instance in await manager.get_active_instances(query)]
+    return await _list_answer(manager, await manager.get_active_instances(query))
 
 
-async def _shown(manager: AgentLifecycleManager, instance: AgentInstance) -> dict[str, Any]:
-    """The record with what a list shows beside it: the name of its definition, its last progress, its metrics now."""
-    return {**instance.to_dict(), **await manager.details(instance)}
+async def _list_answer(manager: AgentLifecycleManager, instances: list[AgentInstance]) -> Response:
+    """Each record and what a list shows beside it as one object, written as JSON once: a list may be long."""
+    write_record, write_details = adapter(AgentInstance).dump_json, adapter(InstanceDetails).dump_json
+    details = await manager.details_of(instances)
+    objects = [
+        write_record(instance)[:-1] + b"," + write_details(beside)[1:]
+        for instance, beside in zip(instances, details, strict=True)
+    ]
+    return Response(b"[" + b",".join(objects) + b"]", media_type="application/json")
 
 
 async def get_instance(instance: str, manager: ManagerOf) -> dict[str, Any]:
     record = await manager.require_instance(instance)
     attempts = await manager.get_attempts(record.instance_id)
     return {
-        **await _shown(manager, record),
+        **record.to_dict(),
+        **await manager.details(record),
         "attempts": [attempt.to_dict() for attempt in attempts],
         "dropped_bytes": await manager.dropped_output(record.instance_id),
     }

@@ -7,6 +7,7 @@ import re
 import struct
 import threading
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
@@ -42,10 +43,16 @@ class LogFile:
             self._log.close()  # ten thousand agents would hold twice as many descriptors
 
 
+#: Lists and probes ask for the same paths again and again, and making one is slow.
+_remembered = lru_cache(maxsize=4096)
+
+
+@_remembered
 def start_log(home: Path, instance_id: UUID, attempt: int) -> Path:
     return home / LOGS / str(instance_id) / f"{attempt}.log"
 
 
+@_remembered
 def run_log(home: Path, instance_id: UUID, attempt: int, run: UUID) -> Path:
     """Of one run of a command."""
     return home / LOGS / str(instance_id) / f"{attempt}-{run.hex}.log"
