@@ -1,5 +1,6 @@
 """Ray with one actor that answers what it is asked. For each number on its input it asks so often, one at a time, and
-prints the milliseconds of each call as a JSON list. Runs without Ostler.
+prints the milliseconds of each call as a JSON list. Its files go into the directory that is its argument. Runs without
+Ostler.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class Echo:
         return request
 
 
-def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+def main(folder: str) -> None:
+    ray.init(_temp_dir=folder, num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     actor_class: Any = ray.remote(num_cpus=0)(Echo)
     actor = actor_class.remote()
     ray.get(actor.process.remote(0))
@@ -34,4 +35,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -170,26 +170,28 @@ def ray(*, quick: bool) -> Table | str:
     if python is None:
         return ""
     table = _table("A call to an agent in a process of its own, one at a time")
-    with tempfile.TemporaryDirectory() as home:
-        theirs, ours = asyncio.run(_call_times(python, home, 4 if quick else 12, 50))
+    # Below /tmp, for the sockets of Ray have long names already.
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        words = [python, str(Path(__file__).with_name("rival_ray.py")), folder]
+        theirs, ours = asyncio.run(_call_times(words, home, 4 if quick else 12, 50))
+    if not theirs:
+        return "Ray is left out: it did not start\n"
     _add_pair(table, ("Ray, an actor", theirs), ("Ostler, level process, answers recorded", ours), 1.0)
     return table
 
 
-async def _call_times(python: str, home: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
+async def _call_times(words: list[str], home: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     rival = subprocess.Popen(  # noqa: ASYNC220 - it is waited for while nothing else runs
-        [python, str(Path(__file__).with_name("rival_ray.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
     )
     assert rival.stdin is not None
     assert rival.stdout is not None
     theirs: list[float] = []
     ours: list[float] = []
     with rival:
-        rival.stdout.readline()
+        if rival.stdout.readline() != "ready\n":
+            return [], []
         async with ostler.open(home) as manager:
             agent = await manager.start(Echo, isolation="process")
             await agent.ask(0)
