@@ -66,3 +66,17 @@ def test_top_in_a_terminal(sh: Shell) -> None:
         assert terminal.output.rpartition("\x1b[?1049")[2].startswith("l"), "the screen is given back"
     refused = sh.run("top")
     assert (refused.code, "top needs a terminal" in refused.err) == (2, True)
+
+
+def test_ps_w_says_that_no_daemon_answers_until_one_does(shell: Shell) -> None:
+    shell.ok("run", "-d", "--name", "first", *FOREVER)
+    with run(shell, "ps", "-w") as terminal:
+        terminal.expect("first +command +.*processing")
+        shell.kill_daemon()
+        terminal.expect(r"no daemon answers since \d+ \w+; these are the last rows")
+        terminal.expect("first +command")
+        shell.ok("up", "-d")
+        while "no daemon answers" in terminal.expect(r"\x1b\[H[^\0]*?\x1b\[J")[0]:
+            pass  # drawn before it was back
+        terminal.send("\x03")
+        assert terminal.wait() == 130
