@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 
 import pytest
 from shell import Shell
@@ -80,3 +81,27 @@ def test_ps_w_says_that_no_daemon_answers_until_one_does(shell: Shell) -> None:
             pass  # drawn before it was back
         terminal.send("\x03")
         assert terminal.wait() == 130
+
+
+#: The program, with less patience for a daemon that is gone.
+HASTY = """\
+import ostler.client.blocking as blocking
+from ostler.cli import main
+blocking.RECONNECT_SECONDS = 0.5
+main()
+"""
+
+
+def test_run_says_that_its_command_goes_on_when_the_daemon_is_killed(shell: Shell) -> None:
+    shell.ok("up", "-d")
+    words = [str(shell.program.parent / "python"), "-c", HASTY, "run", "--name", "nightly", *FOREVER]
+    with subprocess.Popen(
+        words, env=shell.environment, cwd=shell.project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "begun\n"
+        shell.kill_daemon()
+        _, error = follower.communicate(timeout=60)
+    assert follower.returncode == 6
+    assert "nightly goes on without it: `ostler logs -f nightly` follows it" in error
+    assert "nightly" in shell.ok("ps", "-q")
