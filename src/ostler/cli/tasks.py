@@ -238,7 +238,8 @@ def hand_in(key: str) -> None:
 def send_back(key: str, message: str | None) -> None:
     """Send a completed task back to its agent, with a comment."""
     task = on_task(Daemon(), "send_back", key, comment=message)
-    click.echo(f"{plain(task['key'])} goes back to the queue with your comment (attempt {task['attempt'] + 1}).")
+    comment = "" if message is None else " with your comment"
+    click.echo(f"{plain(task['key'])} goes back to the queue{comment} (attempt {task['attempt'] + 1}).")
 
 
 # --- review ------------------------------------------------------------------------------------------
