@@ -16,6 +16,7 @@ from ostler.cli.common import (
     count_option,
     fail,
     for_each,
+    handed_in,
     name_projects,
     on_task,
     output_option,
@@ -217,6 +218,18 @@ def hold(key: str) -> None:
     click.echo(f"{name} is held back. Let it go on with: ostler task requeue {name}")
 
 
+@task.command("hand-in")
+@_completed_key
+def hand_in(key: str) -> None:
+    """Take in what you have changed in the worktree of a completed task: it is checked and waits for your review."""
+    daemon = Daemon()
+    before = on_task(daemon, "task", key)
+    after = daemon.call("hand_in", task=before["key"])
+    click.echo(handed_in(before, after) or f"{plain(before['key'])}: nothing has changed since it was handed in")
+    if after["state"] != "completed":
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
 @task.command("send-back")
 @_completed_key
 @click.option(
@@ -314,7 +327,8 @@ def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, 
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
-        raise DaemonError(error.code, f"{error} (ostler task send-back {key})") from error
+        by_hand = f"by hand: ostler shell {key}, which hands it in when you leave it"
+        raise DaemonError(error.code, f"{error} (ostler task send-back {key}; {by_hand})") from error
     name, merged = plain(task["key"]), task["accepted"]
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(task))}")
