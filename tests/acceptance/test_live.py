@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 
 import pytest
 from shell import Shell
@@ -66,3 +67,41 @@ def test_top_in_a_terminal(sh: Shell) -> None:
         assert terminal.output.rpartition("\x1b[?1049")[2].startswith("l"), "the screen is given back"
     refused = sh.run("top")
     assert (refused.code, "top needs a terminal" in refused.err) == (2, True)
+
+
+def test_ps_w_says_that_no_daemon_answers_until_one_does(shell: Shell) -> None:
+    shell.ok("run", "-d", "--name", "first", *FOREVER)
+    with run(shell, "ps", "-w") as terminal:
+        terminal.expect("first +command +.*processing")
+        shell.kill_daemon()
+        terminal.expect(r"no daemon answers since \d+ \w+; these are the last rows")
+        terminal.expect("first +command")
+        shell.ok("up", "-d")
+        while "no daemon answers" in terminal.expect(r"\x1b\[H[^\0]*?\x1b\[J")[0]:
+            pass  # drawn before it was back
+        terminal.send("\x03")
+        assert terminal.wait() == 130
+
+
+#: The program, with less patience for a daemon that is gone.
+HASTY = """\
+import ostler.client.blocking as blocking
+from ostler.cli import main
+blocking.RECONNECT_SECONDS = 0.5
+main()
+"""
+
+
+def test_run_says_that_its_command_goes_on_when_the_daemon_is_killed(shell: Shell) -> None:
+    shell.ok("up", "-d")
+    words = [str(shell.program.parent / "python"), "-c", HASTY, "run", "--name", "nightly", *FOREVER]
+    with subprocess.Popen(
+        words, env=shell.environment, cwd=shell.project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "begun\n"
+        shell.kill_daemon()
+        _, error = follower.communicate(timeout=60)
+    assert follower.returncode == 6
+    assert "nightly goes on without it: `ostler logs -f nightly` follows it" in error
+    assert "nightly" in shell.ok("ps", "-q")

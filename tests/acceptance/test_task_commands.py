@@ -243,7 +243,8 @@ def test_a_check_that_fails_sends_the_task_back_until_it_is_parked_with_its_reas
     assert (task["state"], task["attempt"]) == ("queued", 2)
     assert "it is not good" in task["error"]
     row = next(line for line in sh.ok("task", "list").splitlines() if line.startswith(key))
-    assert "failed 2 times, at last: the check `echo it is not good; exit 1` failed with exit code 1; go on" in row
+    reason = "failed 2 times, at last: the check `echo it is not good; exit 1` failed with exit code 1"
+    assert row.endswith(f"go on: ostler task requeue {key}; {reason}")
     assert f"{key} changes nothing in these paths" in sh.run("diff", key, "b.txt").err
     assert sh.ok("task", "requeue", key) == f"{key} is queued.\n"
     until(lambda: shown(sh, key)["attempt"] == 4)

@@ -12,9 +12,10 @@ import pytest
 from tasks_ground import TaskGround, ground, opened, repository, until_async, working_queue
 
 import ostler
-from ostler import AgentSpawnOptions, SpawnRequest, TaskSettings, TaskState
+from ostler import AgentSpawnOptions, InboxKind, SpawnRequest, TaskSettings, TaskState
 from ostler.daemon.hooks import Hooks, find_notifier
 from ostler.definitions.project import DaemonSettings
+from ostler.home import DAEMON_LOG, project_of
 from ostler.tasks.attempt import DAEMON_STOPPED
 
 __all__ = ["ground", "repository"]  # fixtures
@@ -142,6 +143,38 @@ async def test_failures_are_told_of_agents_for_good_and_of_tasks_that_are_parked
         f"on-wait {task.key}: failed 2 times",
         f"on-failed {task.key}: failed 2 times",
     ]
+
+
+async def test_a_shell_runs_a_command_in_the_project_and_the_inbox_names_one_that_fails(ground: TaskGround) -> None:
+    home = ground.manager.require_home()
+    project = project_of(home)
+    settings = DaemonSettings(on_failed="echo begun $OSTLER_AGENT >> begun.txt && ./hook.sh", notify=False)
+    hooks = Hooks(ground.tasks, settings, None)
+    hooks.start()
+
+    async def rows() -> list[ostler.InboxRow]:
+        return [row for row in await ground.manager.inbox() if row.kind is InboxKind.HOOK]
+
+    async def has_row() -> bool:
+        return bool(await rows())
+
+    async def has_none() -> bool:
+        return not await has_row()
+
+    try:
+        await start_false(ground, "first")
+        await until_async(has_row)
+        assert (project / "begun.txt").read_text() == "begun first\n"
+        (row,) = await rows()
+        assert (row.key, row.next) == ("on-failed", f"tail {home / DAEMON_LOG}")
+        assert row.sentence.startswith("on-failed ended with exit code 127; mend it in ostler.toml")
+        script = project / "hook.sh"
+        script.write_text("#!/bin/sh\nexit 0\n")
+        script.chmod(0o755)
+        await start_false(ground, "second")
+        await until_async(has_none)
+    finally:
+        await hooks.close()
 
 
 async def test_a_desktop_is_told_what_no_command_is_named_for(

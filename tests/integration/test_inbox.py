@@ -138,6 +138,9 @@ async def test_the_question_of_a_task_is_a_row(loop_ground: LoopGround) -> None:
         row = await only_row(loop_ground.manager)
         assert (row.kind, row.key, row.sentence) == (InboxKind.QUESTION, "T001", "asks: may I delete it?")
         assert row.next == "ostler answer T001 yes"
+        (task,) = await loop_ground.orchestrator.list_tasks()
+        step = await loop_ground.orchestrator.next_step(task)
+        assert step == "answer: ostler answer T001 yes; may I delete it?"
         await loop_ground.orchestrator.answer(wait.wait_id, "yes")
         await running
     row = await only_row(loop_ground.manager)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -29,6 +30,8 @@ from ostler import (
     Wait,
     WaitKind,
 )
+from ostler.cli.table import Table
+from ostler.cli.tasks import COLUMNS
 from ostler.model.task import TASK_TRANSITIONS
 from ostler.store import tasks as rows
 from ostler.testing.clock import ManualClock
@@ -477,6 +480,20 @@ async def test_why_says_what_a_task_waits_for_and_what_would_change_it(ground: T
     await tasks.reject(first.key, reason="no")
     assert "T001 will never be accepted; `ostler task cancel T003` ends it" in await why(after)
     assert (await why(await ground.done("true"))).startswith("it is done and waits for your review")
+
+
+async def test_the_list_says_first_what_to_do_with_a_parked_task_or_when_it_goes_on(ground: TaskGround) -> None:
+    task = await ground.add("exit 3", max_failures=2, backoff="10m")
+
+    async def row() -> str:
+        record = await ground.get(task)
+        shown = {**record.to_dict(), "title": record.title, "next": await ground.tasks.next_step(record)}
+        return Table(COLUMNS, [shown], 80).lines()[1]
+
+    await ground.tasks.run(task.key)
+    assert re.search(r"  again in [\w ]+; attempt 1 failed", await row())
+    await ground.tasks.run(task.key)
+    assert "  go on: ostler task requeue T001; failed 2 times" in await row()
 
 
 async def test_why_names_what_a_queued_task_is_behind(repository: Path, tmp_path: Path) -> None:

@@ -129,6 +129,23 @@ async def test_agents_come_and_go_and_the_chosen_row_stays_chosen(screen: Screen
     assert rows.chosen["name"] == "first"
 
 
+async def test_a_line_says_that_no_daemon_answers_until_one_does(tmp_path: Path) -> None:
+    home = tmp_path / "project" / ".ostler"
+    home.mkdir(parents=True)
+    async with Client(home) as client, Top(client).run_test(size=(100, 30)) as pilot:
+        screen = Screen(pilot.app, pilot, client, tmp_path)  # type: ignore[arg-type]
+
+        def status() -> str:
+            return str(pilot.app.query_one("#status", Label).content)
+
+        async with serving(home):
+            await screen.until(lambda: "nothing needs you" in status(), status)
+        await screen.until(lambda: "these are the last rows" in status(), status)
+        assert status().startswith("no daemon answers since ")
+        async with serving(home):
+            await screen.until(lambda: "nothing needs you" in status(), status)
+
+
 async def test_keys_on_an_agent(screen: Screen) -> None:
     await screen.start("nightly")
     await screen.shows("agents", "nightly", "processing")

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from ostler.durations import rough_duration
+
 
 def plain(text: str) -> str:
     """The text with everything escaped that a terminal would act upon or hide."""
@@ -46,6 +48,11 @@ def written_by_agent(text: str) -> str:
 def has_colour() -> bool:
     """Colour only on a terminal, and never where NO_COLOR asks for none."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def silence_text(seconds: float) -> str:
+    """For a list that stays on the screen while no daemon answers, so that nobody takes its rows for the present."""
+    return f"no daemon answers since {rough_duration(seconds)}; these are the last rows; start it: ostler up -d"
 
 
 # --- the pager ---------------------------------------------------------------------------------------

@@ -243,9 +243,20 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
             click.echo(text, color=True)
         ended = daemon.call("instance", instance=key)
         _tell_dropped(ended)
+    except UnreachableError as error:
+        raise _without_daemon(error, instance) from error
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
+
+
+def _without_daemon(error: UnreachableError, instance: dict[str, Any]) -> DaemonError:
+    """A process does not end with the daemon; its end is not seen here any more."""
+    if instance["spawn_options"]["isolation_level"] != "process":
+        return error
+    name = plain(instance["name"])
+    rest = f"{name} goes on without it: `ostler logs -f {name}` follows it, `ostler inspect {name}` shows how it ended"
+    return DaemonError(error.code, f"{error}; {rest}")
 
 
 def _tell_dropped(instance: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from textual.widgets import Footer, Label, OptionList, RichLog, Static
 from textual.widgets.option_list import Option
 
 from ostler.cli.agents import COLUMNS as AGENT_COLUMNS
-from ostler.cli.output import cost_text, counted, plain, sentence
+from ostler.cli.output import cost_text, counted, plain, sentence, silence_text
 from ostler.cli.table import Column, Table
 from ostler.cli.tasks import COLUMNS as TASK_COLUMNS
 from ostler.client.client import Client
@@ -27,6 +28,8 @@ from ostler.errors import OstlerError
 _TOGETHER_SECONDS = 0.2
 _TICK_SECONDS = 1.0
 _AGAIN_SECONDS = 1.0
+#: A daemon that is silent for so long hangs.
+_SILENCE_SECONDS = 4.0
 _MOST_ROWS = 1000
 _LOG_LINES = 500
 
@@ -159,6 +162,8 @@ class Top(App[None]):
         super().__init__()
         self._client = client
         self._has_changed = asyncio.Event()
+        #: Since when no daemon answers, by the monotonic clock.
+        self._lost_at: float | None = None
 
     def compose(self) -> ComposeResult:
         yield Label("", id="status")
@@ -199,7 +204,7 @@ class Top(App[None]):
             try:
                 await asyncio.wait_for(self._has_changed.wait(), _TICK_SECONDS)
             except TimeoutError:
-                self._draw()  # the times go on
+                await self._tick()
                 continue
             self._has_changed.clear()
             await self._fetch()
@@ -212,9 +217,11 @@ class Top(App[None]):
             tasks = await client.call("tasks", limit=_MOST_ROWS)
             totals = await client.call("status")
         except OstlerError as error:
-            status.update(Text(str(error), style="bold red"))
+            if await self._answers():
+                status.update(Text(str(error), style="bold red"))
             self.set_timer(_AGAIN_SECONDS, self._has_changed.set)
             return
+        self._lost_at = None
         need = counted(totals["inbox"], "thing") + (" needs" if totals["inbox"] == 1 else " need") + " you"
         spent = totals["tasks"]["cost_usd"]
         parts = ["ostler top", plain(totals["home"]), need if totals["inbox"] else "nothing needs you"]
@@ -222,6 +229,26 @@ class Top(App[None]):
         status.update(Text("   ".join(parts)))
         self.query_one("#agents", Rows).show(agents)
         self.query_one("#tasks", Rows).show(tasks)
+
+    async def _tick(self) -> None:
+        """The times go on. A stream that has lost its daemon is as quiet as one of a quiet daemon, so that is asked."""
+        was_lost = self._lost_at is not None
+        if await self._answers() and was_lost:
+            self._has_changed.set()
+        self._draw()
+
+    async def _answers(self) -> bool:
+        """Whether a daemon answers; where none does, a line says that the rows are old."""
+        try:
+            async with asyncio.timeout(_SILENCE_SECONDS):
+                await self._client.call("health")
+        except (OstlerError, TimeoutError):
+            self._lost_at = self._lost_at or time.monotonic()
+            text = silence_text(time.monotonic() - self._lost_at)
+            self.query_one("#status", Label).update(Text(text, style="bold red"))
+            return False
+        self._lost_at = None
+        return True
 
     def _draw(self) -> None:
         for rows in self.query(Rows):

@@ -14,7 +14,7 @@ import click
 
 from ostler.cli.common import ADDRESS_VARIABLE, Daemon
 from ostler.cli.look import newest_event
-from ostler.cli.output import as_json, has_colour
+from ostler.cli.output import as_json, has_colour, note, silence_text
 from ostler.cli.table import Column, Table, terminal_width
 from ostler.client.blocking import DaemonError
 from ostler.home import TOKEN_VARIABLE
@@ -37,19 +37,40 @@ class Changes:
         self._client, self._types = daemon.raw(), ",".join(types) or None
         self._has_changed = threading.Event()
         self._error: DaemonError | None = None
+        #: Since when no daemon answers, by the monotonic clock.
+        self._lost_at: float | None = None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         try:
             for _ in self._client.stream(
-                "events", after=self._after, on_hang=lambda _: None, types=self._types, metrics=True
+                "events",
+                after=self._after,
+                on_hang=lambda _: self._mark(False),
+                on_link=self._mark,
+                types=self._types,
+                metrics=True,
             ):
+                self._lost_at = None
                 self._has_changed.set()
         except DaemonError as error:
             self._error = error
             self._has_changed.set()
 
-    def wait(self, seconds: float | None) -> bool:
+    def _mark(self, answers: bool) -> None:
+        if not answers:
+            self._lost_at = self._lost_at or time.monotonic()
+        elif self._lost_at is not None:
+            self._lost_at = None
+            self._has_changed.set()
+
+    @property
+    def trouble(self) -> str | None:
+        """That no daemon answers, and since when; None where one does."""
+        lost_at = self._lost_at
+        return None if lost_at is None else silence_text(time.monotonic() - lost_at)
+
+    def wait(self, seconds: float) -> bool:
         """Whether something has changed since the last time, within so many seconds."""
         if not self._has_changed.wait(seconds):
             return False
@@ -74,12 +95,18 @@ def watch(
     if form == "jsonl" or not sys.stdout.isatty():
         while True:
             _print(fetch(), form, columns)
-            changes.wait(None)
+            has_told = False
+            while not changes.wait(_TICK_SECONDS):
+                if not has_told and (trouble := changes.trouble) is not None:
+                    note(trouble)
+                    has_told = True
     items = fetch()
     try:
         with _screen():
             while True:
-                _draw(Table(columns, items, terminal_width(), wide=form == "wide").lines(colour=has_colour()))
+                lines = Table(columns, items, terminal_width(), wide=form == "wide").lines(colour=has_colour())
+                trouble = changes.trouble
+                _draw(lines if trouble is None else [trouble, *lines])
                 if changes.wait(_TICK_SECONDS):
                     items = fetch()
     finally:

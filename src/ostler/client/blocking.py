@@ -181,17 +181,25 @@ class BlockingClient:
         return json.loads(body) if body else None
 
     def stream(
-        self, verb: str, /, *, after: str | None = None, on_hang: Callable[[str], None] | None = None, **parameters: Any
+        self,
+        verb: str,
+        /,
+        *,
+        after: str | None = None,
+        on_hang: Callable[[str], None] | None = None,
+        on_link: Callable[[bool], None] = lambda _: None,
+        **parameters: Any,
     ) -> Iterator[StreamItem]:
         """Follow a stream. After a lost connection it goes on from its cursor, without a gap or a double.
 
         It ends when the daemon says so, and raises `UnreachableError` when no daemon is found for a minute. A daemon
-        that hangs is waited for: `on_hang` is called with a sentence. Without it `HangError` is raised.
+        that hangs is waited for: `on_hang` is called with a sentence. Without it `HangError` is raised. `on_link` is
+        called with True when a daemon answers, and with False when it is lost.
         """
         cursor, lost_at = after, 0.0
         while True:
             try:
-                for item in self._stream_once(verb, cursor, parameters, on_hang):
+                for item in self._stream_once(verb, cursor, parameters, on_hang, on_link):
                     lost_at = 0.0
                     if item.event in {"end", "bye"}:
                         if item.event == "end":
@@ -200,6 +208,7 @@ class BlockingClient:
                     cursor = item.id or cursor
                     yield item
             except UnreachableError:
+                on_link(False)
                 if self._address is None and not self._home.is_dir():
                     sentence = f"the home {self._home} was removed or moved away; what ran in it has ended"
                     raise DaemonError(UNREACHABLE, sentence) from None
@@ -209,7 +218,12 @@ class BlockingClient:
                 time.sleep(_PAUSE_SECONDS)
 
     def _stream_once(
-        self, verb: str, cursor: str | None, parameters: Mapping[str, Any], on_hang: Callable[[str], None] | None
+        self,
+        verb: str,
+        cursor: str | None,
+        parameters: Mapping[str, Any],
+        on_hang: Callable[[str], None] | None,
+        on_link: Callable[[bool], None],
     ) -> Iterator[StreamItem]:
         first = {} if cursor is None else {"after": cursor}
         prepared = prepare(verb, {**parameters, **first, "follow": True}, token=self._token, directory=self._directory)
@@ -217,6 +231,7 @@ class BlockingClient:
         try:
             if response.status >= 400:
                 raise _refusal(response.read(), response.status)
+            on_link(True)
             parser = StreamParser()
             while line := response.readline():
                 item = parser.feed(line.decode().rstrip("\r\n"))

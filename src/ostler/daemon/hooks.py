@@ -10,14 +10,15 @@ import contextlib
 import html
 import logging
 import os
-import shlex
 import shutil
+import signal
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from ostler.definitions.project import DaemonSettings
 from ostler.errors import OstlerError
+from ostler.home import project_of
 from ostler.model.access import OWNER
 from ostler.model.events import (
     AgentStateChangedEvent,
@@ -49,7 +50,10 @@ _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (ite
 
 
 class Hooks:
-    """Commands that run at an event, without a shell, with its details in the environment. A failure is logged."""
+    """Commands that a shell runs in the project at an event, with its details in the environment.
+
+    A failure is logged, and in the inbox until the command succeeds.
+    """
 
     def __init__(self, orchestrator: TaskOrchestrator, settings: DaemonSettings, on_change: str | None) -> None:
         self._orchestrator = orchestrator
@@ -60,7 +64,8 @@ class Hooks:
             "on-idle": settings.on_idle,
             "on-change": on_change,
         }
-        self._commands = {name: shlex.split(line) for name, line in lines.items() if line is not None}
+        self._commands = {name: line for name, line in lines.items() if line is not None}
+        self._project = project_of(self._manager.require_home())
         self._notifier = find_notifier(os.environ) if settings.notify else None
         #: Whether a task was worked on since nobody worked.
         self._has_worked = False
@@ -180,30 +185,42 @@ class Hooks:
     # --- running ---------------------------------------------------------------------------------
 
     async def _run(self, name: str, sentence: str, **variables: str) -> None:
-        words = self._commands.get(name)
-        if words is None and self._notifier is not None and sentence:
-            words = [*self._notifier, html.escape(sentence, quote=False)]
-        if words is None:
+        command = self._commands.get(name)
+        if command is not None:
+            failure = await self._end_of(["sh", "-c", command], variables)
+            self._manager.note_hook(name, failure)
+        elif self._notifier is not None and sentence:
+            failure = await self._end_of([*self._notifier, html.escape(sentence, quote=False)], variables)
+        else:
             return
+        if failure is not None:
+            _log.warning("%s %s", name, failure)
+
+    async def _end_of(self, words: list[str], variables: Mapping[str, str]) -> str | None:
+        """Why the command failed; None where it succeeded."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *words, env={**os.environ, **variables}, stdin=asyncio.subprocess.DEVNULL
+                *words,
+                cwd=self._project,
+                env={**os.environ, **variables},
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # one that takes too long is ended with what it has started
             )
         except OSError as error:
-            _log.warning("%s cannot be run: %s", name, error)
-            return
+            return f"cannot be run: {error}"
         self.running.add(process.pid)
         try:
             async with asyncio.timeout(_LIMIT_SECONDS):
                 code = await process.wait()
         except TimeoutError:
-            process.kill()
-            _log.warning("%s took longer than %g s and was ended", name, _LIMIT_SECONDS)
-        else:
-            if code:
-                _log.warning("%s ended with exit code %d", name, code)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return f"took longer than {_LIMIT_SECONDS:g} s and was ended"
         finally:
             self.running.discard(process.pid)
+        if code < 0:
+            return f"was ended by signal {-code}"
+        return f"ended with exit code {code}" if code else None
 
 
 def find_notifier(environment: Mapping[str, str]) -> list[str] | None:

@@ -37,7 +37,7 @@ _Stamp = tuple[str, int, int, int] | None
 class DaemonSettings(FileRecord):
     #: HOST:PORT of a loopback address, beside the socket of the home.
     listen: str | None = None
-    #: A command line that is run when an agent begins to wait for a person.
+    #: A command line for `sh`, run in the project when an agent or a task begins to wait for a person.
     on_wait: str | None = None
     #: When an agent or a task has failed and nothing tries again.
     on_failed: str | None = None

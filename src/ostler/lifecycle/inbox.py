@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 from ostler.definitions.project import settings_fault
+from ostler.home import DAEMON_LOG, SETTINGS_FILE
 from ostler.lifecycle.instance import Runtime
 from ostler.model.loop import PullRequest
 from ostler.model.query import InboxKind, InboxRow
@@ -231,6 +232,26 @@ async def full_disk(viewer: Viewer) -> Iterable[InboxRow]:
     ]
 
 
+# --- hooks -------------------------------------------------------------------------------------------
+
+
+async def failed_hooks(viewer: Viewer) -> Iterable[InboxRow]:
+    """Commands of the settings whose last run failed. Another daemon begins with none."""
+    home = viewer.runtime.home
+    if home is None:
+        return []
+    return [
+        InboxRow(
+            kind=InboxKind.HOOK,
+            key=name,
+            since=since,
+            sentence=_first_line(f"{name} {failure}; mend it in {SETTINGS_FILE}, then `ostler restart-daemon`"),
+            next=f"tail {shlex.quote(str(home / DAEMON_LOG))}",
+        )
+        for name, (since, failure) in viewer.runtime.hook_failures.items()
+    ]
+
+
 def _first_line(text: str) -> str:
     line = (text.strip().splitlines() or [""])[0]
     return clipped(line.removesuffix("; its last lines:").removesuffix(":"), _MAX_SENTENCE)
@@ -244,4 +265,5 @@ KINDS: tuple[Callable[[Viewer], Awaitable[Iterable[InboxRow]]], ...] = (
     parked,
     broken_settings,
     full_disk,
+    failed_hooks,
 )

@@ -110,6 +110,8 @@ class Runtime:
     recovering: asyncio.Task[Any] | None = None
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
+    #: Hooks whose last run failed, by name: since when, and why.
+    hook_failures: dict[str, tuple[datetime, str]] = field(default_factory=dict)
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -281,6 +281,14 @@ class AgentLifecycleManager:
         meter = self._runtime.disk
         return meter.last.usage if meter.has_limit and meter.last is not None else None
 
+    def note_hook(self, name: str, failure: str | None) -> None:
+        """How the last run of a command of the settings ended. One that failed is in the inbox until it succeeds."""
+        failures = self._runtime.hook_failures
+        if failure is None:
+            failures.pop(name, None)
+        else:
+            failures[name] = (failures.get(name, (self.now(), ""))[0], failure)
+
     async def get_requests(self, instance_id: InstanceId, *, state: RequestState | str | None = None) -> list[Request]:
         """Requests with an id, newest first."""
         record = await self.require_instance(instance_id)

@@ -90,6 +90,7 @@ class InboxKind(StrEnum):
     PARKED = "parked"  #: a task that goes on only when a person lets it
     SETTINGS = "settings"  #: a broken file of settings
     DISK = "disk"  #: the home takes nearly all that it may, or more
+    HOOK = "hook"  #: a command that the settings name for an event failed when it was last run
 
 
 @record

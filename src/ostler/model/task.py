@@ -262,7 +262,7 @@ class TaskSettings(Record):
     backoff: TaskBackoff = timedelta(seconds=30)
     #: How long accepted and rejected tasks stay before they go to the vault.
     retention: Annotated[Duration, Interval(ge=timedelta(0), le=timedelta(days=3650))] = timedelta(hours=24)
-    #: A command line that is run on every change of state of a task.
+    #: A command line for `sh`, run in the project on every change of state of a task.
     on_change: str | None = None
 
     def rules(self) -> Iterator[Fault]:

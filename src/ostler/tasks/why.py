@@ -24,6 +24,8 @@ _WAITS_FOR = {
     WaitKind.PULL_REQUEST: "it waits for its pull request",
     WaitKind.DEPENDENCY: "it waits for another task, which its agent named",
 }
+#: What comes before the command in the reason of a parked task.
+_ADVICES = ("; go on: ", ". Answer to let it go on: ")
 #: What makes room on the disk.
 _ROOM = (
     "`ostler df` shows what takes it",
@@ -254,13 +256,27 @@ def _queued_shortly(facts: TaskFacts) -> str:
     if facts.unmet:
         return f"waits for {', '.join(facts.unmet)}"
     if facts.waits:
-        wait = facts.waits[0]
-        again = "" if wait.due_at is None else f"; again in {span(wait.due_at - facts.now)}"
-        return f"{wait.reason or wait.kind}{again}"
+        return _waiting_shortly(facts)
     trouble = untaken(task, facts.takers)
     if trouble is None:
         return "" if facts.brake is None else "the limit of the disk is reached: ostler df"
     return "names no agent" if task.agent is None and not facts.takers else trouble.verdict
+
+
+def _waiting_shortly(facts: TaskFacts) -> str:
+    """What to do first, or when it goes on: a narrow list cuts the end, and reasons are long."""
+    key, wait = facts.task.key, facts.waits[0]
+    people = [wait for wait in facts.waits if wait.kind is WaitKind.HUMAN]
+    if not people:
+        again = "" if wait.due_at is None else f"again in {span(wait.due_at - facts.now)}; "
+        return f"{again}{wait.reason or wait.kind}"
+    reason, by_cause = people[0].reason or "", (people[0].detail or {}).get("cause") is not None
+    for advice in _ADVICES:
+        before, _, command = reason.rpartition(advice)
+        if before and key in command:  # the end of a long reason is cut
+            return f"go on: {command}; {before}"
+    command = f"go on: ostler task requeue {key}" if by_cause else f"answer: ostler answer {key} yes"
+    return f"{command}; {reason}" if reason else command
 
 
 def _merged_part(task: Task) -> str:
