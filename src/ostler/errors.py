@@ -289,7 +289,7 @@ class LeaseHeldError(ConflictError):
 
 
 class MergeConflictError(ConflictError):
-    """The work does not merge; nothing was changed, so send it back to its agent or resolve it by hand."""
+    """The work does not merge; nothing was changed, so send it back to its agent or merge its target by hand."""
 
     code = "merge_conflict"
 

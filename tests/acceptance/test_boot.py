@@ -69,6 +69,7 @@ def test_the_schemas_are_installed_and_printed(shell: Shell) -> None:
 
 
 def test_enable_says_what_to_do_without_systemd(shell: Shell, tmp_path: Path) -> None:
+    assert "there is no home" in shell.run("enable", OSTLER_HOME=str(tmp_path / "none"), PATH=str(tmp_path)).err
     refused = shell.run("enable", PATH=str(tmp_path))
     assert refused.code == 1
     assert "there is no systemd here; let cron start it" in refused.err

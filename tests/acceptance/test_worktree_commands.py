@@ -76,5 +76,29 @@ def test_an_agent_cannot_take_a_task_over(desk: Shell, tmp_path: Path) -> None:
     assert task_of(desk)["state"] == "completed"
 
 
+def test_what_is_changed_in_the_shell_is_reviewed_and_merged(desk: Shell, tmp_path: Path) -> None:
+    said = desk.run("shell", "T001", stdin="echo mine > by-hand.txt; exit 5\n", SHELL="/bin/sh")
+    assert said.code == 5, "that of the shell"
+    assert "T001: your changes are checked and wait for your review with the rest: ostler diff T001" in said.err
+    assert "+mine" in desk.ok("diff", "T001")
+    editor = tmp_path / "stage" / "editor"
+    editor.write_text("#!/bin/sh\n")
+    editor.chmod(0o755)
+    said = desk.run("edit", "T001", EDITOR=str(editor))
+    assert "what you change later is taken in by: ostler task hand-in T001" in said.err
+    place = Path(str(task_of(desk)["workdir"]["path"]))  # type: ignore[index]
+    (place / "by-hand.txt").write_text("later\n")
+    assert "wait for your review" in desk.ok("task", "hand-in", "T001")
+    assert "nothing has changed" in desk.ok("task", "hand-in", "T001")
+    desk.ok("accept", "T001")
+    assert (desk.project / "by-hand.txt").read_text() == "later\n"
+
+
+def test_a_check_that_refuses_what_was_changed_in_the_shell_is_named(desk: Shell) -> None:
+    said = desk.run("shell", "T001", stdin="rm made.txt\n", SHELL="/bin/sh")
+    assert said.code == 0, said
+    assert "T001: the check `test -e made.txt` failed with exit code 1" in said.err
+
+
 def _by_hand(stage: Path, script: str) -> None:
     (stage / "by-hand").write_text(f"{script}\n")

@@ -135,7 +135,7 @@ async def test_the_others_begin_afresh_and_their_tasks_spend_nothing(
     async with ground.supervisor({"coder": coder(3, strategy=strategy, backoff=timedelta(minutes=5))}) as supervisor:
         keys = []
         for text in ("gate", "gate-fail", "gate"):  # they are handed out in order
-            keys.append(await ground.add(text, max_failures=9))
+            keys.append(await ground.add(text, max_failures=9, backoff=600))  # a fresh member takes its own again
             await until(ground.begun(keys[-1]))
         before = {name: handle.instance_id for name, handle in supervisor.agents.items()}
         assert [ground.members_of(key) for key in keys] == [["coder-1"], ["coder-2"], ["coder-3"]]

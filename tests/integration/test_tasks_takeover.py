@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from isolation.ground import until
 from tasks_ground import T, TaskGround, opened, repository, until_async, working_queue
+from workdirs_ground import git
 
-from ostler import InvalidOperationError, Task
+from ostler import InvalidOperationError, MergeConflictError, Task
 
 __all__ = ["repository"]
 
@@ -146,3 +147,79 @@ async def test_given_back_to_its_agent_it_is_not_handed_in(ground: TaskGround, s
     await ground.tasks.take_over(task.key)
     (ground.place(task) / "half.txt").touch()
     assert (await ground.tasks.give_back(task.key, to_agent=True)).state is T.QUEUED
+
+
+# --- handed in: changed by hand after its agent had ended -------------------------------------------------
+
+
+async def test_what_was_changed_by_hand_is_checked_and_reviewed_with_the_rest(ground: TaskGround) -> None:
+    """It used to be left out of the diff and of the merge, without a word."""
+    task = await ground.done("echo by the agent > made.txt", checks=["test -e made.txt"])
+    (ground.place(task) / "by-hand.txt").write_text("mine\n")
+    handed_in = await ground.tasks.hand_in(task.key)
+    assert (handed_in.state, handed_in.attempt) == (T.COMPLETED, 2)
+    assert set(handed_in.changed_files or ()) == {"made.txt", "by-hand.txt"}
+    assert [receipt.passed for receipt in handed_in.receipts] == [True]
+    assert "+mine" in await ground.tasks.diff(task.key)
+    await ground.tasks.accept(task.key)
+    assert ground.shown("by-hand.txt") == "mine\n"
+    assert [entry.actor for entry in await ground.audited("task.hand_in")] == [ground.manager.actor.name]
+
+
+async def test_a_commit_by_hand_is_handed_in_and_nothing_new_is_left_as_it_is(ground: TaskGround) -> None:
+    task = await ground.done("echo by the agent > made.txt")
+    assert await ground.tasks.hand_in(task.key) == task, "nothing has changed"
+    git(ground.place(task), "add", "-A")
+    git(ground.place(task), "commit", "-q", "-m", "mine")
+    (ground.place(task) / "made.txt").write_text("better\n")
+    git(ground.place(task), "commit", "-q", "-a", "-m", "mine too")
+    handed_in = await ground.tasks.hand_in(task.key)
+    assert await ground.tasks.hand_in(task.key) == handed_in
+    await ground.tasks.accept(task.key)
+    assert ground.shown("made.txt") == "better\n"
+
+
+async def test_a_check_that_refuses_what_was_handed_in_says_so(ground: TaskGround) -> None:
+    task = await ground.done("touch made.txt", checks=["! test -e wrong.txt"])
+    (ground.place(task) / "wrong.txt").touch()
+    handed_in = await ground.tasks.hand_in(task.key)
+    assert handed_in.state is T.QUEUED
+    assert "the check `! test -e wrong.txt` failed" in str(handed_in.error)
+
+
+async def test_a_conflict_is_merged_by_hand_and_handed_in(ground: TaskGround) -> None:
+    task = await ground.done("sed -i s/two/ZWEI/ a.txt")
+    ground.commit(a_txt="one\nzwei\nthree\n")
+    with pytest.raises(MergeConflictError, match="run `git merge main` in its worktree"):
+        await ground.tasks.accept(task.key)
+    place = ground.place(task)
+    git(place, "commit", "-q", "-a", "-m", "the agent's")
+    git(place, "merge", "-q", "--strategy-option=ours", "main")
+    assert (await ground.tasks.hand_in(task.key)).state is T.COMPLETED
+    await ground.tasks.accept(task.key)
+    assert ground.shown("a.txt") == "one\nZWEI\nthree\n"
+
+
+async def test_work_that_no_agent_of_ours_did_is_handed_in_again(ground: TaskGround) -> None:
+    task = await ground.tasks.submit("by hand", near=ground.repository)
+    record = await ground.tasks.get_lifecycle(task.key)
+    assert record is not None
+    record.state = T.RUNNING
+    await ground.tasks.update_lifecycle(record)
+    await ground.tasks.submit_result(task.key, "I did it")
+    (ground.place(task) / "later.txt").touch()
+    handed_in = await ground.tasks.hand_in(task.key)
+    assert (handed_in.state, handed_in.changed_files) == (T.COMPLETED, ("later.txt",))
+
+
+async def test_only_completed_work_is_handed_in(ground: TaskGround, stage: Path) -> None:
+    waiting = await ground.add("true")
+    with pytest.raises(InvalidOperationError, match="T001 is queued; only a completed task is handed in"):
+        await ground.tasks.hand_in(waiting.key)
+    async with working_queue(ground):
+        task = await running(ground, stage)
+        with pytest.raises(InvalidOperationError, match="is running; what is in its worktree is taken in"):
+            await ground.tasks.hand_in(task.key)
+        await ground.tasks.take_over(task.key)
+        with pytest.raises(InvalidOperationError, match="is taken over by hand"):
+            await ground.tasks.hand_in(task.key)

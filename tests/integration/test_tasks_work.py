@@ -82,6 +82,13 @@ async def test_a_task_that_is_changed_while_its_attempt_ends_does_not_stay_runni
     assert done.tags == (f"change-{rules.changes}",)
 
 
+async def test_prune_keeps_the_agents_of_a_task_until_it_is_finished(ground: TaskGround) -> None:
+    task = await ground.done("echo done > made")
+    assert await ground.manager.prune() == []
+    await ground.tasks.accept(task.key)
+    assert [row["name"] for row in await ground.manager.prune()] == ["T001-1"]
+
+
 # --- what an agent finds -----------------------------------------------------------------------------
 
 

@@ -587,7 +587,7 @@ async def test_review_needs_only_the_records(ground: Ground) -> None:
 
 async def test_a_detached_head_needs_a_target(ground: Ground) -> None:
     ground.git("checkout", "--quiet", "--detach")
-    with pytest.raises(InvalidOperationError, match="name the branch to merge into"):
+    with pytest.raises(InvalidOperationError, match="check out the one to merge into"):
         await ground.workdirs.plan("T1", near=ground.repository)
     assert (await ground.workdirs.plan("T1", near=ground.repository, target="main")).base == ground.tip()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +24,7 @@ def agent(number: int, **more: Any) -> dict[str, Any]:
         "definition": "the-definition-of-a-reviewer" if number % 2 else "command/9f",
         "state": STATES[number % len(STATES)],
         "health": {"state": "unhealthy"},
-        "created_at": datetime.now(UTC).isoformat(),
+        "created_at": (datetime.now(UTC) - timedelta(days=3)).isoformat(),
         "terminated_at": None,
         "attempt": 1,
         "metrics_now": {"cpu_percent": 12.0, "memory_bytes": 1 << 30, "tokens_used": 123456, "custom": {"cost_usd": 1}},
@@ -42,7 +42,7 @@ def task(number: int, **more: Any) -> dict[str, Any]:
         "key": key,
         "state": "completed",
         "agent": "the-definition-of-a-reviewer",
-        "created_at": datetime.now(UTC).isoformat(),
+        "created_at": (datetime.now(UTC) - timedelta(days=3)).isoformat(),
         "cost_usd": 12.5,
         "attempt": 1,
         "tags": ["night"],

@@ -88,6 +88,7 @@ ROUTES = (
     Route("hold_task", "POST", f"{_TASK}/hold", "tasks.write"),
     Route("take_over", "POST", f"{_TASK}/take-over", "tasks.write"),
     Route("give_back", "POST", f"{_TASK}/give-back", "tasks.write"),
+    Route("hand_in", "POST", f"{_TASK}/hand-in", "tasks.write"),
     Route("send_back", "POST", f"{_TASK}/send-back", "tasks.review"),
     Route("diff", "GET", f"{_TASK}/diff", "tasks.read", agent=True),
     Route("accept", "POST", f"{_TASK}/accept", "tasks.review"),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ostler.cli.output import note, short_path
+from ostler.cli.output import first_line, note, plain, sentence, short_path
 from ostler.client.blocking import RECONNECT_SECONDS, BlockingClient, DaemonError, HangError, UnreachableError
 from ostler.durations import parse_seconds, write_megabytes
 from ostler.errors import ExitCode, exit_code_of
@@ -257,6 +257,16 @@ def on_agent(daemon: Daemon, verb: str, agent: str, **parameters: Any) -> Any:
         names = [str(instance["name"]) for instance in list_instances(daemon, include_terminated=True)]
         hint = _nearest(agent, names)
         raise DaemonError("not_found", f'there is no agent "{agent}".{hint} `ostler ps -a` lists all.') from error
+
+
+def handed_in(before: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """What became of changes by hand, in a line; None where there were none."""
+    name = plain(after["key"])
+    if before["attempt"] == after["attempt"]:
+        return None
+    if after["state"] == "completed":
+        return f"{name}: your changes are checked and wait for your review with the rest: ostler diff {name}"
+    return f"{name}: {sentence(first_line(after['error']))}; it is {after['state']} again: ostler why {name}"
 
 
 def on_task(daemon: Daemon, verb: str, key: str, **parameters: Any) -> Any:

@@ -12,6 +12,7 @@ from ostler.cli.common import Daemon, fail, output_option, the_home
 from ostler.cli.output import as_json, note, seconds_since, short_path
 from ostler.cli.table import Column, print_table, show
 from ostler.durations import rough_duration, size_text
+from ostler.errors import ExitCode
 
 #: As the daemon names them, in the order in which they are shown.
 _KINDS = ("workdirs", "vault", "logs", "repositories", "homes", "store", "other")
@@ -44,7 +45,10 @@ def df(count: int, form: str) -> None:
         return
     click.echo(f"{100 * usage['share']:.0f} % of {size_text(limit)}; {size_text(usage['free'])} are free on the disk.")
     if usage["share"] >= 1:
-        note("no new task begins: review what `ostler task list` shows, or raise `disk` below [retention]")
+        note(
+            "no new task begins: review what `ostler task list` shows, or raise `disk` below [retention]; what "
+            "`repositories` takes is not freed"
+        )
     elif usage["share"] >= _WARN_SHARE:
         note("at 100 % no new task begins; accepted and rejected work then makes room, the oldest first")
 
@@ -71,6 +75,8 @@ def enable(linger: bool | None) -> None:
     from ostler.client import boot  # noqa: PLC0415 - only here
 
     home = the_home()
+    if not home.is_dir():
+        raise fail(f"there is no home at {short_path(home)}; `ostler init` makes one", ExitCode.NOT_FOUND)
     try:
         enabled = boot.enable(home)
         lingers = enabled.lingers or _linger(linger)

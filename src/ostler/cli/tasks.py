@@ -16,6 +16,7 @@ from ostler.cli.common import (
     count_option,
     fail,
     for_each,
+    handed_in,
     name_projects,
     on_task,
     output_option,
@@ -217,6 +218,18 @@ def hold(key: str) -> None:
     click.echo(f"{name} is held back. Let it go on with: ostler task requeue {name}")
 
 
+@task.command("hand-in")
+@_completed_key
+def hand_in(key: str) -> None:
+    """Take in what you have changed in the worktree of a completed task: it is checked and waits for your review."""
+    daemon = Daemon()
+    before = on_task(daemon, "task", key)
+    after = daemon.call("hand_in", task=before["key"])
+    click.echo(handed_in(before, after) or f"{plain(before['key'])}: nothing has changed since it was handed in")
+    if after["state"] != "completed":
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
 @task.command("send-back")
 @_completed_key
 @click.option(
@@ -225,7 +238,8 @@ def hold(key: str) -> None:
 def send_back(key: str, message: str | None) -> None:
     """Send a completed task back to its agent, with a comment."""
     task = on_task(Daemon(), "send_back", key, comment=message)
-    click.echo(f"{plain(task['key'])} goes back to the queue with your comment (attempt {task['attempt'] + 1}).")
+    comment = "" if message is None else " with your comment"
+    click.echo(f"{plain(task['key'])} goes back to the queue{comment} (attempt {task['attempt'] + 1}).")
 
 
 # --- review ------------------------------------------------------------------------------------------
@@ -313,7 +327,8 @@ def _accept(daemon: Daemon, key: str, paths: list[str], message: str | None, *, 
     except DaemonError as error:
         if error.code != "merge_conflict":
             raise
-        raise DaemonError(error.code, f"{error} (ostler task send-back {key})") from error
+        by_hand = f"by hand: ostler shell {key}, which hands it in when you leave it"
+        raise DaemonError(error.code, f"{error} (ostler task send-back {key}; {by_hand})") from error
     name, merged = plain(task["key"]), task["accepted"]
     if merged is None:
         click.echo(f"{name} accepted. Its files are in {short_path(_place(task))}")

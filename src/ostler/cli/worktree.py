@@ -8,14 +8,16 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ostler.cli import completers
-from ostler.cli.common import Daemon, fail, on_task
+from ostler.cli.common import Daemon, fail, handed_in, on_task
 from ostler.cli.output import first_line, note, plain, sentence, short_path
+from ostler.client.blocking import DaemonError
 from ostler.errors import ExitCode
 from ostler.home import TOKEN_VARIABLE
 from ostler.keeper.settle import RLIMIT_LOCKS
@@ -26,31 +28,45 @@ _SHELL = "/bin/sh"
 _AGENT_BOUND = (1 << 62) - 1
 #: As a shell has it for a program that is not there.
 _NOT_FOUND = 127
+#: Likewise for one that a signal ended, with the number of the signal added.
+_SIGNALLED = 128
 
 
 @click.command()
 @_key
 def shell(key: str) -> None:
-    """Open your $SHELL in the worktree of a task, with the OSTLER_PORT and OSTLER_SLUG that its agent has."""
+    """Open your $SHELL in the worktree of a task, with the OSTLER_PORT and OSTLER_SLUG that its agent has.
+
+    What you change there in a completed task is checked when you leave, and waits for your review with the rest.
+    """
     task = on_task(Daemon(), "task", key)
     path = _require_worktree(task)
     program = os.environ.get("SHELL") or _SHELL
     _warn_of_agent(task)
     note(f"{program} in {short_path(path)}; leave it with exit")
-    _become([program], path, os.environ | _variables(task))
+    code = _run_here([program], path, os.environ | _variables(task))
+    _hand_in(task["key"])
+    raise click.exceptions.Exit(code)
 
 
 @click.command()
 @_key
 def edit(key: str) -> None:
-    """Open the worktree of a task in $VISUAL or $EDITOR."""
+    """Open the worktree of a task in $VISUAL or $EDITOR.
+
+    What you have changed in a completed task when the editor returns is checked, and waits for your review with the
+    rest; `ostler task hand-in` takes in what you change later.
+    """
     words = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "")
     if not words:
         raise fail("neither $VISUAL nor $EDITOR is set; set one, such as EDITOR=vim", ExitCode.USAGE)
     task = on_task(Daemon(), "task", key)
     path = _require_worktree(task)
     _warn_of_agent(task)
-    _become([*words, path], path, os.environ | _variables(task))
+    code = _run_here([*words, path], path, os.environ | _variables(task))
+    if _hand_in(task["key"]):
+        note(f"what you change later is taken in by: ostler task hand-in {task['key']}")
+    raise click.exceptions.Exit(code)
 
 
 @click.command("resume-session")
@@ -99,27 +115,49 @@ def _warn_of_agent(task: dict[str, Any]) -> None:
         note(f"the agent of {plain(task['key'])} works here too; hold it back with: ostler task hold {task['key']}")
 
 
-def _become(words: list[str], path: str, environment: dict[str, str]) -> None:
-    os.chdir(path)
+def _run_here(words: list[str], path: str, environment: dict[str, str]) -> int:
+    """The exit code of the person's own program; as a shell has it where a signal ended it."""
     try:
-        os.execvpe(words[0], words, environment | {"PWD": path})  # noqa: S606 - the person's own program
+        code = _run(words, path, environment)
     except OSError as error:
         raise fail(f"{words[0]} cannot be started: {error.strerror}", ExitCode.FAILED) from error
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _hand_in(key: str) -> bool:
+    """Take in what was changed by hand in a completed task. Whether it was completed and nothing was changed."""
+    daemon = Daemon()  # a new one: hours may have passed
+    try:
+        before = daemon.call("task", task=key)
+        if before["state"] != "completed":
+            return False
+        line = handed_in(before, daemon.call("hand_in", task=key))
+    except DaemonError as error:  # the exit code is that of the program
+        note(f"{plain(key)} is not handed in: {error}")
+        return False
+    if line is not None:
+        click.echo(line, err=True)
+    return line is None
 
 
 def _run_session(session: dict[str, Any]) -> int:
-    """Until it is left, also by a terminal that closes. Its exit code says nothing about the work."""
+    """Until it is left. Its exit code says nothing about the work."""
     words = session["argv"]
     if shutil.which(words[0]) is None:
         return _NOT_FOUND
+    environment = os.environ | session["environment"]
+    environment.pop(TOKEN_VARIABLE, None)
+    return _run(words, session["path"], environment, _become_agent)
+
+
+def _run(words: list[str], path: str, environment: dict[str, str], in_child: Callable[[], None] | None = None) -> int:
+    """Until it is left, also by a terminal that closes."""
     # Handlers, not "ignored", which the program would inherit.
     signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    environment = os.environ | session["environment"] | {"PWD": session["path"]}
-    environment.pop(TOKEN_VARIABLE, None)
     try:
         # There is one thread, so what runs in the child before the program is safe.
-        done = subprocess.run(words, cwd=session["path"], env=environment, preexec_fn=_become_agent, check=False)  # noqa: S603 - it is the person's
+        done = subprocess.run(words, cwd=path, env=environment | {"PWD": path}, preexec_fn=in_child, check=False)  # noqa: S603 - it is the person's
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

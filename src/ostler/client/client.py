@@ -195,6 +195,10 @@ class Client:
     async def reject(self, key: str, reason: str) -> Task:
         return _task(await self.call("reject", task=key, reason=reason))
 
+    async def hand_in(self, key: str) -> Task:
+        """What a person has changed in the workdir of a completed task; see `TaskOrchestrator.hand_in`."""
+        return _task(await self.call("hand_in", task=key))
+
     async def send_back(self, key: str, comment: str) -> Task:
         return _task(await self.call("send_back", task=key, comment=comment))
 

@@ -611,20 +611,21 @@ class AgentLifecycleManager:
     ) -> list[dict[str, Any]]:
         """Remove all instances that have ended, or did so longer ago than that; what was removed, newest first.
 
-        One that waits for its restart stays; so does one whose workdir holds files, with the reason under `kept`.
-        With `dry_run` nothing is removed.
+        One that waits for its restart stays, as do those of a task that is not finished: their output is its evidence.
+        One whose workdir holds files stays too, with the reason under `kept`. With `dry_run` nothing is removed.
         """
         age = positive_duration("older_than", older_than)
         await self.require(Permission.AGENTS_TERMINATE)
         before = None if age is None else self.now() - age
         waiting = {wait.instance_id for wait in await self.open_waits()}
+        unfinished = await self.store.read(tasks.unfinished_task_ids)
         removed: list[dict[str, Any]] = []
         page = _ENDED
         while records := await self.get_active_instances(page):
             page = page.evolve(before=records[-1].instance_id)
             for record in records:
                 is_due = before is None or (record.terminated_at is not None and record.terminated_at <= before)
-                if record.is_active or record.instance_id in waiting or not is_due:
+                if record.is_active or record.instance_id in waiting or record.task_id in unfinished or not is_due:
                     continue
                 removed.append(await self._prune(record, dry_run=dry_run))
         return removed

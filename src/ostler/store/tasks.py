@@ -103,6 +103,12 @@ def tasks_in(reader: Reader, states: Collection[TaskState]) -> list[Task]:
     return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state IN ({names}) ORDER BY id"))
 
 
+def unfinished_task_ids(reader: Reader) -> set[UUID]:
+    """Of all workspaces."""
+    rows = reader.fetch(f"SELECT id FROM tasks WHERE state NOT IN {_FINISHED}")
+    return {row_id if isinstance(row_id, UUID) else UUID(bytes=row_id) for (row_id,) in rows}
+
+
 def tasks_to_recover(reader: Reader) -> list[Task]:
     """Those that run or have a workdir, of all workspaces, oldest first."""
     return TASKS.read(reader.fetch(f"{TASKS.select} WHERE state = 'running' OR workdir_json IS NOT NULL ORDER BY id"))

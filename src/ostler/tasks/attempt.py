@@ -102,6 +102,10 @@ class AttemptRules:
     def __init__(self, tasks: TaskContext) -> None:
         self.tasks = tasks
 
+    async def work(self, task: Task) -> Task:
+        """From the workdir to the review, or raise what became of it."""
+        return await _work(self, task)
+
     async def prepare(self, task: Task) -> tuple[Task, Workdir]:
         return await prepare(self.tasks, task, keep=self.keeps_directory)
 
@@ -170,7 +174,7 @@ async def run_attempt(rules: AttemptRules, task: Task) -> Task:
 async def _run_to_its_end(rules: AttemptRules, task: Task) -> Task:
     tasks = rules.tasks
     try:
-        task = await _work(rules, task)
+        task = await rules.work(task)
     except AttemptWaitsError as waits:
         return await rules.waits(await tasks.reload(task), waits)
     except AttemptStoppedError as stopped:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
-from ostler.errors import InvalidOperationError, TaskNotFoundError
+from ostler.errors import InvalidOperationError, MergeConflictError, OstlerError, TaskNotFoundError
 from ostler.model.access import OWNER, Actor
 from ostler.model.task import Task, TaskState
 from ostler.tasks.context import TaskContext, exists, workdir_of
@@ -51,14 +52,19 @@ async def merge_work(
             raise InvalidOperationError(f"{task.key} has no repository, so it is accepted whole; leave the paths out")
         return None
     chosen = tuple(paths) or None
-    accepted = await tasks.workdirs.accept(
-        workdir,
-        snapshot,
-        paths=chosen,
-        message=_commit_message(task, message, by),
-        tree=await _checked_tree(tasks, task, workdir, snapshot, chosen),
-        branch_only=branch_only,
-    )
+    try:
+        accepted = await tasks.workdirs.accept(
+            workdir,
+            snapshot,
+            paths=chosen,
+            message=_commit_message(task, message, by),
+            tree=await _checked_tree(tasks, task, workdir, snapshot, chosen),
+            branch_only=branch_only,
+        )
+    except MergeConflictError:
+        with contextlib.suppress(OstlerError, OSError):  # so that a person can merge the target there
+            await tasks.workdirs.bring_target(workdir)
+        raise
     if task.accepted is not None:
         same = task.accepted["commit"] == accepted.commit
         accepted = accepted.evolve(earlier=task.accepted.get("earlier") if same else task.accepted)

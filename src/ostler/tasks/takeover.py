@@ -1,7 +1,8 @@
 """A person takes a task over: the session of its coding agent goes on in a terminal, and nothing else works on it.
 
 While it is taken over the task is queued with an open wait, so that neither the queue nor a crew begins it. When it is
-given back, what is in its workdir is checked and held for review; without changes its agent goes on.
+given back, what is in its workdir is checked and held for review; without changes its agent goes on. What a person
+changes in the workdir of a completed task is handed in likewise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.commandspec import HomeKind
@@ -52,15 +54,10 @@ class AgentSession:
 class TakenRules(AttemptRules):
     """The end of an attempt that a person has worked on: there is no agent to start or to wait for."""
 
-    async def prepare(self, task: Task) -> tuple[Task, Workdir]:
-        return task, require_workdir(task)
-
-    async def watch(self, task: Task, workdir: Workdir, instance: AgentInstance) -> None:
-        """The person has left."""
-
-    async def judge(self, task: Task, workdir: Workdir, instance: AgentInstance) -> Task:  # noqa: ARG002 - as the base
+    async def work(self, task: Task) -> Task:
+        workdir = self.tasks.active[task.key] = require_workdir(task)
         answer = {"summary": task.summary, "session": task.session, "session_usage": task.session_usage}
-        return await finish(self, await self.tasks.reload(task), workdir, answer)
+        return await finish(self, task, workdir, answer)
 
 
 def require_workdir(task: Task) -> Workdir:
@@ -167,7 +164,43 @@ def give_back(tx: Transaction, old: Task, *, hands_in: bool, by: Actor) -> Task:
     if not hands_in:
         return task_store.change_task(tx, task, {"is_held": False}, by=by, act="task.give_back")
     instance = UUID(str((wait.detail or {})["instance"]))
-    changes = {"attempt": task.attempt + 1, "instance_id": instance, "is_held": False, "crew": None, "member": None}
-    return task_store.change_task(
-        tx, task, changes, to=TaskState.RUNNING, by=by, reason="given back by hand", act="task.give_back"
-    )
+    return _begin(tx, task, instance, by=by, reason="given back by hand", act="task.give_back")
+
+
+def _begin(tx: Transaction, queued: Task, instance: UUID | None, *, by: Actor, reason: str, act: str) -> Task:
+    changes = {"attempt": queued.attempt + 1, "instance_id": instance, "is_held": False, "crew": None, "member": None}
+    return task_store.change_task(tx, queued, changes, to=TaskState.RUNNING, by=by, reason=reason, act=act)
+
+
+# --- handed in by hand -------------------------------------------------------------------------------
+
+
+def require_completed(reader: Reader, task: Task) -> None:
+    """Raises `InvalidOperationError` where nothing can be handed in."""
+    if task.state is TaskState.COMPLETED:
+        return
+    if task.state is TaskState.RUNNING:
+        why = "is running; what is in its worktree is taken in when its agent ends"
+    elif taken_wait(reader, task) is not None:
+        why = "is taken over by hand; it is handed in when the session is left"
+    else:
+        why = f"is {task.state}; only a completed task is handed in"
+    raise InvalidOperationError(f"{task.key} {why}")
+
+
+async def has_changed(tasks: TaskContext, task: Task) -> bool:
+    """Whether its workdir is not as it was handed in."""
+    workdir = require_workdir(task)
+    if task.crew is not None:  # the directory of a member, also of a crew that is gone
+        tasks.workdirs.allow(Path(workdir.path).parent)
+    snapshot = await tasks.workdirs.snapshot(workdir, f"{task.key}: {task.title}")
+    return snapshot.commit != (task.snapshot or {}).get("commit")
+
+
+def hand_in(tx: Transaction, old: Task, *, by: Actor) -> Task:
+    """As an attempt of its own, of the agent that worked on it last."""
+    task = task_store.require_task(tx, old.workspace_id, old.key)
+    require_completed(tx, task)
+    reason = "changed by hand"
+    queued = task_store.change_task(tx, task, to=TaskState.QUEUED, by=by, reason=reason)
+    return _begin(tx, queued, task.instance_id, by=by, reason=reason, act="task.hand_in")

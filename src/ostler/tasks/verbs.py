@@ -389,6 +389,18 @@ class TaskVerbs:
         given = await self.manager.store.run(takeover.give_back, task, hands_in=hands_in, by=self.manager.actor)
         return await self.work(given, takeover.TakenRules(self.tasks)) if hands_in else given
 
+    async def hand_in(self, key: str) -> Task:
+        """Take in what a person has changed in the workdir of a completed task: it is checked and held for review
+        with the rest. The task as it is where nothing has changed.
+        """
+        await self.manager.require(_P.TASKS_WRITE)
+        task = await self._load(key)
+        await self.manager.store.read(takeover.require_completed, task)
+        if not await takeover.has_changed(self.tasks, task):
+            return task
+        begun = await self.manager.store.run(takeover.hand_in, task, by=self.manager.actor)
+        return await self.work(begun, takeover.TakenRules(self.tasks))
+
     async def _write_and_end(self, write: Callable[[Transaction], tuple[Task, Task]], why: str) -> Task:
         """Commit, then end the agent: a store that cannot write leaves the agent at work."""
         before, after = await self.manager.store.run(write)

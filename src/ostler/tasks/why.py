@@ -137,11 +137,8 @@ def _completed(facts: TaskFacts) -> _Answer:
     passed = sum(receipt.passed for receipt in facts.task.receipts)
     evidence = [f"{passed} of its checks passed"] if passed else []
     evidence += [wait.reason for wait in facts.waits if wait.reason]
-    return _Answer(
-        "it is done and waits for your review",
-        tuple(evidence),
-        (f"`ostler diff {key}` shows it; `ostler accept {key}`, `ostler task send-back {key}`, `ostler reject {key}`",),
-    )
+    verbs = f"`ostler accept {key}`, `ostler task send-back {key}`, `ostler reject {key} -m WHY`"
+    return _Answer("it is done and waits for your review", tuple(evidence), (f"`ostler diff {key}` shows it; {verbs}",))
 
 
 def _queued(facts: TaskFacts) -> _Answer:

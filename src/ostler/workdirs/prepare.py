@@ -52,12 +52,14 @@ def plan(
         raise InvalidOperationError(f"{near} is the workdir of an agent; name the repository that it came from")
     branch = target or head_near(near)
     if branch is None:
-        raise InvalidOperationError(f"no branch is checked out in {near}; name the branch to merge into")
+        raise InvalidOperationError(
+            f"no branch is checked out in {near}; check out the one to merge into (git switch main)"
+        )
     tip = theirs.tip(branch)
     if tip is None:
         raise InvalidOperationError(
             f"the branch {branch} of {theirs.directory} has no commit; "
-            "make a first one (git commit --allow-empty -m start), or name another branch"
+            "make a first one (git commit --allow-empty -m start), or check out another branch"
         )
     commit = tip if base is None else theirs.commit(base)
     if commit is None:

@@ -109,7 +109,8 @@ class Review:
     def _merged(self, tip: str, snapshot: Snapshot, paths: Sequence[str] | None) -> tuple[Merge, str]:
         merge, work = self._merge(tip, snapshot, paths)
         if merge.conflicts:
-            raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts)
+            cure = f"send it back to its agent, or run `git merge {self.target}` in its worktree and hand it in"
+            raise _conflict(f"{snapshot.key} does not merge into {self.target}", merge.conflicts, cure)
         return merge, work
 
     def _has_all(self, tip: str, merge: Merge, work: str, snapshot: Snapshot) -> bool:
@@ -215,9 +216,8 @@ class Review:
         inverse = self.mirror.commit(self.mirror.tree_of(accepted.before), [accepted.commit], "inverse", MIRROR_AUTHOR)
         merge = self.mirror.merge(tip, inverse)
         if merge.conflicts:
-            raise _conflict(
-                f"{accepted.key} cannot be undone on {self.target}, for later work builds on it", merge.conflicts
-            )
+            what = f"{accepted.key} cannot be undone on {self.target}, for later work builds on it"
+            raise _conflict(what, merge.conflicts, "undo that first, or change the files by hand")
         message = f"Undo {accepted.key}\n\nThis reverts commit {accepted.commit}."
         commit = self.mirror.commit(merge.tree, [tip], message, author)
         self.mirror.set_ref(f"refs/ostler/{accepted.key}/undone/{accepted.commit}/{commit[:16]}", commit)
@@ -333,12 +333,9 @@ def _chosen(changes: Sequence[Change], paths: Sequence[str], key: str) -> list[C
     ]
 
 
-def _conflict(what: str, paths: Sequence[str]) -> MergeConflictError:
+def _conflict(what: str, paths: Sequence[str], cure: str) -> MergeConflictError:
     names = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
-    return MergeConflictError(
-        f"{what}: conflicts in {names}. Nothing was changed; send it back to its agent, or resolve it by hand",
-        paths=paths,
-    )
+    return MergeConflictError(f"{what}: conflicts in {names}. Nothing was changed; {cure}", paths=paths)
 
 
 def _digest(commit: str, paths: Sequence[str] | None) -> str:

@@ -146,6 +146,10 @@ async def give_back(task: str, tasks: TasksOf, to_agent: Annotated[bool, Body(em
     return _shown(await tasks.give_back(task, to_agent=to_agent))
 
 
+async def hand_in(task: str, tasks: TasksOf) -> dict[str, Any]:
+    return _shown(await tasks.hand_in(task))
+
+
 async def send_back(
     task: str, tasks: TasksOf, comment: Annotated[str | None, Body(embed=True)] = None
 ) -> dict[str, Any]:
@@ -203,6 +207,7 @@ HANDLERS: Handlers = {
     "hold_task": hold,
     "take_over": take_over,
     "give_back": give_back,
+    "hand_in": hand_in,
     "send_back": send_back,
     "diff": diff,
     "accept": accept,
