@@ -34,7 +34,14 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 
 
 async def call(served: Served, verb: str, **parameters: Any) -> Any:
-    return await asyncio.to_thread(BlockingClient(served.home).call, verb, **parameters)
+    def ask() -> Any:
+        client = BlockingClient(served.home)
+        try:
+            return client.call(verb, **parameters)
+        finally:
+            client.close()  # a connection that is kept would count
+
+    return await asyncio.to_thread(ask)
 
 
 # --- headers -----------------------------------------------------------------------------------------
