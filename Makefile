@@ -27,7 +27,7 @@ demo: $(READY)  ## the product's story in a terminal, in under 30 seconds
 # Each worker would rewrite and compile every module of the tests again.
 test torture: export PYTHONDONTWRITEBYTECODE =
 
-test: $(READY)  ## every test but the long runs, about 6 minutes; PART=core|process|work|program for a part of it
+test: $(READY)  ## every test but the long runs, about 8 minutes; PART=core|process|work|program for a part of it
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not torture" $(TESTS) $(ARGS)
 
 check: $(READY)  ## the gates: ruff, mypy --strict, import direction
