@@ -12,10 +12,9 @@ from typing import IO
 
 import pytest
 from loop_shell import LoopShell
-from shell import Shell, until
-
 from ostler.keeper.settle import RLIMIT_LOCKS
 from ostler.keeper.tag import tag_for
+from shell import Shell, until
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from isolation import IsolationContract, RecordingListener, Start
 from isolation.agents import PlainAgent
 from isolation.ground import do, inventory, passing, until
 
+from ostler.agent_process.agent_loop import AgentLoop
 from ostler.agents import Agent, AgentContext
 from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError
 from ostler.isolation import Isolation, StartPlan, Verb
-from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.thread import ThreadIsolation
 from ostler.model.spawn import ResourceLimits
 from ostler.testing.clock import ManualClock

@@ -15,9 +15,10 @@ import time
 from functools import cache
 from typing import Any
 
+from ostler.isolation.inside.speaking import Speaker
+
 from ostler.agents import Agent, AgentContext
 from ostler.errors import ValidationError
-from ostler.isolation.inside.speaking import Speaker
 
 _WHOLE = 3
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ostler.keeper import cgroupfs, probing, tree
 from ostler.keeper.boxes import Box, Boxes, BoxLimits
+
+from ostler.keeper import cgroupfs, probing, tree
 
 _PR_SET_CHILD_SUBREAPER = 36
 _NONE = BoxLimits()

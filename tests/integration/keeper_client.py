@@ -15,9 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ostler.keeper.hiding import HIDE
+
 import ostler
 from ostler.isolation.process.launch import keeper_argv as keeper_argv_of
-from ostler.keeper.hiding import HIDE
 from ostler.keeper.protocol import VERSION, Line, connect
 from ostler.keeper.tree import marked
 

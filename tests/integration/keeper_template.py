@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 SOURCE = sys.argv[1]
 sys.path.insert(0, SOURCE)
 
+from ostler.keeper.settle import settle_in  # noqa: E402 - as above
+
 from ostler.keeper import forking  # noqa: E402 - found by the line above
 from ostler.keeper.protocol import Line  # noqa: E402 - as above
-from ostler.keeper.settle import settle_in  # noqa: E402 - as above
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from ostler.keeper.probing import sweep
 
 from ostler.keeper import cgroupfs, tree
-from ostler.keeper.probing import sweep
 
 PATIENCE = 60.0
 

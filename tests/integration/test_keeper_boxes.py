@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from keeper_box_ground import ENFORCING, KINDS, LOOKING, Ground, cpu_of, eventually, groups_of, said, subreaper
 from machine_ground import lacking
-
-from ostler.keeper import probing, tree
 from ostler.keeper.boxes import APPROXIMATED, ENFORCED, Box, BoxLimits
 from ostler.keeper.plainbox import PlainBox
+
+from ostler.keeper import probing, tree
 
 _DAEMON = """
 if os.fork() == 0:

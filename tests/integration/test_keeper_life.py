@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from keeper_client import SOURCE, Home, Refused, is_alive, keeper_argv, launch, pair, wait_until
-
 from ostler.keeper.edition import edition
+
 from ostler.keeper.protocol import connect
 from ostler.keeper.tree import marked
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from keeper_client import Home, wait_until
+from ostler.keeper.records import Journal
 
 from ostler.keeper import records
-from ostler.keeper.records import Journal
 
 
 def record(number: int, **more: Any) -> dict[str, Any]:

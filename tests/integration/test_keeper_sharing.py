@@ -9,8 +9,8 @@ from pathlib import Path
 import ordinary
 import pytest
 from keeper_client import Home, Manager, wait_until
-
 from ostler.keeper.sharing import nice_for
+
 from ostler.keeper.tree import cpu_seconds
 
 #: Low, normal, high and critical.

@@ -17,6 +17,7 @@ import pytest
 from lifecycle_agents import Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
 from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
+from ostler.isolation.process.cell import ProcessCell
 
 from ostler import (
     AgentGoneError,
@@ -37,7 +38,6 @@ from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.process import home as process_home
 from ostler.isolation.process import link
-from ostler.isolation.process.cell import ProcessCell
 from ostler.lifecycle import open as open_
 from ostler.store.attempts import open_attempts
 from ostler.store.waits import all_open_waits

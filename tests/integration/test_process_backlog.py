@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from defect_ground import do, plan_for
 from isolation.ground import RecordingListener, until
+from ostler.isolation.process.cell import ProcessCell
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.isolation import Verb
 from ostler.isolation.process import channel
-from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 
 __all__ = ["isolation", "listener", "site"]

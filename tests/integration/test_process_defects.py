@@ -20,12 +20,12 @@ from defect_agents import Mayfly, Nuisance
 from defect_ground import do, keeper, plan_for
 from isolation.ground import RecordingListener, until
 from machine_ground import lives
+from ostler.isolation.process.cell import ProcessCell
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation import Site, Verb
 from ostler.isolation.process import launch
-from ostler.isolation.process.cell import ProcessCell
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.model.attempt import AttemptOutcome

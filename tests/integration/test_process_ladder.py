@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from machine_ground import lives, until
+from ostler.isolation.process.home import KeeperHome
 from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, TerminationOptions
-from ostler.isolation.process.home import KeeperHome
 
 pytestmark = pytest.mark.anyio
 

@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from isolation.ground import RecordingListener, until
+from ostler.isolation.process.home import KeeperHome
 from process_agents import Handy, make_handy
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -24,7 +25,6 @@ from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializationError, ValidationError
 from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
-from ostler.isolation.process.home import KeeperHome
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.isolation.wire import MAX_MESSAGE
 from ostler.model.attempt import AttemptOutcome

@@ -19,16 +19,16 @@ from uuid import uuid4
 
 import pytest
 from machine_ground import PATIENCE, end_keeper, keeper_of, kill_keeper_of, lacking, lives, swept, until
+from ostler.keeper.asking import RefusedError
+from ostler.keeper.records import Journal
+from ostler.keeper.remains import records_of_swept
+from ostler.keeper.units import House
 from promise_ground import Fleet, opened
 
 import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, InvalidOperationError, RestartPolicy, TerminationOptions
 from ostler.keeper import tree
-from ostler.keeper.asking import RefusedError
 from ostler.keeper.protocol import MARK
-from ostler.keeper.records import Journal
-from ostler.keeper.remains import records_of_swept
-from ostler.keeper.units import House
 
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 _AT_ONCE = TerminationOptions.immediate()

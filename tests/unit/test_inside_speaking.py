@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ostler.isolation.inside.speaking import Letter, Outbox, Speaker
 
 from ostler.agents import Progress, Signal, TokensUsed
 from ostler.errors import AgentBusyError
 from ostler.isolation import backlog, wire
 from ostler.isolation.backlog import MAX_WEIGHTY
-from ostler.isolation.inside.speaking import Letter, Outbox, Speaker
 
 
 @pytest.fixture

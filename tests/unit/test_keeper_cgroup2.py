@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from ostler.keeper import cgroup2, cgroupfs
 from ostler.keeper.boxes import APPROXIMATED, ENFORCED, BoxLimits
 from ostler.keeper.cgroup2 import Cgroup2Boxes, hand_down
+
+from ostler.keeper import cgroup2, cgroupfs
 
 _FILES = {
     "cgroup.type": "domain\n",

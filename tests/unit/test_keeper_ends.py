@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ostler.keeper import protocol, template
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Children, Ended
 from ostler.keeper.digest import blake2b
-from ostler.keeper.loop import Loop
-from ostler.keeper.output import Log, Output
 from ostler.keeper.plainboxes import PlainBoxes
-from ostler.keeper.protocol import Line
 from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, has_descriptors, spawn
 from ostler.keeper.tag import tag_for, tag_of
 from ostler.keeper.template import Birth, Recipe, Template
+
+from ostler.keeper import protocol, template
+from ostler.keeper.loop import Loop
+from ostler.keeper.output import Log, Output
+from ostler.keeper.protocol import Line
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-from ostler.keeper import cgroupfs, tree
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.policing import Duty, Watch
+
+from ostler.keeper import cgroupfs, tree
 from ostler.keeper.tree import Process, Stat
 
 _SLEEP = "import time; print('up', flush=True); time.sleep(60)"

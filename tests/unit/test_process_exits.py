@@ -11,14 +11,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from ostler.isolation.process.exits import ending_of, exit_of
+from ostler.isolation.process.hearing import calls_of, key_of, message_of, outcome_of, read_key, wait_of
 
 from ostler.agents import Agent
 from ostler.agents.base import FunctionMaker
 from ostler.agents.command import Ending
 from ostler.errors import AgentInitializationError
 from ostler.isolation import Exit, Verb
-from ostler.isolation.process.exits import ending_of, exit_of
-from ostler.isolation.process.hearing import calls_of, key_of, message_of, outcome_of, read_key, wait_of
 from ostler.isolation.process.sources import source_of
 from ostler.isolation.wire import WireError
 from ostler.model.attempt import AttemptOutcome

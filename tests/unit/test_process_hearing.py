@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ostler.isolation.process.channel import Channel
 
 from ostler.isolation import wire
 from ostler.isolation.process import hearing
-from ostler.isolation.process.channel import Channel
 from ostler.model.context import MAX_BYTES, json_faults
 
 ASK = UUID(int=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 
 import pytest
-
 from ostler.isolation.process.link import KeeperError, Link
-from ostler.keeper.protocol import REFUSED
 from ostler.keeper.serving import turn_away
+
+from ostler.keeper.protocol import REFUSED
 
 pytestmark = pytest.mark.anyio
 

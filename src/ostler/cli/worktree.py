@@ -20,7 +20,7 @@ from ostler.cli.output import first_line, note, plain, sentence, short_path
 from ostler.client.blocking import DaemonError
 from ostler.errors import ExitCode
 from ostler.home import TOKEN_VARIABLE
-from ostler.keeper.settle import RLIMIT_LOCKS
+from ostler.keeper.rlimit_tag import RLIMIT_LOCKS
 
 _key = click.argument("key", shell_complete=completers.tasks())
 _SHELL = "/bin/sh"

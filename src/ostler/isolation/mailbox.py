@@ -112,7 +112,7 @@ class Mailbox:
         self.flush()
         self.close()
         try:
-            self._listener.exited(self.attempt, how)
+            self._listener.on_exit(self.attempt, how)
         except Exception:  # noqa: BLE001 - logged; the agent has ended all the same
             _log.exception("the manager failed to take note that an agent ended")
 
@@ -125,7 +125,7 @@ class Mailbox:
         asking = self._asking = self._asking or set()
         asking.add(task)
         try:
-            return await self._listener.asked(self.attempt, wait)
+            return await self._listener.on_question(self.attempt, wait)
         finally:
             asking.discard(task)
 
@@ -147,7 +147,7 @@ class Mailbox:
 
     def _hear(self, message: Message) -> None:
         try:
-            enough = self._listener.heard(self.attempt, message)
+            enough = self._listener.on_message(self.attempt, message)
         except Exception:  # noqa: BLE001 - logged; the next message may fare better
             _log.exception("the manager failed to hear a message of an agent")
             return

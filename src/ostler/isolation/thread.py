@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from ostler.agent_process.agent_loop import AgentLoop
+from ostler.agent_process.workers import Census, Workers
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentInitializationError
-from ostler.isolation.agentloop import AgentLoop
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.loopcell import LoopCell
-from ostler.isolation.workers import Census, Workers
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from uuid import UUID
 
 from ostler.isolation.base import Cell, Exit, Verb
@@ -52,10 +51,7 @@ def first_phase(
         case AgentState.SUSPENDED:
             return _first_suspended(present, pause_wait, how)
     if isinstance(present, Cell):
-        if _LEAVING_VERBS.isdisjoint(present.in_flight.values()):
-            return Adopting()
-        stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
-        return Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail)
+        return Adopting()
     if job_end is not None and job_end.outcome is AttemptOutcome.CLEAN:
         return Leaving(goal=Goal.TERMINATE, exit=job_end, reason=job.DONE)
     return Leaving(goal=Goal.FAIL, exit=job_end or how or _LOST)
@@ -105,7 +101,6 @@ def begin_adopted(instance: Instance, phase: Phase, cell: Cell | None, open_wait
     if instance.level.capabilities.freezes and not frozen:
         # Its manager may have died between the freeze and the word of it.
         instance.operate("thaw", cell.thaw())
-    cell.on_reported(partial(instance.post, Reported(attempt=instance.attempt)))
 
 
 async def reported(instance: Instance, message: Reported) -> None:
@@ -113,10 +108,17 @@ async def reported(instance: Instance, message: Reported) -> None:
     cell = instance.cell
     if message.attempt != instance.attempt or cell is None:
         return
+    if await _has_lost_work(instance, cell, message):
+        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=_lost_at_work(instance)))
+        return
+    if isinstance(instance.phase, Adopting) and not _LEAVING_VERBS.isdisjoint(message.calls.values()):
+        stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
+        begin_leave(instance, Leaving(goal=Goal.RESTART, exit=stopped, reason=stopped.detail))
+        return
     rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
     named = {calls.call_id_for(instance, row.request_id, row.tries): row for row in rows}
     waiting = _waits_by_call(instance)
-    for call_id, verb in list(cell.in_flight.items()):
+    for call_id, verb in list(message.calls.items()):
         if verb is not Verb.PROCESS or call_id in instance.calls:
             continue
         row = named.get(call_id)
@@ -135,7 +137,7 @@ async def reported(instance: Instance, message: Reported) -> None:
         for wait_id in call.waits:
             instance.waits[wait_id].call = call
         calls.begin(instance, call, rejoin=True)
-    waits.end_unasked_waits(instance, cell.open_asks)
+    waits.end_unasked_waits(instance, frozenset(message.questions))
     calls.join_adopted(instance)
     if isinstance(instance.phase, Adopting):
         calls.serve(instance)
@@ -172,9 +174,40 @@ def _waits_by_call(instance: Instance) -> dict[UUID, set[UUID]]:
     return by_call
 
 
-def reported_suspended(instance: Instance, message: Reported) -> None:
-    if isinstance(instance.phase, Suspended):
-        instance.phase.reported = message
+async def reported_suspended(instance: Instance, message: Reported) -> None:
+    phase, cell = instance.phase, instance.cell
+    if not isinstance(phase, Suspended) or message.attempt != instance.attempt or cell is None:
+        return
+    if await _has_lost_work(instance, cell, message):
+        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=_lost_at_work(instance)))
+        return
+    phase.reported = message
+
+
+async def _has_lost_work(instance: Instance, cell: Cell, message: Reported) -> bool:
+    """Whether a run was under way that ended unseen, with its keeper. It is not begun again under this attempt.
+
+    The row of a request is written shortly after its run has begun, so a job that has not ended counts as begun.
+    """
+    if not cell.may_have_lost_calls:
+        return False
+    rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
+    if any(calls.call_id_for(instance, row.request_id, row.tries) not in message.calls for row in rows):
+        return True
+    if message.calls:
+        return False
+    interrupted = previous_state(instance.phase.wait) if isinstance(instance.phase, Suspended) else ""
+    if AgentState.PROCESSING in {instance.record.state, interrupted}:
+        return True
+    return instance.record.job is not None and await job.ended_job(instance) is None
+
+
+def _lost_at_work(instance: Instance) -> Exit:
+    return Exit(
+        outcome=AttemptOutcome.LOST,
+        detail="the manager and the keeper of this home ended while it worked; how its run ended is not known",
+        ended_at=instance.runtime.last_owned,  # the time without a manager is no uptime
+    )
 
 
 async def registered_suspended(instance: Instance, message: Registered) -> None:

@@ -303,7 +303,7 @@ def begin(instance: Instance, call: Call, *, rejoin: bool = False) -> None:
         instance.drop_call(call, AgentGoneError(f"{instance.label} ended before it could be asked"))
         return
     if rejoin:
-        work = cell.rejoin(call.call_id)
+        work = cell.call(Verb.PROCESS, call_id=call.call_id)
     else:
         if call.request_id is not None:
             call.call_id = call_id_for(instance, call.request_id, call.tries)
@@ -491,7 +491,7 @@ def _hold_unclaimed(instance: Instance) -> None:
     for old in held[: max(len(held) - _MAX_UNCLAIMED, 0)]:
         instance.calls.pop(old.call_id, None)
         if instance.cell is not None:
-            instance.cell.confirm(old.call_id)
+            instance.cell.ack([old.call_id])
     sync_state(instance)
 
 
@@ -532,7 +532,7 @@ def _end_written(
 def _answer(instance: Instance, call: Call, outcome: BaseException | None, *, confirm: bool = True) -> None:
     _forget(instance, call)
     if confirm and instance.cell is not None:
-        instance.cell.confirm(call.call_id)
+        instance.cell.ack([call.call_id])
     for caller in call.withdrawn:
         caller.reply.cancel()
     for caller in call.callers:

@@ -390,8 +390,11 @@ def _attempt_end(phase: Leaving) -> AttemptEnd:
 def _release(instance: Instance, attempt: int) -> None:
     """The end of this attempt is committed."""
     cell, instance.cell = instance.cell, None
-    ending = instance.level.forget(instance.instance_id, attempt) if cell is None else cell.destroy()
-    instance.runtime.run(ending, "ostler-let-go")
+    if cell is None:
+        others = {(other.instance_id, other.attempt) for other in instance.runtime.instances.values()}
+        instance.runtime.run(instance.level.sweep(others - {(instance.instance_id, attempt)}), "ostler-let-go")
+    else:
+        instance.runtime.run(cell.destroy(), "ostler-let-go")
     for waiting in instance.waits.values():
         if waiting.timer is not None:
             waiting.timer.cancel()

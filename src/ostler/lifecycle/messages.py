@@ -6,7 +6,7 @@ A message that carries an attempt counts only if it is the record's present one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -16,6 +16,7 @@ from uuid import UUID
 from ostler.agents.messages import WaitAnswer, WaitAsked
 from ostler.clock import Timer
 from ostler.errors import StaleWriterError
+from ostler.isolation import base
 from ostler.isolation.base import Exit
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.spawn import TerminationOptions
@@ -234,6 +235,8 @@ class Reported(Message):
     """An adopted agent has said what it works on; perhaps nothing."""
 
     attempt: int
+    calls: Mapping[UUID, base.Verb]
+    questions: Collection[UUID]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -33,7 +33,7 @@ from ostler.isolation.finding import IsolationLevels
 from ostler.isolation.forks import keep_from_children
 from ostler.isolation.walls import harden, is_kept
 from ostler.keeper.protocol import MARK
-from ostler.keeper.tag import TEMPLATE
+from ostler.keeper.rlimit_tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.identity import settle_home

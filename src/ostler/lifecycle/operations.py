@@ -32,7 +32,7 @@ from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
 from ostler.lifecycle.reports import Listener
 from ostler.model.access import SYSTEM, Actor
 from ostler.model.spawn import ResourceLimits
-from ostler.model.states import Enforcement, IsolationLevel
+from ostler.model.states import Enforcement
 
 #: Where the private workdirs of instances are, inside a home.
 WORKDIRS = "work"
@@ -96,7 +96,7 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
             if restart:
                 await turns.enter_async_context(runtime.restart_gate.turn(instance.options.priority))
             began = None
-            if instance.options.isolation_level is IsolationLevel.PROCESS:
+            if instance.level.capabilities.has_own_process:
                 turn = runtime.start_gate.turn(instance.options.priority, _LONGEST_TURN_SECONDS)
                 began = await turns.enter_async_context(turn)
             async with Deadline(runtime.clock, limit):
@@ -154,7 +154,6 @@ async def _undo(instance: Instance, plan: StartPlan, cell: Cell | None) -> None:
     if cell is not None:
         await cell.stop(NO_GRACE)
         await cell.destroy()
-    await instance.level.discard(plan)
     if plan.attempt == 1 and plan.owns_workdir and plan.workdir is not None:
         remove_without_work(plan.workdir)
 
@@ -217,8 +216,6 @@ async def _leave(instance: Instance, phase: Leaving, calls: list[asyncio.Task[No
         result.forced = not (result.complete and report.graceful)
         result.left_behind = report.left_behind
         result.exit = result.exit or cell.ended
-    if instance.level.capabilities.kills and result.left_behind is None:
-        result.left_behind = await instance.level.kill_survivors(instance.instance_id)
     return result
 
 

@@ -13,21 +13,19 @@ from uuid import UUID
 from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.errors import AgentNotFoundError, OstlerError, StoreError
 from ostler.isolation.base import Cell, Exit, Isolation
-from ostler.lifecycle.adopt import begin_adopted, first_phase, previous_state
-from ostler.lifecycle.calls import call_id_for
+from ostler.lifecycle.adopt import begin_adopted, first_phase
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.job import ended_job
 from ostler.lifecycle.messages import Phase
 from ostler.lifecycle.operations import plan_for
 from ostler.lifecycle.reports import Listener
-from ostler.model.attempt import Attempt, AttemptOutcome, RequestState
+from ostler.model.attempt import Attempt, AttemptOutcome
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions
 from ostler.model.states import INACTIVE_STATES, AgentState
 from ostler.model.wait import Wait, WaitKind
 from ostler.store import attempts, moves, queries, waits
 from ostler.store.attempts import AttemptEnd
-from ostler.store.requests import list_requests
 from ostler.store.transaction import Transaction
 
 #: The number of instances that are recovered at the same time.
@@ -35,10 +33,6 @@ _AT_ONCE = 64
 #: How long until what could not be recovered is tried again.
 _AGAIN_SECONDS = 5.0
 _LOST = "its manager has ended"
-_LOST_AT_WORK = Exit(
-    outcome=AttemptOutcome.LOST,
-    detail="the manager and the keeper of this home ended while it worked; how its run ended is not known",
-)
 _WITHOUT_TASK = frozenset({AgentState.FAILED, AgentState.SUSPENDED, AgentState.TERMINATING})
 
 
@@ -114,11 +108,8 @@ async def _recover(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits) -
     open_waits.levels[instance.level] = None
     plan = plan_for(instance, partial(_make, runtime, instance))
     listener = Listener(instance, record.attempt, committed=attempt.heard)
-    seen = await instance.level.recover(attempt.handle, plan, listener)
+    seen = await instance.level.adopt(attempt.handle, plan, listener)
     pause = open_waits.pauses.get(record.instance_id)
-    if isinstance(seen, Cell) and await _has_lost_work(instance, seen, pause):
-        seen.detach()
-        seen = _LOST_AT_WORK
     if isinstance(seen, Exit) and seen.ended_at is None and seen.outcome is AttemptOutcome.LOST:
         seen = replace(seen, ended_at=runtime.last_owned)  # the time without a manager is no uptime
     cell = seen if isinstance(seen, Cell) else None
@@ -131,24 +122,6 @@ async def _recover(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits) -
     instance.start(lambda new_instance: begin_adopted(new_instance, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
-
-
-async def _has_lost_work(instance: Instance, cell: Cell, pause: Wait | None) -> bool:
-    """Whether a run was under way that ended unseen, with its keeper. It is not begun again under this attempt.
-
-    The row of a request is written shortly after its run has begun, so a job that has not ended counts as begun.
-    """
-    record = instance.record
-    if not cell.may_have_lost_calls or record.state in {AgentState.INITIALIZING, AgentState.TERMINATING}:
-        return False
-    in_flight = set(cell.in_flight)
-    rows = await instance.runtime.store.read(list_requests, instance.instance_id, RequestState.RUNNING)
-    if any(call_id_for(instance, row.request_id, row.tries) not in in_flight for row in rows):
-        return True
-    if in_flight:
-        return False
-    was_processing = AgentState.PROCESSING in {record.state, previous_state(pause)}
-    return was_processing or (record.job is not None and await ended_job(instance) is None)
 
 
 def _make(runtime: Runtime, instance: Instance) -> Any:

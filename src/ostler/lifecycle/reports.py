@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from ostler.agents.messages import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.errors import AgentGoneError, StoreError
-from ostler.isolation.base import Exit
+from ostler.isolation.base import Exit, Verb
 from ostler.lifecycle.instance import RETRY_SECONDS, Instance
 from ostler.lifecycle.liveness import Outbox
-from ostler.lifecycle.messages import Exited, WaitCancelled, WaitRequested
+from ostler.lifecycle.messages import Exited, Reported, WaitCancelled, WaitRequested
 from ostler.lifecycle.phases import wait_id_for
 from ostler.store import reports
 
@@ -40,7 +41,7 @@ class Listener:
     def _is_stale(self) -> bool:
         return self._instance.outbox is not self._outbox or self._instance.is_over
 
-    def heard(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
+    def on_message(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
         instance, outbox = self._instance, self._outbox
         number = getattr(message, "number", 0)
         if attempt != instance.attempt or self._is_stale or (number and number <= outbox.last):
@@ -66,7 +67,7 @@ class Listener:
             outbox.room_freed = asyncio.get_running_loop().create_future()
         return outbox.room_freed
 
-    async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
+    async def on_question(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         instance = self._instance
         if attempt != instance.attempt or self._is_stale:
             raise AgentGoneError("a later attempt of this agent has begun")
@@ -79,8 +80,11 @@ class Listener:
             instance.post(WaitCancelled(wait_id=wait_id_for(instance.record, wait)))
             raise
 
-    def exited(self, attempt: int, how: Exit) -> None:
+    def on_exit(self, attempt: int, how: Exit) -> None:
         self._instance.post(Exited(attempt=attempt, how=how))
+
+    def on_report(self, attempt: int, calls: Mapping[UUID, Verb], questions: Collection[UUID]) -> None:
+        self._instance.post(Reported(attempt=attempt, calls=calls, questions=questions))
 
     def _write_progress(self) -> None:
         """The latest only, and not more often than the settings say."""
@@ -160,7 +164,7 @@ def _written(instance: Instance, outbox: Outbox, number: int, last: int, writing
     while outbox.submitted_signals and outbox.submitted_signals[0].number <= last:
         outbox.submitted_signals.popleft()
     if error is None and instance.cell is not None and instance.outbox is outbox:
-        instance.cell.confirm_heard(last)
+        instance.cell.ack(message=last)
     if outbox.room_freed is not None and len(outbox.signals) <= _MAX_PENDING // 2:
         room, outbox.room_freed = outbox.room_freed, None
         if not room.done():

@@ -54,7 +54,7 @@ def _settle(instance: Instance, end: RequestEnd) -> None:
     if instance.pending_ends.get(request.request_id) is end:
         del instance.pending_ends[request.request_id]
     if instance.cell is not None and request.attempt == instance.attempt:
-        instance.cell.confirm(call_id_for(instance, request.request_id, request.tries))
+        instance.cell.ack([call_id_for(instance, request.request_id, request.tries)])
 
 
 async def write_intent(instance: Instance, message: Terminate) -> Move | None:

@@ -134,6 +134,13 @@ class ScriptedAgent(Agent):
             await asyncio.sleep(0.005)
         raise SystemExit(3)
 
+    async def say_when_released(self, _request: Mapping[str, Any]) -> None:
+        self._context.signal("began")
+        while not self._released():  # noqa: ASYNC110 - what it waits for is a file
+            await asyncio.sleep(0.005)
+        self._context.signal("unheard")
+        await asyncio.sleep(_LAST_RESORT_SECONDS)
+
     async def block(self, _request: Mapping[str, Any]) -> None:
         """Async only by name: nothing else happens on its loop."""
         self._context.signal("began")

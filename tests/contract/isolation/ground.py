@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,17 +39,19 @@ class RecordingListener:
         self.threads: set[int] = set()
         self.questions: list[WaitAsked] = []
         self.answer: asyncio.Future[WaitAnswer] = asyncio.get_running_loop().create_future()
+        #: What adopted agents reported: calls of an earlier manager, open questions.
+        self.reports: list[tuple[dict[UUID, Verb], frozenset[UUID]]] = []
         #: How many questions were called off.
         self.called_off = 0
         self.fails = False
 
-    def heard(self, attempt: int, message: Message) -> None:
+    def on_message(self, attempt: int, message: Message) -> None:
         self._note(attempt)
         self.messages.append(message)
         if self.fails:
             raise RuntimeError("the listener is broken")
 
-    async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
+    async def on_question(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         self._note(attempt)
         self.questions.append(wait)
         try:
@@ -58,11 +60,19 @@ class RecordingListener:
             self.called_off += 1
             raise
 
-    def exited(self, attempt: int, how: Exit) -> None:
+    def on_exit(self, attempt: int, how: Exit) -> None:
         self._note(attempt)
         self.exits.append(how)
         if self.fails:
             raise RuntimeError("the listener is broken")
+
+    def on_report(self, attempt: int, calls: Mapping[UUID, Verb], questions: Collection[UUID]) -> None:
+        self._note(attempt)
+        self.reports.append((dict(calls), frozenset(questions)))
+
+    async def report(self, number: int = 1) -> tuple[dict[UUID, Verb], frozenset[UUID]]:
+        await until(lambda: len(self.reports) >= number)
+        return self.reports[number - 1]
 
     @property
     def signals(self) -> list[str]:

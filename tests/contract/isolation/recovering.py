@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from isolation.ground import ATTEMPT, INSTANCE, IsolationGround, RecordingListener, do, until
 from ostler.agents import WaitAnswer
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation import Cell, Exit, Isolation, StartPlan, Verb
 from ostler.model.attempt import AttemptOutcome
 
@@ -61,9 +63,9 @@ class RecoveringContract(IsolationGround):
         await isolation.close()
         with pytest.raises(AgentGoneError):
             await cell.call(Verb.PROCESS, do("echo"))
-        found = await heir.recover(None, plan, listener)
+        found = await heir.adopt(None, plan, listener)
         assert isinstance(found, Cell)
-        assert not found.in_flight
+        assert await listener.report() == ({}, frozenset())
         told = await found.call(Verb.PROCESS, do("tell"))
         assert (told["process"], told["attempt"]) == (process, ATTEMPT)
         assert await found.call(Verb.FINAL_STATE) == {"asked": 2}
@@ -83,15 +85,12 @@ class RecoveringContract(IsolationGround):
         await isolation.close()
         with pytest.raises(AgentGoneError):
             await call
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        assert found.in_flight == {CALL: Verb.PROCESS}
-        again = asyncio.ensure_future(found.rejoin(CALL))
+        assert (await listener.report())[0] == {CALL: Verb.PROCESS}
+        again = asyncio.ensure_future(found.call(Verb.PROCESS, call_id=CALL))
         assert await found.call(Verb.PROCESS, do("meet", first=False)) == "came"
         assert await again == "met"
-        assert not found.in_flight
-        with pytest.raises(InvalidOperationError):
-            await found.rejoin(CALL)
         await found.destroy()
 
     async def test_an_answer_that_nobody_heard_is_kept(
@@ -112,10 +111,10 @@ class RecoveringContract(IsolationGround):
             await call
         release()
         await asyncio.sleep(0.1)  # whether it answers before or after the next manager comes, it is answered once
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        assert found.in_flight == {CALL: Verb.PROCESS}
-        assert await found.rejoin(CALL) == "ended"
+        assert (await listener.report())[0] == {CALL: Verb.PROCESS}
+        assert await found.call(Verb.PROCESS, call_id=CALL) == "ended"
         assert await found.call(Verb.FINAL_STATE) == {"asked": 1}
         await found.destroy()
 
@@ -130,25 +129,23 @@ class RecoveringContract(IsolationGround):
         with pytest.raises(AgentExecutionError, match="as told"):
             await cell.call(Verb.PROCESS, do("fail"), call_id=failed)
         assert await cell.call(Verb.PROCESS, do("echo", value="unnamed")) == "unnamed"
-        assert not cell.in_flight
         assert not cell.is_stuck
         await isolation.close()
         second = successor()
-        found = await second.recover(cell.handle, plan, listener)
+        found = await second.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        assert found.in_flight == {CALL: Verb.PROCESS, failed: Verb.PROCESS}
+        assert (await listener.report())[0] == {CALL: Verb.PROCESS, failed: Verb.PROCESS}
         assert not found.is_stuck
-        assert await found.rejoin(CALL) == "once"
+        assert await found.call(Verb.PROCESS, call_id=CALL) == "once"
         with pytest.raises(AgentExecutionError, match="as told"):
-            await found.rejoin(failed)
-        found.confirm(CALL)
+            await found.call(Verb.PROCESS, call_id=failed)
+        found.ack([CALL])
         await second.close()
         third = successor()
-        found = await third.recover(cell.handle, plan, listener)
+        found = await third.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        assert found.in_flight == {failed: Verb.PROCESS}
-        found.confirm(failed)  # also of one that this manager does not want
-        assert not found.in_flight
+        assert (await listener.report(2))[0] == {failed: Verb.PROCESS}
+        found.ack([failed])  # also of one that this manager does not want
         assert await found.call(Verb.FINAL_STATE) == {"asked": 3}, "nothing was done twice"
         await found.destroy()
         await third.close()
@@ -164,9 +161,9 @@ class RecoveringContract(IsolationGround):
         call.cancel()
         await asyncio.wait((call,))
         await isolation.close()
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        assert not found.in_flight
+        assert await listener.report() == ({}, frozenset())
         await found.destroy()
 
     async def test_what_was_not_acknowledged_is_said_again_in_order(
@@ -177,20 +174,20 @@ class RecoveringContract(IsolationGround):
         cell = await _started(isolation, plan, listener)
         await cell.call(Verb.PROCESS, do("say", count=9), call_id=CALL)
         assert listener.numbers == list(range(1, 10))
-        cell.confirm_heard(4)
+        cell.ack(message=4)
         await isolation.close()
         second, again = successor(), RecordingListener()
-        found = await second.recover(cell.handle, plan, again)
+        found = await second.adopt(cell.handle, plan, again)
         assert isinstance(found, Cell)
-        assert await found.rejoin(CALL) == 1
+        assert await found.call(Verb.PROCESS, call_id=CALL) == 1
         assert again.numbers == list(range(5, 10)), "what was said before an answer is heard before it"
         assert [one for one in again.messages if one in listener.messages] == again.messages
         await found.call(Verb.PROCESS, do("say", count=2))
         assert again.numbers == list(range(5, 12))
-        found.confirm_heard(11)
+        found.ack(message=11)
         await second.close()
         third, silent = successor(), RecordingListener()
-        found = await third.recover(cell.handle, plan, silent)
+        found = await third.adopt(cell.handle, plan, silent)
         assert isinstance(found, Cell)
         await found.ping()
         assert silent.numbers == []
@@ -202,31 +199,25 @@ class RecoveringContract(IsolationGround):
     ) -> None:
         if not isolation.capabilities.outlives_manager:
             return
-        told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]] = []
         cell = await _started(isolation, plan, listener)
         await isolation.close()
+        assert not listener.reports
         second = successor()
-        found = await second.recover(cell.handle, plan, listener)
+        found = await second.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        _tell_into(found, told)
-        assert not told, "not from within"
-        await until(lambda: bool(told))
-        assert told == [({}, frozenset())], "also when that is nothing"
+        assert await listener.report() == ({}, frozenset()), "also when that is nothing"
         asyncio.ensure_future(found.call(Verb.PROCESS, do("ask"), call_id=CALL)).add_done_callback(_retrieve)
         await until(lambda: len(listener.questions) == 1)
         await second.close()
         third = successor()
-        found = await third.recover(cell.handle, plan, listener)
+        found = await third.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        _tell_into(found, told)
-        await until(lambda: len(told) == 2)
         (question, *_) = listener.questions
-        assert told[1] == ({CALL: Verb.PROCESS}, frozenset({question.ask_id}))
+        assert await listener.report(2) == ({CALL: Verb.PROCESS}, frozenset({question.ask_id}))
         await asyncio.sleep(0.05)
-        assert len(told) == 2
+        assert len(listener.reports) == 2
         listener.answer.set_result(WaitAnswer(outcome="answered"))
-        assert list(await found.rejoin(CALL)) == ["answered", None]
-        assert found.open_asks == frozenset()
+        assert list(await found.call(Verb.PROCESS, call_id=CALL)) == ["answered", None]
         await found.destroy()
         await third.close()
 
@@ -238,15 +229,68 @@ class RecoveringContract(IsolationGround):
         cell = await _started(isolation, plan, listener)
         await cell.freeze()
         await isolation.close()
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
-        told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]] = []
-        _tell_into(found, told)
         await asyncio.sleep(0.1)
-        assert not told
+        assert not listener.reports
         await found.thaw()
-        await until(lambda: len(told) == 1)
+        await listener.report()
         await found.destroy()
+
+    async def test_a_blocked_agent_is_adopted_at_once_and_reports_later(
+        self,
+        isolation: Isolation,
+        heir: Isolation | None,
+        listener: RecordingListener,
+        plan: StartPlan,
+        release: Callable[[], None],
+    ) -> None:
+        if heir is None:
+            return
+        cell = await _started(isolation, plan, listener)
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("block"), call_id=CALL))
+        await listener.signal("began")
+        await isolation.close()
+        call.add_done_callback(_retrieve)
+        found = await asyncio.wait_for(heir.adopt(cell.handle, plan, listener), 5)
+        assert isinstance(found, Cell)
+        await asyncio.sleep(0.1)
+        assert not listener.reports
+        release()
+        assert (await listener.report())[0] == {CALL: Verb.PROCESS}
+        await found.call(Verb.PROCESS, call_id=CALL)
+        await found.destroy()
+
+    async def test_what_was_said_while_no_manager_was_there_survives_the_agent(
+        self,
+        isolation: Isolation,
+        heir: Isolation | None,
+        listener: RecordingListener,
+        plan: StartPlan,
+        release: Callable[[], None],
+    ) -> None:
+        if heir is None:
+            return
+        cell = await _started(isolation, plan, listener)
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, do("say_when_released")))
+        await listener.signal("began")
+        process = cell.handle["pid"]
+        await isolation.close()
+        call.add_done_callback(_retrieve)
+        release()
+        await asyncio.sleep(0.3)
+        os.kill(process, signal.SIGKILL)
+        later = RecordingListener()
+        how: Cell | Exit = cell
+        for _ in range(200):
+            how = await heir.adopt(cell.handle, plan, later)
+            if isinstance(how, Exit):
+                break
+            how.detach()
+            await asyncio.sleep(0.01)
+        assert isinstance(how, Exit)
+        assert how.signal == signal.SIGKILL
+        assert "unheard" in later.signals
 
     async def test_an_end_that_nobody_saw_is_told_as_it_was(
         self,
@@ -266,7 +310,7 @@ class RecoveringContract(IsolationGround):
             await call
         release()
         async with asyncio.timeout(60):
-            while isinstance(how := await heir.recover(cell.handle, plan, listener), Cell):
+            while isinstance(how := await heir.adopt(cell.handle, plan, listener), Cell):
                 how.detach()
                 await asyncio.sleep(0.01)
         assert how.outcome in {AttemptOutcome.EXIT_CODE, AttemptOutcome.ERROR}
@@ -284,7 +328,7 @@ class RecoveringContract(IsolationGround):
         await isolation.close()
         with pytest.raises(AgentGoneError):
             await call
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
         await until(lambda: len(listener.questions) == 2)
         first, second = listener.questions
@@ -292,7 +336,7 @@ class RecoveringContract(IsolationGround):
         assert first == second
         assert second.call_id == CALL
         listener.answer.set_result(WaitAnswer(outcome="answered", answer={"colour": "red"}))
-        assert list(await found.rejoin(CALL)) == ["answered", {"colour": "red"}]
+        assert list(await found.call(Verb.PROCESS, call_id=CALL)) == ["answered", {"colour": "red"}]
         await found.destroy()
 
     async def test_what_is_frozen_stays_so(
@@ -307,13 +351,13 @@ class RecoveringContract(IsolationGround):
         await isolation.close()
         with pytest.raises(AgentGoneError):
             await call
-        found = await heir.recover(cell.handle, plan, listener)
+        found = await heir.adopt(cell.handle, plan, listener)
         assert isinstance(found, Cell)
         heard = len(listener.signals)
         await asyncio.sleep(0.1)
         assert len(listener.signals) == heard
         await found.thaw()
-        assert found.in_flight == {CALL: Verb.PROCESS}
+        assert (await listener.report())[0] == {CALL: Verb.PROCESS}
         await until(lambda: len(listener.signals) > heard)
         await found.destroy()
 
@@ -322,7 +366,7 @@ class RecoveringContract(IsolationGround):
     ) -> None:
         if heir is None:
             return
-        how = await heir.recover(None, plan, listener)
+        how = await heir.adopt(None, plan, listener)
         assert isinstance(how, Exit)
         assert how.outcome is AttemptOutcome.LOST
 
@@ -335,17 +379,13 @@ class RecoveringContract(IsolationGround):
         await _started(isolation, plan, listener)
         await _started(isolation, other, listener)
         await isolation.close()
-        found = await heir.recover(None, plan, listener)
+        found = await heir.adopt(None, plan, listener)
         assert isinstance(found, Cell)
         assert await heir.sweep(keep={(INSTANCE, ATTEMPT)}) == 1
-        assert isinstance(await heir.recover(None, other, listener), Exit)
+        assert isinstance(await heir.adopt(None, other, listener), Exit)
         assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1
         assert await heir.sweep(keep=()) == 0, "what it holds itself is not swept"
         await found.destroy()
-
-
-def _tell_into(cell: Cell, told: list[tuple[Mapping[UUID, Verb], frozenset[UUID]]]) -> None:
-    cell.on_reported(lambda: told.append((dict(cell.in_flight), cell.open_asks)))
 
 
 def _retrieve(call: asyncio.Future[Any]) -> None:

@@ -13,7 +13,6 @@ from isolation.ground import ATTEMPT, IsolationGround, RecordingListener, Start,
 from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
-from ostler.model.states import IsolationLevel
 from ostler.testing.clock import ManualClock
 
 
@@ -82,19 +81,19 @@ class SpeakingContract(IsolationGround):
     ) -> None:
         cell = await start()
         await cell.call(Verb.PROCESS, do("say", count=6))
-        wanted = [1, 2, 3, 4, 5, 6] if isolation.level is IsolationLevel.PROCESS else [0] * 6
+        wanted = [1, 2, 3, 4, 5, 6] if isolation.capabilities.outlives_manager else [0] * 6
         assert listener.numbers == wanted
-        cell.confirm_heard(6)
-        cell.confirm_heard(3)  # it has been said before
+        cell.ack(message=6)
+        cell.ack(message=3)  # it has been said before
         await cell.call(Verb.PROCESS, do("say", count=1))
         assert len(listener.numbers) == 7
 
     async def test_confirming_an_answer_is_harmless(self, start: Start) -> None:
         cell, call_id = await start(), uuid4()
-        cell.confirm(call_id)
+        cell.ack([call_id])
         assert await cell.call(Verb.PROCESS, do("echo", value=1), call_id=call_id) == 1
-        cell.confirm(call_id)
-        cell.confirm(call_id)
+        cell.ack([call_id])
+        cell.ack([call_id])
         assert await cell.call(Verb.PROCESS, do("echo", value=2), call_id=call_id) == 2, "its name is free again"
 
     async def test_a_question_is_called_off_with_its_call(self, start: Start, listener: RecordingListener) -> None:

@@ -64,11 +64,11 @@ class StartingContract(IsolationGround):
         cell = await self._started(isolation, listener, replace(plan_of(), workdir=given, owns_workdir=False))
         told = await cell.call(Verb.PROCESS, do("where"))
         assert told["workdir"] == str(given)
-        assert told["cwd"] == str(given if isolation.level is IsolationLevel.PROCESS else Path.cwd())
+        assert told["cwd"] == str(given if isolation.capabilities.has_own_process else Path.cwd())
         await cell.destroy()
         assert (given / "note").read_text() == "mine"
         missing = replace(plan_of(), workdir=tmp_path / "missing", owns_workdir=False)
-        if isolation.level is IsolationLevel.PROCESS:
+        if isolation.capabilities.has_own_process:
             with pytest.raises(AgentInitializationError, match="is not a directory; make it first"):
                 await self._started(isolation, listener, missing)
         else:
@@ -86,7 +86,7 @@ class StartingContract(IsolationGround):
             cell = await self._started(isolation, listener, replace(plan_of(), env=env, limits=limits))
             told = await cell.call(Verb.PROCESS, do("where", names=names))
             assert told["env"] == env
-            if isolation.level is IsolationLevel.PROCESS:
+            if isolation.capabilities.has_own_process:
                 passed_on = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
                 assert told["environ"] == {**passed_on, **env, "OSTLER_MAX_WORKER_THREADS": "3"}
             await cell.destroy()
@@ -140,8 +140,6 @@ class StartingContract(IsolationGround):
         with pytest.raises(AgentExecutionError) as caught:
             await isolation.start(plan, listener)
         assert caught.value.exception_type in {"ValueError", "SystemExit"}
-        await isolation.discard(plan)
-        await isolation.discard(plan)
         await until(lambda: inventory() <= before)
         assert not listener.exits, "nobody has heard of it, so nobody is told of its end"
 
@@ -154,7 +152,7 @@ class StartingContract(IsolationGround):
     ) -> None:
         cell = await start()
         plan = replace(plan_of(), instance_id=INSTANCE)
-        found = await isolation.recover(cell.handle, plan, listener)
+        found = await isolation.adopt(cell.handle, plan, listener)
         if isolation.capabilities.outlives_manager:
             assert not isinstance(found, Exit)
             assert await found.call(Verb.PROCESS, do("echo", value=1)) == 1

@@ -9,8 +9,8 @@ from typing import Any
 
 from ostler.agents import AgentKind
 from ostler.isolation.base import StartPlan
-from ostler.keeper import cgroupfs
-from ostler.keeper.boxes import ADVISORY, APPROXIMATED, ENFORCED
+from ostler.keeper import cgroup_files
+from ostler.keeper.groups import ADVISORY, APPROXIMATED, ENFORCED
 from ostler.model.states import AgentPriority
 
 _MEBIBYTE = 1 << 20
@@ -44,10 +44,10 @@ def niceness(plan: StartPlan) -> int:
 def likely_enforcement() -> Mapping[str, str]:
     """What a keeper that this program starts will most likely hold. It finds out by doing; this only looks."""
     try:
-        own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
+        own = cgroup_files.own_groups()
     except (OSError, ValueError):
         own = {}
-    unified = own.get(cgroupfs.UNIFIED)
+    unified = own.get(cgroup_files.UNIFIED)
     held = set(_controllers(unified)) if unified is not None and _may_write(unified) else set()
     held.update(one for one in _CONTROLLERS if one in own and _may_write(own[one]))
     if not held:
@@ -62,6 +62,6 @@ def _may_write(group: str) -> bool:
 
 def _controllers(group: str) -> list[str]:
     try:
-        return cgroupfs.read(f"{group}/cgroup.controllers").split()
+        return cgroup_files.read(f"{group}/cgroup.controllers").split()
     except OSError:
         return []

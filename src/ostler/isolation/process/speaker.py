@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
-from ostler.isolation.process.launch import KEEPER
+from ostler.isolation.process.keeper_client import KEEPER
 from ostler.keeper import tree
 from ostler.keeper.protocol import TOKEN
-from ostler.keeper.settle import RLIMIT_LOCKS
-from ostler.keeper.tag import tag_for, tag_of
+from ostler.keeper.rlimit_tag import RLIMIT_LOCKS, tag_for, tag_of
 
 
 def is_agent(pid: int, home: Path) -> bool:

@@ -1,0 +1,241 @@
+"""What both kinds of cells over a holder share: freeze, usage, the stop ladder, the end nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping
+from datetime import timedelta
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from ostler.clock import Clock, Timer
+from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.holder import Holder, HolderError
+from ostler.model.states import Enforcement
+
+_log = logging.getLogger("ostler.isolation")
+_LIMIT_FIELDS: Mapping[str, str] = MappingProxyType(
+    {"memory": "max_memory_mb", "cpu": "max_cpu_percent", "pids": "processes"}
+)
+_ALWAYS: Mapping[str, Enforcement] = MappingProxyType(
+    {
+        "execution_timeout": Enforcement.ENFORCED,  # what ignores its cancellation can be killed
+        "max_concurrent_tasks": Enforcement.ENFORCED,
+        "max_tokens_per_minute": Enforcement.APPROXIMATED,
+        "max_worker_threads": Enforcement.APPROXIMATED,  # the pool is bounded, the agent's own threads are not
+    }
+)
+
+
+def enforcement_of(words: Mapping[str, str]) -> dict[str, Enforcement]:
+    """From a holder's memory, cpu, pids to the fields of `ResourceLimits`."""
+    by_field = {name: Enforcement(words.get(word, Enforcement.ADVISORY)) for word, name in _LIMIT_FIELDS.items()}
+    return {**_ALWAYS, **by_field}
+
+
+def cell_name(plan: StartPlan) -> str:
+    return f"{plan.instance_id.hex}.{plan.attempt}"
+
+
+def require_workdir(plan: StartPlan) -> None:
+    if plan.workdir is not None and not plan.owns_workdir and not plan.workdir.is_dir():
+        raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
+
+
+def wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Tasks:
+    """Tasks that outlive their caller, held until they are done."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self, seconds: float) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+
+class HeldCell(Cell):
+    GIVE_UP: ClassVar[timedelta] = timedelta(seconds=5)
+
+    def __init__(self, clock: Clock, holder: Holder, tasks: Tasks, plan: StartPlan, listener: Listener) -> None:
+        self._clock = clock
+        self._holder = holder
+        self._tasks = tasks
+        self._plan = plan
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self.name = cell_name(plan)
+        self._enforcement: Mapping[str, Enforcement] | None = None
+        self._frozen = False
+        self._closing = False  #: no new calls
+        self._ended: Exit | None = None
+        self._quiet = True  #: the end is not reported: start or adopt is under way, or it was asked for
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._stopping: asyncio.Task[StopReport] | None = None
+        self._words_over: asyncio.Future[None] = self._loop.create_future()
+        self._grace_over: asyncio.Future[None] = self._loop.create_future()
+        self._timers: list[Timer] = []
+        self._detached = False
+        self._destroying: asyncio.Task[None] | None = None
+
+    # --- left to the two kinds ---
+
+    @abstractmethod
+    async def _end(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
+        """Ask it to end, wait until `over`, then kill. Whether it ended by itself, and what is left."""
+
+    @abstractmethod
+    def _release(self, how: Exit | None) -> None:
+        """Nobody waits for it any longer; `how` when it ended by itself."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Close sockets and files; the units themselves stay with the holder."""
+
+    # --- the contract ---
+
+    @property
+    def enforcement(self) -> Mapping[str, Enforcement] | None:
+        return self._enforcement
+
+    @property
+    def ended(self) -> Exit | None:
+        return self._ended
+
+    @property
+    def is_gone(self) -> bool:
+        return self._gone.done()
+
+    async def freeze(self) -> None:
+        # Before it is asked for: a cancelled caller may leave it frozen, and then it must be thawed.
+        before, self._frozen = self._frozen, True
+        try:
+            await self._ask(self._holder.freeze(self.name))
+        except InvalidOperationError:
+            self._frozen = before
+            raise
+
+    async def thaw(self) -> None:
+        if self._frozen:
+            await self._ask(self._holder.thaw(self.name))
+            self._frozen = False
+
+    async def usage(self) -> Usage:
+        return await self._ask(self._holder.usage(self.name))  # type: ignore[no-any-return]
+
+    async def stop(self, grace: timedelta) -> StopReport:
+        if self._stopping is None or _left_something(self._stopping):
+            self._words_over, self._grace_over = self._loop.create_future(), self._loop.create_future()
+            self._stopping = self._tasks.run(self._stop())
+        if not self._stopping.done():
+            self._allow(grace.total_seconds())
+        return await asyncio.shield(self._stopping)
+
+    def _allow(self, seconds: float) -> None:
+        """So long until it is killed; in the last part it gets signals. A later caller can only shorten it."""
+        if seconds <= 0:
+            wake(self._grace_over)
+            return
+        signals = min(LAST_CALL.total_seconds(), seconds)
+        words = seconds - signals if not self.is_stuck else 0.0
+        for future, delay in ((self._words_over, words), (self._grace_over, words + signals)):
+            self._timers.append(self._clock.call_later(delay, partial(wake, future)))
+
+    async def destroy(self) -> None:
+        if not self._detached:
+            if self._destroying is None:
+                self._destroying = self._tasks.run(self._destroy())
+            await asyncio.wait((self._destroying,))
+
+    async def _destroy(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.stop(timedelta(0))
+        if not self._detached:
+            self._disconnect()
+            with contextlib.suppress(HolderError):
+                await self._holder.forget(self.name)
+
+    def detach(self) -> None:
+        self._quiet = self._detached = self._closing = True
+        self._disconnect()
+        self._release(None)
+        wake(self._gone)
+        if self._stopping is None:
+            self._stopping = self._tasks.run(_nothing_to_stop())
+
+    # --- the end ---
+
+    async def _stop(self) -> StopReport:
+        self._quiet = self._closing = True
+        if self._frozen and not self._grace_over.done():
+            with contextlib.suppress(InvalidOperationError, AgentGoneError):
+                await self.thaw()
+        graceful, left = await self._end(self._grace_over)
+        for timer in self._timers:
+            timer.cancel()
+        self._release(None)
+        if left:
+            _log.warning("an agent could not be ended: %s", "; ".join(left))
+        return StopReport(graceful=graceful, left_behind="; ".join(left) or None)
+
+    async def _kill(self, grace: float = 0.0, name: str | None = None) -> list[str]:
+        try:
+            return await self._holder.stop(name or self.name, grace)
+        except HolderError as error:
+            return [] if error.kind == "unknown" or self._gone.done() else [str(error)]
+
+    async def _terminate(self, over: asyncio.Future[None], seconds: float) -> list[str] | None:
+        """TERM by the holder; None when `over` came first. `seconds` bound it should this manager die meanwhile."""
+        stopping = self._tasks.run(self._kill(seconds))
+        await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
+        return stopping.result() if stopping.done() else None
+
+    def _end_unasked(self, how: Exit) -> None:
+        """It ended, and all of it is proven gone. Reported once, and only if nobody asked for it."""
+        wake(self._gone)
+        if self._ended is not None or self._stopping is not None:
+            return
+        self._ended, self._closing = how, True
+        self._release(how)
+        if not self._quiet:
+            self._quiet = True
+            try:
+                self._listener.on_exit(self._plan.attempt, how)
+            except Exception:
+                _log.exception("the listener failed to take the exit of an agent")
+
+    async def _ask(self, request: Coroutine[Any, Any, Any]) -> Any:
+        if self._ended is not None:
+            request.close()
+            raise AgentGoneError
+        try:
+            return await request
+        except HolderError as error:
+            if error.kind in {"lost", "unknown"}:
+                raise AgentGoneError from error
+            raise InvalidOperationError(f"the keeper refuses: {error}") from error
+
+
+def _left_something(stopping: asyncio.Task[StopReport]) -> bool:
+    if not stopping.done() or stopping.cancelled() or stopping.exception() is not None:
+        return False
+    return stopping.result().left_behind is not None
+
+
+async def _nothing_to_stop() -> StopReport:
+    return StopReport(graceful=True)

@@ -1,0 +1,132 @@
+"""The manager's connection to one agent process: lines of JSON, read and written on the manager's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ostler.agent_process.framing import LineReader, ProtocolError, encode
+
+_RECEIVE = 1 << 18
+#: Messages dispatched before the loop has another turn, so that one agent does not keep it.
+_PER_TURN = 250
+
+
+class Channel:
+    """`on_message` gets each message in order; `on_closed` comes once, with a sentence for a broken protocol."""
+
+    def __init__(
+        self, sock: socket.socket, on_message: Callable[[dict[str, Any]], None], on_closed: Callable[[str | None], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._reader = LineReader()
+        self._queue: deque[dict[str, Any]] = deque()
+        self._buffer = bytearray()
+        self._hold: asyncio.Future[None] | None = None
+        self._again: asyncio.Handle | None = None
+        self._at_end = False
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def held(self) -> asyncio.Future[None] | None:
+        return self._hold
+
+    @property
+    def is_open(self) -> bool:
+        return self._sock.fileno() >= 0
+
+    def send(self, *messages: Mapping[str, Any]) -> None:
+        self.write(b"".join(map(encode, messages)))
+
+    def write(self, body: bytes) -> None:
+        if not self.is_open:
+            return
+        waiting = bool(self._buffer)
+        self._buffer += body
+        if not waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._buffer:
+                del self._buffer[: self._sock.send(self._buffer)]
+        except BlockingIOError:
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+            return
+        except OSError:
+            self._buffer.clear()  # the reader sees the end, after what is still to be read
+        self._loop.remove_writer(self._sock.fileno())
+
+    def hold(self, until: asyncio.Future[None]) -> None:
+        """Deliver nothing before this is done (back-pressure): the agent's messages wait in its outbox."""
+        if self._hold is None and self.is_open:
+            self._hold = until
+            self._loop.remove_reader(self._sock.fileno())
+            until.add_done_callback(self._released)
+
+    def _released(self, _: object) -> None:
+        self._hold = None
+        if self.is_open:
+            if not self._at_end:
+                self._loop.add_reader(self._sock.fileno(), self._readable)
+            self._dispatch()
+
+    def _readable(self) -> None:
+        if self._again is None:  # else what was read last is not dispatched yet: the agent has to wait
+            self._receive()
+            self._dispatch()
+
+    def _receive(self) -> bool:
+        """Whether something was read."""
+        try:
+            data = self._sock.recv(_RECEIVE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        reason = None
+        try:
+            if data:
+                self._queue.extend(self._reader.feed(data))
+                return True
+        except ProtocolError as error:
+            reason = str(error)
+        self._at_end = True
+        self._loop.remove_reader(self._sock.fileno())
+        if reason is not None:
+            self.close()
+            self._on_closed(reason)
+        return False
+
+    def _dispatch(self) -> None:
+        self._again = None
+        count = 0
+        while self._queue and self._hold is None and count < _PER_TURN:
+            count += 1
+            self._on_message(self._queue.popleft())
+        if self._queue and self._hold is None:
+            self._again = self._loop.call_soon(self._dispatch)
+        elif self._at_end and not self._queue and self.is_open:
+            self.close()
+            self._on_closed(None)
+
+    def drain(self) -> None:
+        """The agent has ended: deliver all that it wrote, also what is held back."""
+        while self.is_open and not self._at_end and self._receive():
+            pass
+        while self._queue:
+            self._on_message(self._queue.popleft())
+
+    def close(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        if self.is_open:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()

@@ -1,0 +1,446 @@
+"""The manager's side of a keeper: the `Holder` that starts it, speaks to it, and replaces it when it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ostler.errors import InvalidOperationError, StaleWriterError
+from ostler.isolation.base import Site, Usage
+from ostler.isolation.holder import (
+    Command,
+    Holder,
+    HolderError,
+    OnExit,
+    PythonProgram,
+    StartOrder,
+    UnitExit,
+    UnitStatus,
+)
+from ostler.isolation.process import launch
+from ostler.isolation.process.templates import Templates
+from ostler.keeper import protocol
+
+_log = logging.getLogger("ostler.isolation")
+KEEPER = "keeper"
+_CONNECT_SECONDS = 60.0
+_REPLY_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+_PAUSE = 0.02
+_END_SECONDS = 20.0
+_MAX_UNSENT = 64 << 20
+_LOST = HolderError("lost", "the keeper of this home is gone")
+
+
+class _Connection:
+    """Requests and replies over one socket. A request that is not answered in time raises, and may still be done."""
+
+    def __init__(
+        self, sock: socket.socket, on_event: Callable[[Mapping[str, Any]], None], on_lost: Callable[[], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._reader = protocol.LineReader(1 << 26)
+        self._buffer = bytearray()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.closed.done()
+
+    async def request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
+        if not self.is_open:
+            raise _LOST
+        number = next(self._numbers)
+        reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._waiting[number] = reply
+        self._buffer += protocol.encode({"id": number, "op": op, **fields})
+        self._flush()
+        try:
+            async with asyncio.timeout(seconds):
+                return await reply
+        except TimeoutError:
+            raise HolderError("late", f"the keeper did not answer {op} within {seconds:g} s") from None
+        finally:
+            self._waiting.pop(number, None)
+
+    def _flush(self) -> None:
+        try:
+            while self._buffer:
+                del self._buffer[: self._sock.send(self._buffer)]
+        except BlockingIOError:
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+            return
+        except OSError:
+            self._buffer.clear()
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._on_lost()
+            return
+        for line in self._reader.feed(data):
+            self._take(protocol.decode(line))
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "event" in message:
+            self._on_event(message)
+            return
+        number = message.get("id")
+        waiting = [self._waiting.get(number)] if number is not None else list(self._waiting.values())
+        for reply in waiting:
+            if reply is None or reply.done():
+                continue
+            if "ok" in message:
+                reply.set_result(message["ok"])
+            else:
+                reply.set_exception(HolderError(message.get("kind", "request"), str(message.get("error"))))
+
+    def close(self) -> None:
+        if self.is_open:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+            self.closed.set_result(None)
+            for reply in self._waiting.values():
+                if not reply.done():
+                    reply.set_exception(_LOST)
+                    reply.exception()
+
+
+class KeeperHolder(Holder):
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.about: Mapping[str, Any] = {}
+        self._private: Path | None = None
+        self._connection: _Connection | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._replacing: asyncio.Task[None] | None = None
+        self._listeners: dict[str, OnExit] = {}
+        self._templates = Templates()
+        self._renewing: asyncio.TimerHandle | None = None
+        self._renewals: set[asyncio.Task[Any]] = set()
+
+    @property
+    def outlives(self) -> bool:
+        return self._site.directory is not None and self._site.outlive.total_seconds() > 0
+
+    @property
+    def directory(self) -> Path:  # type: ignore[override]
+        if self._site.directory is not None:
+            return self._site.directory
+        if self._private is None:
+            self._private = Path(tempfile.mkdtemp(prefix="ostler-home-"))
+        return self._private
+
+    @property
+    def identity(self) -> str | None:
+        return ":".join(str(self.about.get(name)) for name in ("boot_id", "pid", "start_time"))
+
+    # --- connection ---
+
+    async def open(self, *, start: bool = True) -> bool:
+        await self._replaced()
+        if self._connection is None:
+            if self._opening is None:  # one attempt for all that wait
+                self._opening = asyncio.get_running_loop().create_task(self._connect(start=start))
+                self._opening.add_done_callback(self._opened)
+            await asyncio.shield(self._opening)
+            if start and self._connection is None:  # the attempt was one that starts no keeper
+                return await self.open()
+        return self._connection is not None
+
+    def _opened(self, opening: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()
+
+    async def _connect(self, *, start: bool) -> None:
+        directory, loop = self.directory / KEEPER, asyncio.get_running_loop()
+        end = loop.time() + _CONNECT_SECONDS
+        reason = "does not answer"
+        while loop.time() < end:
+            try:
+                sock = protocol.connect(str(directory))
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+                if not start and not launch.left_something(directory):
+                    return
+                if not await launch.start(directory):
+                    await asyncio.sleep(_PAUSE)
+                continue
+            except OSError as error:
+                raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
+            connection = _Connection(sock, self._event, self._lost)
+            try:
+                await self._hello(connection)
+            except HolderError as error:
+                connection.close()
+                if error.kind == "stale":
+                    raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
+                if error.kind not in {"ending", "lost", "late", "refused"}:
+                    raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
+                reason = str(error)
+                await asyncio.sleep(_PAUSE)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                self._connection = connection
+                return
+        raise InvalidOperationError(f"the keeper of {directory} cannot be used: {reason}")
+
+    async def _hello(self, connection: _Connection) -> None:
+        lease = self._site.outlive.total_seconds() if self.outlives else 0.0
+        fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
+        self.about = await connection.request("hello", **fields)
+        self._renew(connection, lease)
+
+    def _renew(self, connection: _Connection, lease: float) -> None:
+        """The keeper ends everything when it has not heard a manager for the lease, connected or not."""
+        if lease and connection.is_open:
+            if connection is self._connection:
+                task = asyncio.get_running_loop().create_task(_quietly(connection.request("renew")))
+                self._renewals.add(task)
+                task.add_done_callback(self._renewals.discard)
+            self._renewing = asyncio.get_running_loop().call_later(lease / 3, self._renew, connection, lease)
+
+    async def _request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
+        try:
+            if self._connection is None:
+                raise _LOST
+            return await self._connection.request(op, seconds, **fields)
+        except HolderError as error:
+            if error.kind == "lost":
+                await self._replaced()  # so that the caller knows of its exit when it hears of the loss
+            raise
+
+    async def _replaced(self) -> None:
+        if self._replacing is not None and self._replacing is not asyncio.current_task():
+            await asyncio.wait((self._replacing,))
+
+    def _event(self, message: Mapping[str, Any]) -> None:
+        if message.get("event") == "exit":
+            on_exit = self._listeners.pop(str(message.get("unit")), None)
+            if on_exit is not None:
+                _tell(on_exit, _exit(message["exit"]))
+
+    # --- the keeper was killed ---
+
+    def _lost(self) -> None:
+        if self._connection is None:
+            return  # it never became ours
+        self._connection = None
+        if self._renewing is not None:
+            self._renewing.cancel()
+        _log.error("the keeper of %s is gone; if it was killed, its agents die with it", self.directory)
+        self._replacing = asyncio.get_running_loop().create_task(self._replace())
+
+    async def _replace(self) -> None:
+        """A new keeper sweeps before it listens, and knows the exits that the old one recorded."""
+        listeners, by = dict(self._listeners), "lost"
+        exits: dict[str, UnitExit] = {}
+        alive: set[str] = set()
+        try:
+            if listeners:
+                await self._connect(start=True)
+                statuses = await self.units()
+                exits = {status.unit: status.exit for status in statuses if status.exit is not None}
+                alive = {status.unit for status in statuses if status.exit is None}
+        except StaleWriterError:
+            by = "taken"
+        except Exception:
+            _log.exception("no new keeper could be started for %s", self.directory)
+            await _quietly(launch.sweep_dead(self.directory / KEEPER))
+        finally:
+            self._replacing = None
+            for unit, on_exit in listeners.items():
+                if unit in alive:
+                    continue  # it is the same keeper, and only the connection was lost
+                self._listeners.pop(unit, None)
+                _tell(on_exit, exits.get(unit, UnitExit(by=by)))
+
+    # --- the contract ---
+
+    async def start(self, order: StartOrder, on_exit: OnExit) -> UnitStatus:
+        before = self._listeners.get(order.unit)
+        self._listeners[order.unit] = on_exit
+        fields: dict[str, Any] = {
+            "unit": order.unit,
+            "limits": asdict(order.limits),
+            "env": dict(order.env),
+            "cwd": order.cwd,
+            "log": str(order.log),
+            "log_bytes": order.log_bytes,
+            "log_rate": order.log_rate,
+            "nice": order.nice,
+            "umask": order.umask,
+        }
+        try:
+            if isinstance(order.program, Command):
+                fields["argv"] = list(order.program.argv)
+                fields["stdin"] = order.program.stdin is not None
+                if order.program.stdin is not None:
+                    self._write_stdin(order.unit, order.program.stdin)
+            else:
+                fields["template"] = self._template(order.program, order)
+            return _status(await self._request("start", **fields))
+        except BaseException:
+            self._restore(order.unit, before)
+            raise
+
+    def _template(self, program: PythonProgram, order: StartOrder) -> dict[str, Any]:
+        spec = self._templates.find(program.source, dict(program.env), program.cwd)
+        return {
+            "key": spec["template"],
+            "fresh_argv": launch.fresh_argv(),
+            **{name: spec[name] for name in ("argv", "env", "cwd", "setup")},
+        }
+
+    def _write_stdin(self, unit: str, text: bytes) -> None:
+        directory = self._run_directory(unit)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / protocol.STDIN).write_bytes(text)
+
+    def _run_directory(self, unit: str) -> Path:
+        return self.directory / protocol.RUN / unit
+
+    async def attach(self, unit: str, on_exit: OnExit) -> UnitStatus:
+        before = self._listeners.get(unit)
+        self._listeners[unit] = on_exit  # before the request: the exit may follow the reply at once
+        try:
+            status = _status(await self._request("status", unit=unit))
+        except BaseException:
+            self._restore(unit, before)
+            raise
+        if status.exit is not None:
+            self._restore(unit, before)
+        elif before is not None:
+            before(UnitExit(by="taken"))
+        return status
+
+    def _restore(self, unit: str, before: OnExit | None) -> None:
+        if before is None:
+            self._listeners.pop(unit, None)
+        else:
+            self._listeners[unit] = before
+
+    async def units(self) -> list[UnitStatus]:
+        return [_status(fields) for fields in (await self._request("list"))["units"]]
+
+    async def connect(self, status: UnitStatus) -> socket.socket:
+        try:
+            sock = protocol.connect(str(self._run_directory(status.unit)), protocol.AGENT_SOCKET)
+        except OSError as error:
+            raise HolderError("gone", f"the agent of unit {status.unit} cannot be reached: {error}") from error
+        # The kernel shows who called listen(): the keeper, never an agent that put its own socket there.
+        pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if pid != self.about.get("pid"):
+            sock.close()
+            raise HolderError("request", f"the socket of unit {status.unit} was not made by the keeper")
+        return sock
+
+    def read_unsent(self, unit: str) -> bytes:
+        """The agent could write there: no link, no FIFO, and not more than `_MAX_UNSENT` of it."""
+        path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
+                return file.read(_MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        except OSError:
+            return b""
+
+    async def freeze(self, cell: str) -> None:
+        await self._request("freeze", cell=cell)
+
+    async def thaw(self, cell: str) -> None:
+        await self._request("thaw", cell=cell)
+
+    async def usage(self, cell: str) -> Usage:
+        used = await self._request("usage", cell=cell)
+        return Usage(cpu_seconds=used["cpu_seconds"], memory_bytes=used["memory_bytes"], thread_count=used["threads"])
+
+    async def stop(self, name: str, grace: float) -> list[str]:
+        report = await self._request("stop", grace + _STOP_SECONDS, name=name, grace=grace)
+        return [str(text) for text in report["left"]]
+
+    async def forget(self, name: str) -> None:
+        for unit in [unit for unit in self._listeners if unit == name or unit.startswith(f"{name}.")]:
+            del self._listeners[unit]
+        await self._request("forget", name=name)
+
+    def held_cells(self) -> set[str]:
+        return {".".join(unit.split(".")[:2]) for unit in self._listeners}
+
+    async def close(self, *, leave: bool) -> None:
+        if self._replacing is not None:
+            await asyncio.wait((self._replacing,), timeout=_END_SECONDS)
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.is_open:
+            with contextlib.suppress(HolderError):
+                await connection.request("bye", leave=leave)
+            if not leave and connection.is_open:
+                await asyncio.wait((connection.closed,), timeout=_END_SECONDS)
+            connection.close()
+        for task in tuple(self._renewals):
+            task.cancel()
+        if self._private is not None:
+            shutil.rmtree(self._private, ignore_errors=True)
+            self._private = None
+
+
+def _tell(on_exit: OnExit, how: UnitExit) -> None:
+    """One listener that fails must not keep the others from their exits."""
+    try:
+        on_exit(how)
+    except Exception:
+        _log.exception("the exit of a unit could not be taken")
+
+
+async def _quietly(work: Any) -> None:
+    with contextlib.suppress(Exception):
+        await work
+
+
+def _exit(fields: Mapping[str, Any]) -> UnitExit:
+    names = ("code", "signal", "oom", "by", "why", "ended", "lasted", "written", "dropped")
+    return UnitExit(**{name: fields[name] for name in names}, left=tuple(fields["left"]))
+
+
+def _status(fields: Mapping[str, Any]) -> UnitStatus:
+    record = fields.get("exit")
+    return UnitStatus(
+        unit=str(fields["unit"]),
+        cell=str(fields["cell"]),
+        identity={name: fields.get(name) for name in ("pid", "start_time", "boot_id")},
+        enforcement=fields.get("enforcement") or {},
+        key=str(fields.get("key") or ""),
+        frozen=bool(fields.get("frozen")),
+        exit=None if record is None else _exit(record),
+    )

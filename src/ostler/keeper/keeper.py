@@ -1,0 +1,251 @@
+"""The keeper: puts the parts together, answers requests, ends everything when its manager is gone for too long."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ostler.keeper import tree
+from ostler.keeper.exits import Children, ExitRecorder
+from ostler.keeper.loop import Loop
+from ostler.keeper.protocol import VERSION
+from ostler.keeper.server import Connection, Handler, Reply, Server
+from ostler.keeper.start import Starter
+from ostler.keeper.state import ENDED, RUNNING, STARTING, RequestError, State, Unit
+from ostler.keeper.stop import Stopper
+from ostler.keeper.templates import Templates
+
+_POLL_SECONDS = 0.1
+_TIDY_SECONDS = 10.0
+_END_GRACE = 5.0
+Refuse = Callable[[str, str], None]
+
+
+class Keeper:
+    def __init__(
+        self, loop: Loop, listener: socket.socket, state: State, log: int, warn: Callable[[str], None]
+    ) -> None:
+        self.loop = loop
+        self.state = state
+        self.warn = warn
+        self.ending = False
+        self._epoch = 0
+        self._lease = Lease(loop, self)
+        self.children = Children()
+        self.exits = ExitRecorder(loop, state, self._exited)
+        self.templates = Templates(loop, state, self.children, log)
+        self.starter = Starter(loop, state, self.children, self.exits, self.templates)
+        self.starter.on_failed(self._ended)
+        self.stopper = Stopper(loop, state, self.starter.cancel)
+        self.server = Server(loop, listener, self._handlers())
+        self.server.hello = self._hello
+        self.server.heard = self._lease.renew
+        self.server.manager_left = self._manager_left
+        loop.after_turn = self.exits.after_turn
+        loop.on_signal(signal.SIGCHLD, self._reap)
+        loop.on_signal(signal.SIGTERM, lambda: self.end("stop"))
+        loop.later(_TIDY_SECONDS, self._tidy)
+        if state.groups.polls:
+            loop.later(_POLL_SECONDS, self._poll_limits)
+
+    def _handlers(self) -> dict[str, Handler]:
+        return {
+            "start": self._start,
+            "status": lambda request, reply, _: reply(self.state.status(str(request["unit"]))),
+            "list": lambda _, reply, __: reply({"units": self.state.statuses()}),
+            "freeze": self._freeze,
+            "thaw": self._thaw,
+            "usage": self._usage,
+            "stop": self._stop,
+            "forget": self._forget,
+            "renew": lambda _, reply, __: reply({}),
+            "bye": self._bye,
+        }
+
+    # --- the manager ---
+
+    def _hello(self, connection: Connection, request: Mapping[str, Any], reply: Reply) -> None:
+        epoch, lease = int(request["epoch"]), float(request["lease_seconds"])
+        if request.get("version") != VERSION:
+            raise RequestError("version", f"this keeper speaks version {VERSION}, not {request.get('version')!r:.20}")
+        if epoch < self._epoch:
+            raise RequestError("stale", f"a manager of epoch {self._epoch} was here; {epoch} is older")
+        if self.ending:
+            raise RequestError("ending", "this keeper is ending")
+        self._epoch = epoch
+        if connection is not self.server.manager:
+            self._undo_starts()
+        self.server.promote(connection)
+        self._lease.begin(lease)
+        reply(
+            {
+                "pid": os.getpid(),
+                "start_time": tree.start_time(os.getpid()),
+                "boot_id": tree.boot_id(),
+                "token": self.state.token,
+                "title": self.state.groups.title,
+                "enforcement": dict(self.state.groups.enforcement()),
+                "units": self.state.statuses(),
+            }
+        )
+
+    def _manager_left(self) -> None:
+        if not self.ending:
+            self._undo_starts()
+            self._lease.manager_left()
+
+    def _undo_starts(self) -> None:
+        """The manager that asked for them never heard of them, and the next one does not expect them."""
+        for unit in list(self.state.units.values()):
+            if unit.state == STARTING:
+                self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
+
+    def _bye(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        reply({})
+        if request.get("leave") and self.state.units:
+            if self.server.manager is not None:
+                self.server.manager.close()
+        else:
+            self.end("stop")
+
+    # --- requests ---
+
+    def _start(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        if self.ending:
+            raise RequestError("start", "this keeper is ending")
+        self.starter.start(request, reply, refuse)
+
+    def _freeze(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        cell = self.state.cell(str(request["cell"]))
+        if any(unit.state == STARTING for unit in cell.units.values()):
+            raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
+        try:
+            cell.group.freeze()
+        except OSError as error:
+            raise RequestError("freeze", f"cell {cell.name}: {error}") from error
+        cell.frozen = True
+        reply({})
+
+    def _thaw(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        cell = self.state.cell(str(request["cell"]))
+        try:
+            cell.group.thaw()
+        except OSError as error:
+            raise RequestError("freeze", f"cell {cell.name}: {error}") from error
+        cell.frozen = False
+        reply({})
+
+    def _usage(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        usage = self.state.cell(str(request["cell"])).group.usage()
+        reply({"cpu_seconds": usage.cpu_seconds, "memory_bytes": usage.memory_bytes, "threads": usage.threads})
+
+    def _stop(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        def stopped(report: dict[str, Any]) -> None:
+            reply(report)
+            self._end_if_empty()
+
+        self.stopper.stop(str(request["name"]), float(request["grace"]), "stop", stopped)
+
+    def _forget(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+        """A unit, or all units of a cell. Their run directories go too."""
+        name = str(request["name"])
+        for unit in (name, *(u for u in self.state.journal.records if u.startswith(f"{name}."))):
+            if unit in self.state.units:
+                raise RequestError("busy", f"unit {unit} has not ended")
+            self.state.journal.forget(unit)
+            shutil.rmtree(self.state.run_directory(unit), ignore_errors=True)
+        reply({})
+
+    # --- by itself ---
+
+    def _reap(self) -> None:
+        if self.children.reap():
+            self.loop.later(0.0, self._reap)
+
+    def _exited(self, unit: Unit) -> None:
+        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit})
+        self._ended(unit)
+
+    def _ended(self, unit: Unit) -> None:
+        self.stopper.unit_ended(unit)
+        self._end_if_empty()
+
+    def _poll_limits(self) -> None:
+        for cell in list(self.state.cells.values()):
+            running = [unit for unit in cell.units.values() if unit.state == RUNNING]
+            excess = cell.group.broken_limit() if running and not cell.frozen else None
+            if excess is not None:
+                for unit in running:
+                    unit.by, unit.why = excess
+                cell.group.kill()
+        self.loop.later(_POLL_SECONDS, self._poll_limits)
+
+    def _tidy(self) -> None:
+        self.templates.retire_idle()
+        if not os.path.isdir(self.state.home):
+            self.warn("the home was removed")
+            self.end("lease")
+        self.loop.later(_TIDY_SECONDS, self._tidy)
+
+    # --- the end ---
+
+    def end(self, by: str) -> None:
+        if self.ending:
+            return
+        self.ending = True
+        self.server.stop_listening()
+        for cell in list(self.state.cells.values()):
+            self.stopper.stop(cell.name, _END_GRACE, by, lambda _: self._end_if_empty())
+        self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if self.ending and not len(self.stopper) and all(u.state == ENDED or u.left for u in self.state.units.values()):
+            self.loop.end()
+
+    def close(self) -> None:
+        self.templates.close()
+        self.state.groups.sweep()
+        self.children.reap()
+        self.state.journal.close()
+        if self.server.manager is not None:
+            self.server.manager.flush_for(1.0)
+
+
+class Lease:
+    """Ends everything when no manager was heard for `seconds`, connected or not. 0: at once when it disconnects."""
+
+    def __init__(self, loop: Loop, keeper: Keeper) -> None:
+        self._loop = loop
+        self._keeper = keeper
+        self._seconds = 0.0
+        self._heard = time.monotonic()
+        self._round = 0
+
+    def begin(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._round += 1
+        self.renew()
+        if seconds:
+            self._check(self._round)
+
+    def renew(self) -> None:
+        self._heard = time.monotonic()
+
+    def _check(self, number: int) -> None:
+        if number != self._round:
+            return  # a later manager has its own lease
+        left = self._heard + self._seconds - time.monotonic()
+        if left <= 0:
+            self._keeper.warn(f"no manager was heard for {self._seconds:g} s")
+            self._keeper.end("lease")
+        else:
+            self._loop.later(left + 0.01, lambda: self._check(number))
+
+    def manager_left(self) -> None:
+        if not self._seconds or not self._keeper.state.units:
+            self._keeper.end("lease")
