@@ -159,7 +159,7 @@ def _is_idle(instance: Instance, cell: Cell, now: float, *, probing: bool, sampl
     liveness = instance.liveness
     if instance.check.probe is not ProbeType.HEARTBEAT or liveness.health.state is not HealthState.HEALTHY:
         return False
-    if instance.calls or instance.level.capabilities.has_own_process or cell.ended is not None:
+    if instance.calls or not cell.is_idle:
         return False
     if sampled:
         if observed or now - liveness.measured >= _IDLE_SAMPLE_SECONDS:
