@@ -118,7 +118,7 @@ class Keeper:
             if unit.state == STARTING:
                 self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
 
-    def _bye(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         reply({})
         if request.get("leave") and self.state.units:
             if self.server.manager is not None:
@@ -133,7 +133,7 @@ class Keeper:
             raise RequestError("start", "this keeper is ending")
         self.starter.start(request, reply, refuse)
 
-    def _freeze(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _freeze(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         if any(unit.state == STARTING for unit in cell.units.values()):
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
@@ -144,7 +144,7 @@ class Keeper:
         cell.frozen = True
         reply({})
 
-    def _thaw(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _thaw(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         try:
             cell.group.thaw()
@@ -153,18 +153,18 @@ class Keeper:
         cell.frozen = False
         reply({})
 
-    def _usage(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _usage(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         usage = self.state.cell(str(request["cell"])).group.usage()
         reply({"cpu_seconds": usage.cpu_seconds, "memory_bytes": usage.memory_bytes, "threads": usage.threads})
 
-    def _stop(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _stop(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         def stopped(report: dict[str, Any]) -> None:
             reply(report)
             self._end_if_empty()
 
         self.stopper.stop(str(request["name"]), _seconds(request["grace"]), "stop", stopped)
 
-    def _forget(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _forget(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         """A unit, or all units of a cell. Their run directories go too."""
         name = str(request["name"])
         if UNIT_NAME.fullmatch(name) is None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import resource
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ class Starter:
         self._templates = templates
         self._remover = remover
         self._orders: dict[str, ForkOrder] = {}
-        self._failed: Callable[[Unit], None] = lambda unit: None
+        self._failed: Callable[[Unit], None] = lambda _: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
 
     def on_failed(self, call: Callable[[Unit], None]) -> None:
@@ -141,7 +140,7 @@ class Starter:
     def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
         directory = self._state.run_directory(unit.name)
         self._make_empty(directory)
-        unit.key = secrets.token_hex(12)
+        unit.key = os.urandom(12).hex()
         with listen(directory, AGENT_SOCKET, BACKLOG) as listener:
             copy = os.dup(output)
             descriptors = [listener.detach(), copy]
@@ -260,14 +259,18 @@ def _check(request: Mapping[str, Any]) -> None:
     for name in ("cwd", "log"):
         if not isinstance(request[name], str):
             raise TypeError(f"{name} must be a text")
-    for name, value in request["env"].items():
-        if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
-            raise ValueError(f"env cannot have {name!r:.80}")
+    _check_env(request["env"])
     argv = request.get("argv")
     if "template" in request:
         _check_template(request["template"])
     elif not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
         raise TypeError("argv must be a list of texts")
+
+
+def _check_env(env: Mapping[str, Any]) -> None:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"env cannot have {name!r:.80}")
 
 
 def _check_template(template: Mapping[str, Any]) -> None:
