@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 import ostler.agents
-import ostler.isolation.wire
+import ostler.agent_process.framing
 
-LOADED = (ostler.agents, ostler.isolation.wire)  # the same imports as a template of ours has
+LOADED = (ostler.agents, ostler.agent_process.framing)  # the same imports as a template of ours has
 
 
 _REQUEST = b'{"name":"Ada"}'
