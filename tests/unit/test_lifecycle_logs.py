@@ -127,8 +127,9 @@ def test_each_line_is_of_the_stream_that_wrote_it_also_when_the_other_broke_it(t
 def test_no_byte_of_a_stream_is_lost_or_added_where_the_file_is_turned_over(tmp_path: Path, seed: int) -> None:
     chance, written = random.Random(seed), {"stdout": b"", "stderr": b""}
     log = Log(str(tmp_path / "1.log"), 4096)
-    for _ in range(110):
-        data, stream = chance.choice((b"x" * chance.randint(1, 110), b"line\n", b"\n")), chance.choice((STDOUT, STDERR))
+    for _ in range(280):
+        data = chance.choice((b"x" * chance.randint(1, 100), b"line\n", b"\n"))
+        stream = chance.choice((STDOUT, STDERR))
         log.write(data, stream)
         written["stdout" if stream == STDOUT else "stderr"] += data
     log.close()

@@ -131,9 +131,7 @@ class Starter:
         if unit.on_started is not None:
             unit.on_started(None)
 
-    def _fork(
-        self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
-    ) -> None:
+    def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]) -> None:
         directory = self._state.run_directory(unit.name)
         _make_empty(directory)
         unit.key = secrets.token_hex(12)
