@@ -16,8 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ostler.agents
 import ostler.agent_process.framing
+import ostler.agents
 
 LOADED = (ostler.agents, ostler.agent_process.framing)  # the same imports as a template of ours has
 
