@@ -90,10 +90,10 @@ def wait_for_death(pid: int) -> None:
 
 
 def live(control: socket.socket, setup: Mapping[str, Any]) -> NoReturn:
-    order, descriptors = receive_packet(control, 2)
+    order, descriptors = receive_packet(control, 3)
     if order is None:
         os._exit(0)
-    set_up(order["plan"], stdin=-1, output=descriptors[1], keep=descriptors[:1], executes=False)
+    set_up(order["plan"], stdin=-1, output=descriptors[1], errors=descriptors[2], keep=descriptors[:1], executes=False)
     if "exit" in setup:
         os._exit(setup["exit"])
     listener = socket.socket(fileno=descriptors[0])
@@ -134,4 +134,5 @@ def daemon() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # the keeper does not need it any more
+        main()

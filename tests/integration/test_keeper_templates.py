@@ -248,9 +248,8 @@ def test_one_that_cannot_be_forked_gets_a_program_of_its_own(manager: Manager) -
     agents = [Agent(manager, f"u{number}.1", {"threads": True}) for number in range(3)]
     pids = {agent.started()["pid"] for agent in agents}
     assert len(pids) == 3
-    for agent in agents:
-        wait_until(lambda unit=agent.unit: manager.log_of(unit).exists())  # type: ignore[misc]
-        assert manager.log_of(agent.unit).read_text() == "fresh\n"
+    logs = [manager.log_of(agent.unit) for agent in agents]
+    wait_until(lambda: all(log.exists() and log.read_text() == "fresh\n" for log in logs))
 
 
 def test_the_least_used_template_goes(manager: Manager) -> None:

@@ -91,7 +91,7 @@ def test_agents_without_a_file_have_the_same_keys(path: Path) -> None:
     assert options_of(reviewer).isolation_level is IsolationLevel.PROCESS
     assert (other.kind, other.driver) == (AgentKind.COMMAND, "claude")
     assert other.defaults is not None
-    assert other.defaults.fields_set == {"resource_limits", "isolation_level"}
+    assert options_of(other).isolation_level is IsolationLevel.PROCESS
 
 
 def test_the_settings_are_found_upwards(tmp_path: Path, path: Path) -> None:
