@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Callable
 
 from ostler.keeper.loop import Loop
 
@@ -107,13 +108,17 @@ class Log:
 class Output:
     """Reads the pipe of one unit; owns `fd`, which is -1 after the end."""
 
-    def __init__(self, loop: Loop, fd: int, log: Log, rate: int = RATE) -> None:
+    def __init__(
+        self, loop: Loop, fd: int, log: Log, rate: int = RATE, tap: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        """`tap` sees all that is read, and returns what of it goes into the log."""
         self.fd = fd
         self.written = self.dropped = 0
         self._unmarked = 0  #: dropped and not marked in the log yet
         self._loop = loop
         self._log = log
         self._rate = rate
+        self._tap = tap
         self._allowed = float(rate * BURST_SECONDS)
         self._noted = 0.0
         self._counted = time.monotonic()
@@ -135,6 +140,9 @@ class Output:
             return None
         if not data:
             return None
+        count = len(data)
+        if self._tap is not None and not (data := self._tap(data)):
+            return count
         now = time.monotonic()
         self._allowed = min(float(self._rate * BURST_SECONDS), self._allowed + (now - self._counted) * self._rate)
         self._counted = now
@@ -143,10 +151,10 @@ class Output:
         else:
             self._allowed -= len(data)
             self._mark_gap()
-            count = self._log.write(data)
-            self.written += count
-            self._drop(len(data) - count)
-        return len(data)
+            written = self._log.write(data)
+            self.written += written
+            self._drop(len(data) - written)
+        return count
 
     def _drop(self, count: int) -> None:
         if not count:

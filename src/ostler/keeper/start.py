@@ -23,6 +23,7 @@ from ostler.keeper.protocol import AGENT_SOCKET, MARK, SPEC, STDIN, listen
 from ostler.keeper.rlimit_tag import tag_for
 from ostler.keeper.state import RUNNING, STARTING, RequestError, State, Unit, cell_of
 from ostler.keeper.templates import ForkOrder, Templates
+from ostler.keeper.terminal import Consoles
 
 #: Descriptors that the keeper keeps for itself: to answer, to look at processes, to end them.
 _RESERVED = 64
@@ -36,6 +37,7 @@ class Starter:
         self._children = children
         self._exits = exits
         self._templates = templates
+        self.consoles = Consoles(loop)
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda unit: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -73,8 +75,13 @@ class Starter:
             self._fail(unit, f"it could not be started: {error}")
 
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        unit.output = Output(self._loop, read, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        tap = None
+        if request.get("terminal") is not None or request.get("open_stdin"):
+            unit.console, read, write = self.consoles.open(unit.name, request)
+            tap = unit.console.take
+        else:
+            read, write = os.pipe2(os.O_CLOEXEC)
+        unit.output = Output(self._loop, read, Log(unit.log, unit.log_bytes), int(request["log_rate"]), tap)
         unit.oom_before = unit.cell.group.oom_kills()
         unit.started_at = time.monotonic()
         plan = self._plan(unit, request)
@@ -99,11 +106,15 @@ class Starter:
         }
 
     def _execute(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
-        stdin = -1
+        stdin = -1 if unit.console is None else unit.console.release_stdin()
+        terminal = request.get("terminal") is not None
         if request.get("stdin"):
+            if stdin >= 0:
+                os.close(stdin)
             stdin = os.open(os.path.join(self._state.run_directory(unit.name), STDIN), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            pid, report = exec_child([str(word) for word in request["argv"]], plan, stdin=stdin, output=output)
+            argv = [str(word) for word in request["argv"]]
+            pid, report = exec_child(argv, plan, stdin=stdin, output=output, terminal=terminal)
         finally:
             if stdin >= 0:
                 os.close(stdin)
@@ -216,6 +227,8 @@ class Starter:
         """Nothing is left of it."""
         if unit.output is not None:
             unit.output.finish()
+        if unit.console is not None:
+            unit.console.finish()
         shutil.rmtree(self._state.run_directory(unit.name), ignore_errors=True)
         unit.state = "ended"
         self._state.drop(unit)
