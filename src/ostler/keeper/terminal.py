@@ -34,8 +34,8 @@ _KEPT_ENDED = 16
 _KEPT_WRITERS = 64
 _REDRAW_SECONDS = 0.03
 _CUT_WITHIN = 4096
-_CLEAR = re.compile(rb"\x1bc|\x1b\[[23]J")
-_LONGEST_CLEAR = 4
+_CLEAR = re.compile(rb"\x1bc|\x1b\[[23]J|\x1b\[(?:1;1)?H\x1b\[0?J")
+_LONGEST_CLEAR = 12
 _CUT = re.compile(rb"[\n\x1b]")
 #: Private modes, the keypad, the keyboard protocol of kitty, and a full reset.
 _MODE = re.compile(rb"\x1b(?:\[\?([0-9;]+)([hl])|([=>])|(\[[<=>][0-9;]*u)|(c))")

@@ -26,7 +26,7 @@ from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.log_files import LogLine
-from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of, visible_text
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
@@ -236,6 +236,8 @@ class AgentLifecycleManager:
         with contextlib.suppress(AgentNotFoundError, ValidationError):  # of a definition that is not known any more
             manifest = await self._runtime.definitions.manifest(record.definition_id)
             render = None if raw or exact else render_of(manifest)
+        if render is None and not (raw or exact) and await terminal.has_terminal(self._reach, record):
+            render = visible_text
         window = LogWindow(
             after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
         )
@@ -453,11 +455,12 @@ class AgentLifecycleManager:
         """Raises `InvalidOperationError`, with what to do instead, where it has none."""
         await terminal.require_terminal(self._reach, await self.require_instance(instance_id))
 
-    async def write_input(self, instance_id: InstanceId, data: Input) -> tuple[int, bool]:
+    async def write_input(self, instance_id: InstanceId, data: bytes | Input) -> tuple[int, bool]:
         """Type into the terminal of a command, or write to its open standard input: how many bytes were taken, and
         whether it reads no more. Where the program does not read, none are taken; then send them again.
         """
-        return await terminal.write_input(self._reach, instance_id, data)
+        chosen = data if isinstance(data, Input) else Input(data=data)
+        return await terminal.write_input(self._reach, instance_id, chosen)
 
     async def resize_terminal(self, instance_id: InstanceId, size: TerminalSize, *, redraw: bool = False) -> None:
         """`redraw`: a program that sees the size it had is made to draw its screen again."""

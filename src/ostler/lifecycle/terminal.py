@@ -57,8 +57,8 @@ async def follow(reach: Reach, instance_id: InstanceId, after: str | None) -> As
 async def write_input(reach: Reach, instance_id: InstanceId, data: Input) -> tuple[int, bool]:
     async with reach.audited("write_input", f"instance:{instance_id}"):
         instance = await reach.find(instance_id, Permission.AGENTS_PROCESS)
-        has_terminal = await _has_terminal(reach, instance)
-        if not has_terminal and not _options(instance).stdin:
+        on_terminal = await has_terminal(reach, instance)
+        if not on_terminal and not _options(instance).stdin:
             ways = "`ostler run -i` (a pipe) or `ostler run -it` (a terminal)"
             raise InvalidOperationError(f"{instance.name} reads no input; start it with {ways}")
         await _note_typist(reach, instance)
@@ -69,7 +69,7 @@ async def write_input(reach: Reach, instance_id: InstanceId, data: Input) -> tup
         over = await runtime.store.read(is_over, instance.instance_id)
         with contextlib.suppress(AgentGoneError):
             taken, is_closed = await console.write(data)
-            if taken or not is_closed or over or not has_terminal:  # its next run has a terminal of its own
+            if taken or not is_closed or over or not on_terminal:  # its next run has a terminal of its own
                 return taken, is_closed
         if over or runtime.clock.mono() > until:
             return 0, over
@@ -86,14 +86,14 @@ async def resize(reach: Reach, instance_id: InstanceId, size: TerminalSize, *, r
 
 
 async def require_terminal(reach: Reach, instance: AgentInstance) -> None:
-    if not await _has_terminal(reach, instance):
+    if not await has_terminal(reach, instance):
         raise InvalidOperationError(
             f"{instance.name} has no terminal: `ostler logs -f {instance.name}` follows what it writes; "
             "a command gets a terminal with `ostler run -it -- CMD`"
         )
 
 
-async def _has_terminal(reach: Reach, instance: AgentInstance) -> bool:
+async def has_terminal(reach: Reach, instance: AgentInstance) -> bool:
     if _options(instance).terminal is not None:
         return True
     with contextlib.suppress(AgentNotFoundError, ValidationError):  # of a definition that is not known any more
