@@ -199,6 +199,15 @@ class StopReport:
     left_behind: str | None = None
 
 
+class OtherVersionError(InvalidOperationError):
+    """What holds the agents belongs to another version of Ostler: they go on, and cannot be adopted before it ends."""
+
+    def __init__(self, held_by: str, remedy: str) -> None:
+        super().__init__(f"agents of this home are {held_by}; {remedy}")
+        #: By what, as the end of a sentence about an agent.
+        self.held_by = held_by
+
+
 class Listener(Protocol):
     """Called by a cell, always on the loop that called `start` or `adopt`, also while that call is under way.
 

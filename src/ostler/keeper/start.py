@@ -19,11 +19,11 @@ from ostler.keeper.exits import Children, ExitRecorder
 from ostler.keeper.groups import Limits
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
-from ostler.keeper.protocol import AGENT_SOCKET, MARK, SPEC, STDIN, listen
+from ostler.keeper.protocol import AGENT_BACKLOG, AGENT_SOCKET, MARK, SPEC, STDIN, listen
 from ostler.keeper.rlimit_tag import tag_for
 from ostler.keeper.state import RUNNING, STARTING, RequestError, State, Unit, cell_of
 from ostler.keeper.templates import ForkOrder, Templates
-from ostler.keeper.terminal import Consoles
+from ostler.keeper.terminal import Consoles, size_of
 
 #: Descriptors that the keeper keeps for itself: to answer, to look at processes, to end them.
 _RESERVED = 64
@@ -52,6 +52,8 @@ class Starter:
         if not _has_descriptors():
             raise RequestError("start", "the keeper has too few file descriptors left; raise its limit (ulimit -n)")
         limits = Limits(**request["limits"])
+        if request.get("terminal") is not None:
+            size_of(request["terminal"])
         try:
             cell = self._state.make_cell(cell_of(name), limits)
         except OSError as error:
@@ -75,23 +77,30 @@ class Starter:
             self._fail(unit, f"it could not be started: {error}")
 
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
-        tap = None
-        if request.get("terminal") is not None or request.get("open_stdin"):
-            unit.console, read, write = self.consoles.open(unit.name, request)
-            tap = unit.console.take
-        else:
-            read, write = os.pipe2(os.O_CLOEXEC)
-        unit.output = Output(self._loop, read, Log(unit.log, unit.log_bytes), int(request["log_rate"]), tap)
+        reads, writes = self._open_streams(unit, request)
+        unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        if unit.console is not None:
+            unit.output.tap = unit.console.take
         unit.oom_before = unit.cell.group.oom_kills()
         unit.started_at = time.monotonic()
-        plan = self._plan(unit, request)
         try:
+            plan = self._plan(unit, request)
             if "argv" in request:
-                self._execute(unit, request, plan, write)
+                self._execute(unit, request, plan, writes)
             else:
-                self._fork(unit, request, plan, write)
+                self._fork(unit, request, plan, writes)
         finally:
-            os.close(write)
+            for descriptor in writes:
+                os.close(descriptor)
+
+    def _open_streams(self, unit: Unit, request: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """The ends to read, and the program's standard output and standard error."""
+        if request.get("terminal") is not None:
+            unit.console, ours, theirs = self.consoles.open_terminal(unit.name, size_of(request["terminal"]))
+            return (ours,), (theirs, os.dup(theirs))
+        if request.get("open_stdin"):
+            unit.console = self.consoles.open_pipe(unit.name)
+        return _make_pipes()
 
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -103,18 +112,20 @@ class Starter:
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._state.token, unit.name),
+            "terminal": request.get("terminal") is not None,
         }
 
-    def _execute(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
+    def _execute(
+        self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
+    ) -> None:
+        argv = [str(word) for word in request["argv"]]
         stdin = -1 if unit.console is None else unit.console.release_stdin()
-        terminal = request.get("terminal") is not None
         if request.get("stdin"):
             if stdin >= 0:
                 os.close(stdin)
             stdin = os.open(os.path.join(self._state.run_directory(unit.name), STDIN), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            argv = [str(word) for word in request["argv"]]
-            pid, report = exec_child(argv, plan, stdin=stdin, output=output, terminal=terminal)
+            pid, report = exec_child(argv, plan, stdin=stdin, output=outputs[0], errors=outputs[1])
         finally:
             if stdin >= 0:
                 os.close(stdin)
@@ -139,12 +150,12 @@ class Starter:
         if unit.on_started is not None:
             unit.on_started(None)
 
-    def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
+    def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]) -> None:
         directory = self._state.run_directory(unit.name)
         _make_empty(directory)
         unit.key = secrets.token_hex(12)
-        listener = listen(directory, AGENT_SOCKET, 8)
-        descriptors = [listener.detach(), os.dup(output)]
+        listener = listen(directory, AGENT_SOCKET, AGENT_BACKLOG)
+        descriptors = [listener.detach(), *map(os.dup, outputs)]
         order = ForkOrder(
             unit.name,
             {"plan": plan, "key": unit.key, "run": directory},
@@ -171,9 +182,9 @@ class Starter:
         try:
             with open(os.path.join(directory, SPEC), "w", encoding="utf-8") as file:
                 json.dump({**template["setup"], "key": unit.key, "run": directory}, file)
-            listener, output = order.descriptors
+            listener, output, errors = order.descriptors
             argv = [*template["fresh_argv"], directory]
-            pid, report = exec_child(argv, plan, output=output, inherited=listener)
+            pid, report = exec_child(argv, plan, output=output, errors=errors, inherited=listener)
         except OSError as error:
             order.close()
             self._fail(unit, f"it could not be started: {error}")
@@ -248,6 +259,18 @@ class Starter:
             unit.cell.group.kill(unit.name)
             with contextlib.suppress(OSError):
                 os.kill(unit.pid, signal.SIGKILL)
+
+
+def _make_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """For standard output and standard error: the ends to read, and the ends to write."""
+    output_read, output_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        errors_read, errors_write = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        os.close(output_read)
+        os.close(output_write)
+        raise
+    return (output_read, errors_read), (output_write, errors_write)
 
 
 def _make_empty(directory: str) -> None:

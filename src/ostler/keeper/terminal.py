@@ -312,23 +312,23 @@ class Consoles:
         self._loop = loop
         self._by_unit: dict[str, Console] = {}
 
-    def open(self, unit: str, request: Mapping[str, Any]) -> tuple[Console, int, int]:
-        """The console, the keeper's end of the output, and the program's."""
-        if request.get("terminal") is not None:
-            size = size_of(request["terminal"])
-            read, write = os.openpty()
-            set_size(read, size)
-            console = Console(self._loop, unit, _copy(read), _copy(write), _copy(write), size)
-        else:
-            read, write = os.pipe2(os.O_CLOEXEC)
-            stdin, fd = os.pipe2(os.O_CLOEXEC)
-            console = Console(self._loop, unit, fd, stdin)
-        self._by_unit.pop(unit, None)
-        self._by_unit[unit] = console
-        ended = [name for name, old in self._by_unit.items() if old.ended]
-        for name in ended[: max(0, len(ended) - _KEPT_ENDED)]:
-            del self._by_unit[name]
-        return console, read, write
+    def open_terminal(self, unit: str, size: tuple[int, int]) -> tuple[Console, int, int]:
+        """The console, the keeper's end of the terminal, and the program's."""
+        ours, theirs = os.openpty()
+        set_size(ours, size)
+        return self._add(Console(self._loop, unit, _copy(ours), _copy(theirs), _copy(theirs), size)), ours, theirs
+
+    def open_pipe(self, unit: str) -> Console:
+        stdin, ours = os.pipe2(os.O_CLOEXEC)
+        return self._add(Console(self._loop, unit, ours, stdin))
+
+    def _add(self, console: Console) -> Console:
+        self._by_unit.pop(console.unit, None)
+        self._by_unit[console.unit] = console
+        ended = [unit for unit, kept in self._by_unit.items() if kept.ended]
+        for unit in ended[: max(0, len(ended) - _KEPT_ENDED)]:
+            del self._by_unit[unit]
+        return console
 
     def find(self, name: str) -> Console:
         """Of a unit, or the newest one below the name of a cell or an instance."""
