@@ -22,6 +22,7 @@ from ostler.keeper.remove import Remover
 from ostler.keeper.rlimit_tag import tag_for
 from ostler.keeper.state import ENDED, RUNNING, STARTING, RequestError, State, Unit, cell_of
 from ostler.keeper.templates import ForkOrder, Templates
+from ostler.keeper.terminal import Consoles, size_of
 
 #: Descriptors that the keeper keeps for itself: to answer, to look at processes, to end them.
 _RESERVED = 64
@@ -44,6 +45,7 @@ class Starter:
         self._exits = exits
         self._templates = templates
         self._remover = remover
+        self.consoles = Consoles(loop)
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda _: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -58,6 +60,8 @@ class Starter:
             raise RequestError("taken", f"unit {name} exists already")
         if not _has_descriptors():
             raise RequestError("start", "the keeper has too few file descriptors left; raise its limit (ulimit -n)")
+        if request.get("terminal") is not None:
+            size_of(request["terminal"])
         try:
             cell = self._state.make_cell(cell_of(name), Limits(**request["limits"]))
         except OSError as error:
@@ -81,8 +85,10 @@ class Starter:
             self._fail(unit, f"it could not be started: {error}")
 
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
-        reads, writes = _make_pipes()
+        reads, writes = self._open_streams(unit, request)
         unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        if unit.console is not None:
+            unit.output.tap = unit.console.take
         try:
             unit.oom_before = unit.cell.group.oom_kills()
             unit.started_at = time.monotonic()
@@ -95,6 +101,15 @@ class Starter:
             for descriptor in writes:
                 os.close(descriptor)
 
+    def _open_streams(self, unit: Unit, request: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """The ends to read, and the program's standard output and standard error."""
+        if request.get("terminal") is not None:
+            unit.console, ours, theirs = self.consoles.open_terminal(unit.name, size_of(request["terminal"]))
+            return (ours,), (theirs, os.dup(theirs))
+        if request.get("open_stdin"):
+            unit.console = self.consoles.open_pipe(unit.name)
+        return _make_pipes()
+
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "group_files": unit.cell.group.add(unit.name),
@@ -105,13 +120,17 @@ class Starter:
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._state.token, unit.name),
+            "terminal": request.get("terminal") is not None,
         }
 
     def _execute(
         self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
     ) -> None:
-        argv, stdin = [str(word) for word in request["argv"]], -1
+        argv = [str(word) for word in request["argv"]]
+        stdin = -1 if unit.console is None else unit.console.release_stdin()
         if request.get("stdin"):
+            if stdin >= 0:
+                os.close(stdin)
             stdin = os.open(os.path.join(self._state.run_directory(unit.name), STDIN), os.O_RDONLY | os.O_CLOEXEC)
         try:
             pid, report = exec_child(argv, plan, stdin=stdin, output=outputs[0], errors=outputs[1])
@@ -228,6 +247,8 @@ class Starter:
         unit.cell.group.kill(unit.name)
         if unit.output is not None:
             unit.output.finish()
+        if unit.console is not None:
+            unit.console.finish()
         self._remover.remove(self._state.run_directory(unit.name))
         unit.state = ENDED
         self._state.drop(unit)
