@@ -537,7 +537,7 @@ async def test_a_signal_that_cannot_be_written_takes_no_other_with_it(world: Wor
             world.agent(ada).say(Signal(name="said", payload=payload))
         await asyncio.sleep(1)
         assert [one.payload for one in world.of_kind(ada, AgentSignalEvent)] == [{"n": 1}, {"n": 3}]
-        assert not world.agent(ada).unconfirmed
+        assert not world.agent(ada).unacked
         assert await manager.process(ada, 1) == 1
 
 
