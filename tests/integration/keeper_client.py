@@ -6,47 +6,35 @@ import contextlib
 import itertools
 import os
 import select
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ostler.keeper.hiding import HIDE
+from ostler.isolation.process.launch import SOURCE, keeper_argv
+from ostler.keeper.process_tree import marked
+from ostler.keeper.protocol import STDIN, VERSION, LineReader, connect, decode, encode
 
-import ostler
-from ostler.isolation.process.launch import keeper_argv as keeper_argv_of
-from ostler.keeper.protocol import VERSION, Line, connect
-from ostler.keeper.tree import marked
-
-SOURCE = str(Path(ostler.__file__).resolve().parent.parent)
-#: The same with another kind of boxes than the best that this machine has.
-_FORCED = (
-    f"{HIDE}; import sys; sys.path.insert(0, sys.argv.pop(1)); import ostler.keeper.main as program; "
-    "from ostler.keeper.probing import open_boxes; "
-    "program.open_boxes = lambda token: open_boxes(token, force={boxes!r}); program.main()"
-)
+__all__ = ["SOURCE", "Home", "Manager", "Refused", "is_alive", "keeper_argv", "launch", "marked", "wait_until"]
+#: Seconds that a test waits for what must happen.
 PATIENCE = 60.0
+#: What makes a keeper use process trees although there are control groups.
+TREES = "trees"
 
 
-def keeper_argv(directory: Path, boxes: str | None = None) -> list[str]:
-    if boxes is None:
-        return keeper_argv_of(directory)
-    return [sys.executable, "-I", "-S", "-c", _FORCED.format(boxes=boxes), SOURCE, str(directory)]
-
-
-def launch(directory: Path, boxes: str | None = None) -> subprocess.CompletedProcess[str]:
+def launch(directory: Path, groups: str | None = None, change: str = "") -> subprocess.CompletedProcess[str]:
+    """`groups`: other ones than the best that this machine has. `change`: code that runs before the keeper does."""
+    argv = [word.replace("main()", f"{change}; main()") if change else word for word in keeper_argv(directory)]
     return subprocess.run(
-        keeper_argv(directory, boxes),
-        env={"PATH": os.environ["PATH"]},
+        argv,
+        env={"PATH": os.environ["PATH"], **({} if groups is None else {"OSTLER_KEEPER_GROUPS": groups})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE,
     )
 
 
@@ -73,17 +61,20 @@ class Refused(Exception):  # noqa: N818 - the keeper's word for it
 
 
 class Manager:
-    """Connected, and by default believed."""
+    """Connected; with `hello` it is the manager of that keeper. It never renews its lease by itself."""
 
-    def __init__(self, directory: Path, *, epoch: int = 1, lease: float = 30.0, hello: bool = True) -> None:
-        self.line = Line(connect(str(directory)))
+    def __init__(self, directory: Path, *, epoch: int = 1, lease: float = 600.0, hello: bool = True) -> None:
+        self.directory = directory
+        self.sock = connect(str(directory))
+        self.sock.setblocking(True)
         self.events: list[dict[str, Any]] = []
-        self.answers: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        self.answers: dict[int, dict[str, Any]] = {}
         self.is_open = True
+        self._reader = LineReader(1 << 26)
         self._numbers = itertools.count(1)
         if hello:
             try:
-                self.about = self.ask("hello", version=VERSION, epoch=epoch, lease_seconds=lease, pid=os.getpid())
+                self.about = self.ask("hello", version=VERSION, epoch=epoch, lease_seconds=lease)
             except Refused:
                 self.close()
                 raise
@@ -98,102 +89,110 @@ class Manager:
 
     def close(self) -> None:
         self.is_open = False
-        self.line.close()
-        for _, fds in self.answers.values():
-            for one in fds:
-                os.close(one)
-        self.answers.clear()
+        self.sock.close()
 
-    # --- speaking ----------------------------------------------------------------------------------
+    # --- requests and replies ---
 
-    def say(self, op: str, fds: Sequence[int] = (), **fields: Any) -> int:
+    def say(self, op: str, **fields: Any) -> int:
+        """Send a request; its number."""
         number = next(self._numbers)
-        self.line.send({"id": number, "op": op, **fields}, fds)
+        self.sock.sendall(encode({"id": number, "op": op, **fields}))
         return number
 
     def listen(self, seconds: float) -> bool:
-        """Takes one message; False when none came, or the keeper has left."""
-        if (
-            not self.is_open
-            or not select.select([self.line], [self.line] if self.line.is_waiting else [], [], seconds)[0]
-        ):
-            self.line.flush()
+        """Take what has come; False when nothing came, or the keeper has left."""
+        if not self.is_open or not select.select([self.sock], [], [], seconds)[0]:
             return False
         try:
-            heard = self.line.receive()
-        except BlockingIOError:
-            return False
-        if heard is None:
+            data = self.sock.recv(1 << 18)
+        except ConnectionError:
+            data = b""
+        if not data:
             self.is_open = False
             return False
-        message, fds = heard
-        if "event" in message:
-            self.events.append(message)
-        else:
-            self.answers[message["id"]] = (message, fds)
+        for message in map(decode, self._reader.feed(data)):
+            if "event" in message:
+                self.events.append(message)
+            else:
+                self.answers[message["id"]] = message
         return True
 
-    def hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
+    def hear(self, number: int) -> dict[str, Any]:
+        """The reply to the request of this number. Raises `Refused`."""
         end = time.monotonic() + PATIENCE
         while number not in self.answers:
             assert self.is_open, "the keeper has left"
             assert time.monotonic() < end, "no answer came"
             self.listen(0.5)
-        message, fds = self.answers.pop(number)
+        message = self.answers.pop(number)
         if "error" in message:
             raise Refused(message["kind"], message["error"])
-        return message["ok"], fds
+        reply: dict[str, Any] = message["ok"]
+        return reply
 
-    def ask(self, op: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
-        answer, got = self.hear(self.say(op, fds, **fields))
-        for one in got:
-            os.close(one)
-        return answer
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        return self.hear(self.say(op, **fields))
 
-    # --- what tests ask for ------------------------------------------------------------------------
+    # --- what tests ask for ---
 
-    def start(self, unit: str, argv: Sequence[str], fds: Sequence[int] = (), /, **more: Any) -> dict[str, Any]:
-        return self.hear(self.say_start(unit, argv, fds, **more))[0]
+    def start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, **more: Any) -> dict[str, Any]:
+        return self.hear(self.say_start(unit, argv, stdin, **more))
 
-    def say_start(self, unit: str, argv: Sequence[str], fds: Sequence[int] = (), /, **more: Any) -> int:
-        fields = {
-            "box": unit,
-            "leaf": None,
+    def say_start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, **more: Any) -> int:
+        """A command in `argv`, or `template=...` among the others. The cell is the first two words of the unit."""
+        home = self.directory.parent
+        if stdin is not None:
+            file = home / "run" / unit / STDIN
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(stdin)
+        fields: dict[str, Any] = {
+            "unit": unit,
             "limits": {},
-            "how": {"argv": list(argv)},
             "env": {"PATH": os.environ["PATH"]},
+            "cwd": "/",
+            "log": str(home / "logs" / f"{unit}.log"),
+            "log_bytes": 1 << 20,
+            "log_rate": 2 << 20,
+            "stdin": stdin is not None,
+            **({} if "template" in more else {"argv": list(argv)}),
         }
-        return self.say("start", fds, **{"unit": unit, **fields, **more})
+        return self.say("start", **{**fields, **more})
+
+    def log_of(self, unit: str) -> Path:
+        """Where `say_start` has its output put, if not said otherwise."""
+        return self.directory.parent / "logs" / f"{unit}.log"
 
     def exit_of(self, unit: str, seconds: float = PATIENCE) -> dict[str, Any]:
         end = time.monotonic() + seconds
         while True:
             for event in self.events:
                 if event["event"] == "exit" and event["unit"] == unit:
-                    found: dict[str, Any] = event["exit"]
-                    return found
+                    record: dict[str, Any] = event["exit"]
+                    return record
             assert self.is_open, "the keeper has left"
             assert time.monotonic() < end, f"{unit} did not end"
             self.listen(0.2)
 
-    def stop(self, box: str, grace: float = 0.0, **more: Any) -> dict[str, Any]:
-        return self.ask("stop", **{"box": box, "leaf": None, "unit": None, "grace_seconds": grace, **more})
+    def stop(self, name: str, grace: float = 0.0) -> dict[str, Any]:
+        """A cell or a unit."""
+        return self.ask("stop", name=name, grace=grace)
 
     def statuses(self) -> dict[str, Mapping[str, Any]]:
-        return {one["unit"]: one for one in self.ask("list")["units"]}
+        """By unit; `exit` is None for those that have not ended."""
+        return {status["unit"]: {"exit": None, **status} for status in self.ask("list")["units"]}
 
 
 class Home:
     """A directory with a keeper in it, until the test is over."""
 
-    def __init__(self, directory: Path, boxes: str | None = None) -> None:
+    def __init__(self, directory: Path, groups: str | None = None) -> None:
         self.directory = directory
-        self._boxes = boxes
+        self._groups = groups
         self._managers: list[Manager] = []
         self.launch()
 
-    def launch(self) -> None:
-        done = launch(self.directory, self._boxes)
+    def launch(self, change: str = "") -> None:
+        done = launch(self.directory, self._groups, change)
         assert done.returncode == 0, done.stderr
 
     @property
@@ -205,17 +204,17 @@ class Home:
         return (self.directory / "token").read_text()
 
     def manager(self, **more: Any) -> Manager:
-        made = Manager(self.directory, **more)
-        self._managers.append(made)
-        return made
+        manager = Manager(self.directory, **more)
+        self._managers.append(manager)
+        return manager
 
     def clear(self) -> None:
         """Nothing is left for the next test, and nothing was wrong in this one."""
-        with Manager(self.directory) as last:
-            for box in {status["box"] for status in last.statuses().values()}:
-                last.stop(box)
-                last.ask("forget", box=box)
-            assert last.ask("list") == {"units": []}
+        last = self.manager()  # stays: a keeper without units ends with its manager
+        for cell in {status["cell"] for status in last.statuses().values()}:
+            last.stop(cell)
+            last.ask("forget", name=cell)
+        assert last.ask("list") == {"units": []}
         assert "Traceback" not in self.log, self.log
 
     def end(self) -> None:
@@ -225,19 +224,11 @@ class Home:
                 contextlib.suppress(ConnectionError, FileNotFoundError),
                 Manager(self.directory, epoch=1 << 40) as last,
             ):
-                for status in last.statuses().values():
-                    if status["exit"] is None:
-                        last.stop(status["box"])
                 last.ask("bye", leave=False)
                 while last.is_open:
                     last.listen(1.0)
         finally:
-            for one in self._managers:
-                one.close()
+            for manager in self._managers:
+                manager.close()
         wait_until(lambda: not marked(f"{self.token}:"))
         assert "Traceback" not in self.log, self.log
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """The manager's end and the agent's."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

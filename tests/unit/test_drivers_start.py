@@ -209,4 +209,4 @@ def test_a_coding_agent_has_room_to_work() -> None:
     assert (options.resource_limits.max_memory_mb, options.resource_limits.max_concurrent_tasks) == (256, 1)
     assert options.resource_limits.execution_timeout.total_seconds() == 4 * 3600
     plain = AgentManifest(id=ID, name="e", kind=AgentKind.COMMAND, command=CommandSpec(argv=("echo",)))
-    assert options_of(plain) == AgentSpawnOptions()
+    assert options_of(plain) == AgentSpawnOptions(isolation_level=IsolationLevel.PROCESS)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ostler import drivers
 from ostler.agents import Agent, AgentKind, AgentRegistry, CommandSpec, ExitMeaning, PromptBy, agent, definition_id
 from ostler.agents.base import PythonMaker
 from ostler.agents.command import CommandMaker
@@ -169,7 +170,7 @@ def test_a_command_runs_at_level_process(load: Load, line: str) -> None:
     assert found.manifest.command == CommandSpec(argv=("aider", "--yes"))
     assert (found.manifest.kind, found.manifest.driver) == (AgentKind.COMMAND, None)
     assert found.maker == CommandMaker("aider")
-    assert options_of(found).isolation_level is IsolationLevel.PROCESS
+    assert drivers.options_of(found.manifest).isolation_level is IsolationLevel.PROCESS
 
 
 def test_a_command_says_how_it_takes_prompts_and_what_its_exit_codes_mean(load: Load) -> None:

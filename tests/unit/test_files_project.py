@@ -20,6 +20,7 @@ from ostler.definitions import (
     load_settings,
 )
 from ostler.definitions.project import _config_file, get_config
+from ostler.drivers import options_of
 from ostler.errors import DefinitionError
 from ostler.model.spawn import RestartPolicy
 from ostler.model.states import IsolationLevel
@@ -87,10 +88,10 @@ def test_agents_without_a_file_have_the_same_keys(path: Path) -> None:
     assert reviewer.source == str(path)
     assert reviewer.defaults is not None
     assert reviewer.defaults.restart_policy == RestartPolicy(max_retries=2)
-    assert reviewer.defaults.isolation_level is IsolationLevel.PROCESS
+    assert options_of(reviewer).isolation_level is IsolationLevel.PROCESS
     assert (other.kind, other.driver) == (AgentKind.COMMAND, "claude")
     assert other.defaults is not None
-    assert other.defaults.fields_set == {"resource_limits", "isolation_level"}
+    assert options_of(other).isolation_level is IsolationLevel.PROCESS
 
 
 def test_the_settings_are_found_upwards(tmp_path: Path, path: Path) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ostler.agents.base import AgentMaker
-from ostler.agents.registry import MAX_DESCRIPTION, AgentKind, AgentManifest, definition_id, maker_of
+from ostler.agents.registry import MAX_DESCRIPTION, AgentManifest, definition_id, maker_of
 from ostler.definitions.keys import CLAUDE, AgentFile, DriverKeys, LifecycleKeys
 from ostler.definitions.parse import Document, UnreadableError, read_toml, read_yaml
 from ostler.errors import DefinitionError, ValidationError
 from ostler.model.record import Record
-from ostler.model.states import IsolationLevel
 from ostler.model.validation import Fault, as_written, named
 
 MAX_BYTES = 256 * 1024
@@ -145,8 +144,6 @@ def define(
     """
     runs = keys.driver if "driver" in keys.fields_set else DriverKeys(name=driver)
     fields = keys.manifest_fields()
-    if runs.kind is AgentKind.COMMAND and "isolation_level" not in fields["defaults"].fields_set:
-        fields["defaults"] = fields["defaults"].evolve(isolation_level=IsolationLevel.PROCESS)  # there is no other way
     manifest = AgentManifest(
         id=definition_id(runs.kind, texts["name"]),
         kind=runs.kind,

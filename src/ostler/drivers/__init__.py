@@ -89,10 +89,15 @@ def driver_of(manifest: AgentManifest) -> Driver | None:
 
 
 def options_of(manifest: AgentManifest) -> AgentSpawnOptions:
-    """What a spawn of the definition gets unless it says otherwise: a coding agent has more memory and time."""
+    """What a spawn of the definition gets unless it says otherwise.
+
+    A command runs at the weakest level that can run it; a coding agent has more memory and time.
+    """
     own = manifest.defaults or AgentSpawnOptions()
-    if manifest.kind is not AgentKind.COMMAND or driver_of(manifest) is None:
+    if manifest.kind is not AgentKind.COMMAND:
         return own
+    if driver_of(manifest) is None:
+        return own.over(AgentSpawnOptions(isolation_level=IsolationLevel.PROCESS))
     memory = min(_MEMORY_MB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB)
     limits = ResourceLimits(max_memory_mb=memory, execution_timeout=_LONGEST_RUN, max_concurrent_tasks=1)
     return own.over(AgentSpawnOptions(isolation_level=IsolationLevel.PROCESS, resource_limits=limits))

@@ -199,6 +199,11 @@ class Cell(ABC):
         return False
 
     @property
+    def is_idle(self) -> bool:
+        """It lives, and no thread or process of its own runs now: there is nothing to ping or to measure."""
+        return False
+
+    @property
     def may_have_lost_calls(self) -> bool:
         """Its holder was replaced since the start: a call that the report of an adoption does not name was lost."""
         return False

@@ -60,7 +60,8 @@ class InlineCell(LoopCell):
         if self._closing:
             raise AgentGoneError
 
-    def alive_now(self) -> bool | None:
+    @property
+    def is_idle(self) -> bool:
         return not self._closing
 
     async def usage(self) -> Usage:

@@ -66,7 +66,7 @@ def _faults(options: AgentSpawnOptions, manifest: AgentManifest, can: Capabiliti
         bound = f"must be at least {manifest.min_isolation}, which the definition {manifest.name} asks for"
         yield Fault(field="options.isolation_level", bound=bound, value=level)
     if manifest.kind not in can.kinds:
-        bound = f"cannot run a {manifest.kind} agent; use {IsolationLevel.PROCESS}"
+        bound = f"cannot run a {manifest.kind} agent; use {IsolationLevel.PROCESS} or a stronger level"
         yield Fault(field="options.isolation_level", bound=bound, value=level)
     limits = options.resource_limits or ResourceLimits()
     yield from _machine_faults(limits)

@@ -15,7 +15,7 @@ from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.phases import Adopting, Pausing, Serving
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentMetricsUpdatedEvent
-from ostler.model.states import HealthState, IsolationLevel, ProbeType
+from ostler.model.states import HealthState, ProbeType
 from ostler.policy.health import ProbeOutcome, ProbeResult
 from ostler.policy.quota import plan
 from ostler.store import queries, retention, workspaces
@@ -66,7 +66,7 @@ class Monitor:
             if probing:
                 liveness.next_probe = now + instance.check.interval.total_seconds()
             # A process is measured soon after its start, so that a list shows what it uses.
-            is_new = liveness.measured < 0 and instance.options.isolation_level is IsolationLevel.PROCESS
+            is_new = liveness.measured < 0 and instance.level.capabilities.has_own_process
             sampled = is_new or now - liveness.sampled >= sampling
             if not (probing or sampled):
                 continue
@@ -159,7 +159,7 @@ def _is_idle(instance: Instance, cell: Cell, now: float, *, probing: bool, sampl
     liveness = instance.liveness
     if instance.check.probe is not ProbeType.HEARTBEAT or liveness.health.state is not HealthState.HEALTHY:
         return False
-    if instance.calls or instance.level.capabilities.has_own_process or cell.ended is not None:
+    if instance.calls or not cell.is_idle:
         return False
     if sampled:
         if observed or now - liveness.measured >= _IDLE_SAMPLE_SECONDS:

@@ -109,7 +109,7 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
                 await _initialize(cell)
     except BaseException as error:
         # In a task of its own: a start that is called off twice must still be undone.
-        undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
+        undo = runtime.run(_undo(plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([undo], timeout=_UNDO_SECONDS)
         start_error = _start_error(error, limit)
@@ -149,7 +149,7 @@ def _start_error(error: BaseException, limit: timedelta) -> BaseException:
             return error  # cancelled
 
 
-async def _undo(instance: Instance, plan: StartPlan, cell: Cell | None) -> None:
+async def _undo(plan: StartPlan, cell: Cell | None) -> None:
     """Leave no process, socket or directory of this start."""
     if cell is not None:
         await cell.stop(NO_GRACE)

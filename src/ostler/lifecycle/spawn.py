@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.commandspec import CommandSpec
-from ostler.agents.registry import AgentKind, AgentManifest, AgentRegistry
+from ostler.agents.registry import AgentManifest, AgentRegistry
 from ostler.aio import wait_ignoring_cancel
 from ostler.definitions import register_file
 from ostler.errors import AgentInitializationError, AgentNotFoundError, LicenseError
@@ -22,7 +22,7 @@ from ostler.lifecycle.start import call_off_reserved, why_not_ready
 from ostler.model.access import Permission
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest
-from ostler.model.states import AgentState, IsolationLevel
+from ostler.model.states import AgentState
 from ostler.store import instances, moves
 from ostler.store.idempotency import IdempotencyKey
 
@@ -135,8 +135,6 @@ def request_of(
     values = {name: value for name, value in options.items() if value is not None}
     if any(value is not None for value in limits.values()):
         values["resource_limits"] = {name: value for name, value in limits.items() if value is not None}
-    if manifest is not None and manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
-        values.setdefault("isolation_level", IsolationLevel.PROCESS)  # commands need it
     definition = agent if manifest is None else manifest.id
     return SpawnRequest(agent_definition_id=definition, options=AgentSpawnOptions.from_dict(values), context=context)
 

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from ostler.agents.command import DEFAULT_PATH
 from ostler.agents.commandspec import HomeKind
-from ostler.agents.registry import AgentKind, AgentManifest
+from ostler.agents.registry import AgentManifest
 from ostler.drivers import command_of
 from ostler.errors import LicenseError, OstlerError, StoreError, VersionConflictError
 from ostler.lifecycle.job import JOB_ID
@@ -30,7 +30,7 @@ from ostler.model.events import AgentTerminatedEvent
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
-from ostler.model.states import IsolationLevel, RestartPolicyType
+from ostler.model.states import RestartPolicyType
 from ostler.model.task import Task, TaskState
 from ostler.model.text import clipped
 from ostler.model.wait import Wait, WaitKind
@@ -273,8 +273,6 @@ async def spawn(rules: AttemptRules, task: Task, workdir: Workdir) -> tuple[Task
         tags=task.tags or None,
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),
     )
-    if manifest.kind is AgentKind.COMMAND and manifest.defaults is None:
-        options = options.evolve(isolation_level=IsolationLevel.PROCESS)  # commands need it
     declared = manifest.defaults.resource_limits if manifest.defaults is not None else None
     if task.timeout is not None or declared is None or "execution_timeout" not in declared.fields_set:
         limits = ResourceLimits(execution_timeout=task.timeout or tasks.settings_of(task.project).timeout)

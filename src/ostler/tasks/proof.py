@@ -20,7 +20,7 @@ from ostler.model.access import Actor
 from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.instance import AgentInstance
 from ostler.model.spawn import AgentSpawnOptions, ResourceLimits, RestartPolicy, SpawnRequest
-from ostler.model.states import IsolationLevel, RestartPolicyType
+from ostler.model.states import RestartPolicyType
 from ostler.model.task import Receipt, Task
 from ostler.model.text import clipped
 from ostler.store import attempts as attempt_store
@@ -146,7 +146,6 @@ async def run_command(  # noqa: PLR0913 - what is run, where, and for how long
     name = f"{task.key}-{task.attempt}-{label}"
     options = AgentSpawnOptions(
         name=name,
-        isolation_level=IsolationLevel.PROCESS,
         workdir=str(place),
         env={**environment_of(task), "HOME": os.environ.get("HOME", "/")},
         restart_policy=RestartPolicy(type=RestartPolicyType.NONE),

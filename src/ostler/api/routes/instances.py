@@ -21,7 +21,6 @@ from ostler.model.instance import AgentInstance, InstanceDetails
 from ostler.model.query import GetInstancesFilter
 from ostler.model.record import Record, adapter, record
 from ostler.model.spawn import AgentSpawnOptions, SpawnRequest, TerminationOptions
-from ostler.model.states import IsolationLevel
 
 
 @record
@@ -56,7 +55,7 @@ async def spawn(
         # The same for the same key, because a repeated request must not differ from the first.
         suffix = token_hex(3) if idempotency_key is None else _digest(idempotency_key)[:6]
         name = options.name or f"{Path(spawned.command[0]).name[:40] or 'command'}-{suffix}"
-        options = options.evolve(isolation_level=IsolationLevel.PROCESS, name=name)
+        options = options.evolve(name=name)
     elif spawned.cwd is not None and (options is None or options.workdir is None):
         options = _in_directory(manager, project, definition, spawned.cwd, options)
     request = SpawnRequest(

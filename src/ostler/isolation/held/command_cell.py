@@ -139,6 +139,10 @@ class CommandCell(HeldCell):
         return any(run.given_up for run in self._running)
 
     @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._closing
+
+    @property
     def _running(self) -> list[_Run]:
         return [run for run in self._runs.values() if run.is_running]
 
