@@ -62,7 +62,11 @@ class SimulatedIsolation(Isolation):
         try:
             await self.pause()  # it lives, and the manager does not know it yet
         except asyncio.CancelledError:
-            await cell.destroy()
+            try:
+                await cell.stop(timedelta(0))
+            finally:
+                cell.agent.vanish()  # a start that is called off leaves nothing
+                await cell.destroy()
             raise
         self._require_manager()
         return cell

@@ -1,7 +1,7 @@
 """A machine that does not exist, and the agents on it: real objects that live apart from any manager.
 
-An agent keeps what it works on, what it has said and what it asks until a manager has acknowledged it. A manager holds it
-by a cell (`isolation.py`); when the manager is killed the cell goes and the agent stays, or dies with it.
+An agent keeps what it works on, what it has said and what it asks until a manager has acknowledged it. A manager
+holds it by a cell (`simulated_isolation.py`); when the manager is killed the cell goes and the agent stays, or dies.
 """
 
 from __future__ import annotations
