@@ -213,6 +213,7 @@ class Keeper:
             self.end("lease", "its home was removed")
         self.directory.trim_log()
         self.templates.retire_idle()
+        self.exits.note_oom_kills()
 
     # --- the end ---
 
@@ -229,7 +230,8 @@ class Keeper:
         self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self.ending and not len(self.stopper) and all(u.state == ENDED or u.left for u in self.state.units.values()):
+        """A stop ends also when something cannot be killed: that does not keep the keeper."""
+        if self.ending and not len(self.stopper):
             self.loop.end()
 
     def close(self) -> None:
