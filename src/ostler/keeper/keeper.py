@@ -57,7 +57,7 @@ class Keeper:
         return {
             "start": self._start,
             "status": lambda request, reply, _: reply(self.state.status(str(request["unit"]))),
-            "list": lambda _, reply, __: reply({"units": self.state.statuses()}),
+            "list": lambda request, reply, _: reply({"units": self.state.statuses(request.get("cell"))}),
             "freeze": self._freeze,
             "thaw": self._thaw,
             "usage": self._usage,
