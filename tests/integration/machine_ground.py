@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from ostler.keeper.probing import sweep
 
-from ostler.keeper import cgroupfs, tree
+from ostler.keeper import cgroup_files, tree
+from ostler.keeper.group_probe import sweep
+from ostler.keeper.rlimit_tag import is_of_home, tag_for, tag_of
 
 PATIENCE = 60.0
 
@@ -35,20 +36,24 @@ def token_of(home: Path) -> str:
     return file.read_text().strip() if file.exists() else "none"
 
 
-def everyone(home: Path, box: str = "") -> set[int]:
-    """All processes that live for a home, or for one box of it: by their group, and by the mark they carry."""
+def everyone(home: Path, cell: str = "") -> set[int]:
+    """All living processes of a home, or of one cell of it: by their group, their tag and their mark."""
     token = token_of(home)
-    found = set()
-    for pid in tree.all_pids():
-        try:
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-        except OSError:
-            continue
-        # Its group first: to read the mark of one that forks and forks takes long.
-        is_ours = f"/ostler-{token}/{box}" in groups or (tree.mark_of(pid) or "").startswith(f"{token}:{box}")
-        if is_ours and lives(pid):
-            found.add(pid)
-    return found
+    return {pid for pid in tree.all_pids() if _belongs(pid, token, cell) and lives(pid)}
+
+
+def _belongs(pid: int, token: str, cell: str) -> bool:
+    try:
+        groups = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+    # The group first: reading the mark of a process that forks and forks takes long.
+    if f"/ostler-{token}/{cell}" in groups:
+        return True
+    tag = tag_of(pid)
+    if tag is not None and (is_of_home(tag, token) if not cell else tag == tag_for(token, cell)):
+        return True
+    return (tree.mark_of(pid) or "").startswith(f"{token}:{cell}")
 
 
 def groups_of(home: Path) -> list[Path]:
@@ -75,15 +80,17 @@ def kill_keeper_of(home: Path) -> None:
 
 def group_number(pid: int, controller: str, *files: str) -> int | None:
     """What stands in the first of these files in the group that Ostler made for a process; None where it made none."""
-    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read(f"/proc/{pid}/cgroup"))
-    groups = [own[one] for one in (controller, cgroupfs.UNIFIED) if "/ostler-" in own.get(one, "")]
-    found = (cgroupfs.number(f"{group}/{file}") for group in groups for file in files)
-    return next((number for number in found if number is not None), None)
+    own = cgroup_files.parse_groups(
+        cgroup_files.read("/proc/self/mountinfo"), cgroup_files.read(f"/proc/{pid}/cgroup")
+    )
+    groups = [own[name] for name in (controller, cgroup_files.UNIFIED) if "/ostler-" in own.get(name, "")]
+    numbers = (cgroup_files.read_number(f"{group}/{file}") for group in groups for file in files)
+    return next((number for number in numbers if number is not None), None)
 
 
 def lacking(because: str) -> NoReturn:
     """This machine cannot show it. Where tests must all run that is a failure, unless its kernel has no such thing."""
-    if os.environ.get("CI") and " cgroup" in cgroupfs.read("/proc/self/mountinfo"):
+    if os.environ.get("CI") and " cgroup" in cgroup_files.read("/proc/self/mountinfo"):
         pytest.fail(because)
     pytest.skip(because)
 

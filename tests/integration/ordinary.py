@@ -68,7 +68,8 @@ class _OrdinaryHome(Home):
         self._owner = owner
         super().__init__(owner.place / "keeper")
 
-    def launch(self) -> None:
+    def launch(self, change: str = "") -> None:
+        assert not change, "its keeper is started as it is"
         done = run(self._owner.keeper_argv(self.directory))
         assert done.returncode == 0, done.stderr
 

@@ -15,7 +15,7 @@ from promise_agents import Doer
 
 import ostler
 from ostler import AgentInstance, AgentLifecycleManager, AgentState, Attempt, AttemptOutcome, Enforcement
-from ostler.keeper import cgroupfs
+from ostler.keeper import cgroup_files
 from ostler.store.attempts import list_attempts
 
 
@@ -75,7 +75,7 @@ class Fleet:
         return await self.manager.store.read(list_attempts, one.instance_id)
 
     def tree(self, one: AgentInstance, attempt: int = 1) -> set[int]:
-        if " cgroup" not in cgroupfs.read("/proc/self/mountinfo"):
+        if " cgroup" not in cgroup_files.read("/proc/self/mountinfo"):
             lacking("who belongs to an agent is looked up here by its control group, and there are none")
         return everyone(self.home, box(one, attempt))
 

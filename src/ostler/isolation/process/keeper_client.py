@@ -18,8 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import Site, Usage
+from ostler.isolation.base import OtherVersionError, Site, Usage
 from ostler.isolation.forks import keep_from_children
 from ostler.isolation.held.cell import wake
 from ostler.isolation.holder import (
@@ -56,7 +57,6 @@ _DYING_LOOKS = 80
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _PAUSE = 0.02
 _END_SECONDS = 20.0
-_MAX_UNSENT = 64 << 20
 
 
 def _lost() -> HolderError:
@@ -270,12 +270,15 @@ class KeeperHolder(Holder):
                     f"the keeper of {directory} lets no more managers in, so it hangs; kill it, and open again"
                 ) from error
             except OSError as error:
+                await self._refuse_other_version(directory)
                 raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
             connection = _Connection(sock, self._event, self._lost)
             try:
                 await self._hello(connection)
             except HolderError as error:
                 connection.close()
+                if error.kind == "version":
+                    await self._refuse_other_version(directory)
                 if error.kind == "stale":
                     raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
                 if error.kind == "late":
@@ -293,6 +296,12 @@ class KeeperHolder(Holder):
                 self._connection = connection
                 return
         raise InvalidOperationError(f"the keeper of {directory} cannot be used: {reason}")
+
+    @staticmethod
+    async def _refuse_other_version(directory: Path) -> None:
+        other = await asyncio.to_thread(launch.other_keeper, directory)
+        if other is not None:
+            raise OtherVersionError(other.sentence, f"wait for that, or end them now: kill {other.pid}")
 
     async def _hello(self, connection: _Connection) -> None:
         lease = self._site.outlive.total_seconds() if self.outlives else 0.0
@@ -458,8 +467,10 @@ class KeeperHolder(Holder):
     async def connect(self, status: UnitStatus) -> socket.socket:
         try:
             sock = protocol.connect(str(self._run_directory(status.unit)), protocol.AGENT_SOCKET)
+        except BlockingIOError as error:  # too many connections wait; it lives, and does not take them
+            raise HolderError("busy", f"the agent of unit {status.unit} takes no connection now") from error
         except OSError as error:
-            if isinstance(error, BlockingIOError) or _is_short(error):  # it lives, and cannot be reached now
+            if _is_short(error):  # it lives, and this program cannot reach it now
                 raise HolderError("busy", f"the agent of unit {status.unit} cannot be reached now: {error}") from error
             raise HolderError("gone", f"the agent of unit {status.unit} cannot be reached: {error}") from error
         # The kernel shows who called listen(): the keeper, never an agent that put its own socket there.
@@ -470,11 +481,11 @@ class KeeperHolder(Holder):
         return sock
 
     def read_unsent(self, unit: str) -> bytes:
-        """The agent could write there: no link, no FIFO, and not more than `_MAX_UNSENT` of it."""
+        """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
-                return file.read(_MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+                return file.read(MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except OSError:
             return b""
 
