@@ -394,6 +394,35 @@ async def test_a_call_that_is_cancelled_at_any_moment_leaves_nothing(
     await cell.destroy()
 
 
+async def test_a_call_that_is_cancelled_twice_while_it_starts_leaves_nothing(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    cell = await begin(plan_for(place, *waiting(place)))
+    for steps in range(24):
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
+        await asyncio.sleep(0 if steps < 4 else steps * 0.0004)
+        for _ in range(3):
+            call.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait((call,))
+        assert call.cancelled()
+    await forgotten(isolation)
+    assert not any(lives(pid) for pid in begun(place))
+    await cell.destroy()
+
+
+async def test_the_cpu_of_earlier_runs_counts(begin: Begin, place: Path) -> None:
+    """Each run is the last of its group, which goes with it."""
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    plan = plan_for(place, PYTHON, "-S", "-c", code)
+    cell = await begin(replace(plan, limits=replace(plan.limits, max_cpu_percent=100)))
+    for number in (1, 2):
+        await cell.call(Verb.PROCESS, "x")
+        used = (await cell.usage()).cpu_seconds
+        assert used == 0 or used >= number * 0.3, "unknown where the kernel does not count, else all of it"
+    await cell.destroy()
+
+
 async def test_a_run_that_lives_on_keeps_its_prompt_and_the_next_manager_removes_it(
     begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
 ) -> None:

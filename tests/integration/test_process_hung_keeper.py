@@ -173,3 +173,14 @@ async def test_a_cancelled_run_is_given_up_and_ended_later(
     assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
     await cell.destroy()
     await starting.destroy()
+
+
+async def test_a_freeze_that_comes_too_late_is_undone(begin: Begin, isolation: ProcessIsolation, site: Site) -> None:
+    cell = await begin()
+    with hung(keeper(site)):
+        with pytest.raises(InvalidOperationError, match="does not answer"):
+            await cell.freeze()
+        await asyncio.sleep(0)  # the request that undoes it is sent
+    await known(isolation)  # the keeper has done both
+    assert await asyncio.wait_for(cell.call(Verb.PROCESS, do("echo", value=1)), 60) == 1
+    await cell.destroy()

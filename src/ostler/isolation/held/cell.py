@@ -57,6 +57,8 @@ async def finish(task: asyncio.Task[Any]) -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # the caller was cancelled, and looks at no result
 
 
 class Tasks:

@@ -34,7 +34,7 @@ _TERM_SECONDS = 3600.0
 
 
 class CommandCell(HeldCell):
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every held cell has, and what a command needs
         self,
         clock: Clock,
         holder: Holder,
@@ -159,22 +159,10 @@ class CommandCell(HeldCell):
             await asyncio.wait((forgetting,))  # the same call again: what was acknowledged is gone before it begins
         if self._closing:
             raise AgentGoneError
-        run = self._runs.get(number)
-        try:
-            if run is None:
-                run, start = self._make_run(number, payload)
-                await self._start(run, start)
-            await asyncio.wait((run.over,))
-            if run.reading is not None:
-                await asyncio.wait((run.reading,))
-        except asyncio.CancelledError:
-            if run is not None:
-                await self._stop_run(run)
-            raise
-        except BaseException:
-            if run is not None:
-                self._forget(run)
-            raise
+        run, start = self._runs.get(number), None
+        if run is None:
+            run, start = self._make_run(number, payload)
+        await self._complete(run, start)
         try:
             if run.record is None or self._stopping is not None:
                 raise AgentGoneError
@@ -184,6 +172,21 @@ class CommandCell(HeldCell):
                 self.ack([number])
 
     # --- one run ---
+
+    async def _complete(self, run: Run, start: Start | None) -> None:
+        """Until its end; `start` when it does not run yet. The run of a cancelled caller is stopped."""
+        try:
+            if start is not None:
+                await self._start(run, start)
+            await asyncio.wait((run.over,))
+            if run.reading is not None:
+                await asyncio.wait((run.reading,))
+        except asyncio.CancelledError:
+            await self._stop_run(run)
+            raise
+        except BaseException:
+            self._forget(run)
+            raise
 
     def _make_run(self, call_id: UUID, payload: Any) -> tuple[Run, Start]:
         prompt = prompt_of(payload, self._plan.manifest.prompt)

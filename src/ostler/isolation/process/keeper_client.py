@@ -258,35 +258,19 @@ class KeeperHolder(Holder):
             harden()  # before there is an agent that could read this program's memory
         while loop.time() < end:
             try:
-                sock = protocol.connect(str(directory))
+                sock = await self._open_socket(directory)
             except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
                 if not start and not launch.left_something(directory):
                     return
                 if not await launch.start(directory):
                     await asyncio.sleep(_PAUSE)
                 continue
-            except BlockingIOError as error:
-                raise InvalidOperationError(
-                    f"the keeper of {directory} lets no more managers in, so it hangs; kill it, and open again"
-                ) from error
-            except OSError as error:
-                await self._refuse_other_version(directory)
-                raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
             connection = _Connection(sock, self._event, self._lost)
             try:
                 await self._hello(connection)
             except HolderError as error:
                 connection.close()
-                if error.kind == "version":
-                    await self._refuse_other_version(directory)
-                if error.kind == "stale":
-                    raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
-                if error.kind == "late":
-                    raise InvalidOperationError(
-                        f"the keeper of {directory} does not answer; if it stays so, kill it, and open again"
-                    ) from error
-                if error.kind not in {"ending", "lost", "refused"}:
-                    raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
+                await self._require_leaving(error, directory)
                 reason = str(error)
                 await asyncio.sleep(_PAUSE)
             except BaseException:
@@ -296,6 +280,35 @@ class KeeperHolder(Holder):
                 self._connection = connection
                 return
         raise InvalidOperationError(f"the keeper of {directory} cannot be used: {reason}")
+
+    async def _open_socket(self, directory: Path) -> socket.socket:
+        """Raises `FileNotFoundError` and the like where no keeper is; `InvalidOperationError` for one that hangs."""
+        try:
+            return protocol.connect(str(directory))
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            raise
+        except BlockingIOError as error:
+            raise InvalidOperationError(
+                f"the keeper of {directory} lets no more managers in, so it hangs; kill it, and open again"
+            ) from error
+        except OSError as error:
+            await self._refuse_other_version(directory)
+            raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
+
+    async def _require_leaving(self, error: HolderError, directory: Path) -> None:
+        """Raises for a keeper that stays and does not take this manager; one that is ending is followed by another."""
+        match error.kind:
+            case "ending" | "lost" | "refused":
+                return
+            case "stale":
+                raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
+            case "late":
+                raise InvalidOperationError(
+                    f"the keeper of {directory} does not answer; if it stays so, kill it, and open again"
+                ) from error
+            case "version":
+                await self._refuse_other_version(directory)
+        raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
 
     @staticmethod
     async def _refuse_other_version(directory: Path) -> None:
@@ -363,7 +376,7 @@ class KeeperHolder(Holder):
                 alive = {status.unit for status in statuses if status.exit is None}
         except StaleWriterError:
             by = "taken"
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged; then it is swept without one
             _log.exception("no new keeper could be started for %s", self.directory)
             await _quietly(self._sweep_dead())
         finally:
@@ -415,13 +428,13 @@ class KeeperHolder(Holder):
                 if order.program.stdin is not None:
                     self._write_stdin(order.unit, order.program.stdin)
             else:
-                fields["template"] = self._template(order.program, order)
+                fields["template"] = self._template(order.program)
             return _status(await self._request("start", _START_SECONDS, **fields))
         except BaseException:
             self._set_listener(order.unit, before)
             raise
 
-    def _template(self, program: PythonProgram, order: StartOrder) -> dict[str, Any]:
+    def _template(self, program: PythonProgram) -> dict[str, Any]:
         spec = self._templates.find(program.source, dict(program.env), program.cwd)
         return {
             "key": spec["template"],
@@ -484,7 +497,7 @@ class KeeperHolder(Holder):
         """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
+            with os.fdopen(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
                 return file.read(MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except OSError:
             return b""
@@ -539,7 +552,7 @@ def _tell(on_exit: OnExit, how: UnitExit) -> None:
     """One listener that fails must not keep the others from their exits."""
     try:
         on_exit(how)
-    except Exception:
+    except Exception:  # noqa: BLE001 - logged
         _log.exception("the exit of a unit could not be taken")
 
 
