@@ -27,9 +27,11 @@ from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import HOMES, LOG_BYTES, log_of, prune_runs, remove_log
 from ostler.isolation.process.umask import own_umask
+from ostler.keeper.terminal import DEFAULT_SIZE
 from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
 
+_TERM = "xterm-256color"
 _TERM_SECONDS = 3600.0
 
 
@@ -238,9 +240,9 @@ class CommandCell(HeldCell):
         return StartOrder(
             unit=run.unit,
             cell=self.name,
-            program=Command(argv=start.argv, stdin=start.stdin),
+            program=self._program(start),
             limits=CellLimits(**box_limits(self._plan)),
-            env=start.env,
+            env=self._environment(start),
             cwd=str(start.cwd),
             log=run.log,
             log_bytes=max(LOG_BYTES, self._spec.max_output_bytes),
@@ -271,6 +273,13 @@ class CommandCell(HeldCell):
         self._enforcement = enforcement_of(status.enforcement)
         if run.early is not None:
             self._run_ended(run, run.early)
+
+    def _environment(self, start: Start) -> Mapping[str, str]:
+        return {**start.env, "TERM": _TERM} if self._plan.terminal and start.env["TERM"] == "dumb" else start.env
+
+    def _program(self, start: Start) -> Command:
+        terminal = self._plan.terminal or (DEFAULT_SIZE if start.pty else None)
+        return Command(argv=start.argv, stdin=start.stdin, open_stdin=self._plan.open_stdin, terminal=terminal)
 
     def _run_ended(self, run: Run, record: UnitExit) -> None:
         if self._detached:
