@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ostler.keeper import tree
@@ -38,10 +39,14 @@ class Starter:
         self._templates = templates
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda unit: None
+        self._on_output: Callable[[Unit], None] = lambda unit: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
 
     def on_failed(self, call: Callable[[Unit], None]) -> None:
         self._failed = call
+
+    def on_output(self, call: Callable[[Unit], None]) -> None:
+        self._on_output = call
 
     def start(self, request: Mapping[str, Any], reply: Reply, refuse: Callable[[str, str], None]) -> None:
         name = str(request["unit"])
@@ -75,6 +80,7 @@ class Starter:
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
         reads, writes = _make_pipes()
         unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        unit.output.on_data = partial(self._on_output, unit)
         unit.oom_before = unit.cell.group.oom_kills()
         unit.started_at = time.monotonic()
         try:

@@ -17,6 +17,8 @@ MAX_REASON = 2000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[A-Za-z0-9-]{1,50}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: A control sequence of a terminal: colours, moves, titles.
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 #: Variables that say who an agent is; only Ostler sets them.
 _OURS = "OSTLER_"
 
@@ -31,6 +33,18 @@ def clean_text(text: str) -> str:
     if "\0" not in text and text.isascii():
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def last_line(text: str) -> str:
+    """The last line of foreign text with words in it, without control sequences and other control characters."""
+    for line in reversed(text.splitlines()):
+        if words := "".join(filter(_is_shown, _SEQUENCE.sub("", line))).strip():
+            return clean_text(words)
+    return ""
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or character == "\t"
 
 
 def clipped(text: str, limit: int) -> str:
