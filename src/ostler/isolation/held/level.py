@@ -111,6 +111,9 @@ class HeldIsolation(Isolation):
         if not lines or not lines[0].startswith("Traceback"):
             return AgentInitializationError(f"its process could not be started: {text}")
         LogFile(log_of(self._holder.directory, plan)).write(text)
+        kind, _, reason = lines[-1].partition(": ")
+        if kind.startswith("ostler.errors."):
+            return AgentInitializationError(f"its process could not be started: {reason}")
         return AgentInitializationError(
             f"its process could not load {source['module']}: {lines[-1]}; the module must be one that another process "
             "can import (installed, or beside your program), and importing it must not fail"
@@ -154,13 +157,11 @@ class HeldIsolation(Isolation):
         cell = self._python_cell(plan, listener)
         try:
             status = await self._holder.attach(cell.name, cell.unit_ended)
-            if status.exit is not None:
-                cell.read_unsent()
-                cell.detach()
-                return exit_of(status.exit, plan.limits.max_memory_mb)
-            how = await cell.adopt(status)
-            if how is not None:
-                cell.read_unsent()
+            if status.exit is None:
+                how = await cell.adopt(status)
+            else:
+                how = exit_of(status.exit, plan.limits.max_memory_mb)
+            if how is not None and (how := cell.adopt_ended(how)) is not None:
                 cell.detach()
                 return how
         except HolderError as error:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import LastOutput, OtherVersionError, Site, Usage
 from ostler.isolation.holder import (
@@ -42,8 +43,10 @@ _REPLY_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _PAUSE = 0.02
 _END_SECONDS = 20.0
-_MAX_UNSENT = 64 << 20
-_LOST = HolderError("lost", "the keeper of this home is gone")
+
+
+def _lost() -> HolderError:
+    return HolderError("lost", "the keeper of this home is gone")
 
 
 class _Connection:
@@ -69,7 +72,7 @@ class _Connection:
 
     async def request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
         if not self.is_open:
-            raise _LOST
+            raise _lost()
         number = next(self._numbers)
         reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._waiting[number] = reply
@@ -130,7 +133,7 @@ class _Connection:
             self.closed.set_result(None)
             for reply in self._waiting.values():
                 if not reply.done():
-                    reply.set_exception(_LOST)
+                    reply.set_exception(_lost())
                     reply.exception()
 
 
@@ -246,7 +249,7 @@ class KeeperHolder(Holder):
     async def _request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
         try:
             if self._connection is None:
-                raise _LOST
+                raise _lost()
             return await self._connection.request(op, seconds, **fields)
         except HolderError as error:
             if error.kind == "lost":
@@ -378,6 +381,8 @@ class KeeperHolder(Holder):
     async def connect(self, status: UnitStatus) -> socket.socket:
         try:
             sock = protocol.connect(str(self._run_directory(status.unit)), protocol.AGENT_SOCKET)
+        except BlockingIOError as error:  # too many connections wait; it lives, and does not take them
+            raise HolderError("busy", f"the agent of unit {status.unit} takes no connection now") from error
         except OSError as error:
             raise HolderError("gone", f"the agent of unit {status.unit} cannot be reached: {error}") from error
         # The kernel shows who called listen(): the keeper, never an agent that put its own socket there.
@@ -391,11 +396,11 @@ class KeeperHolder(Holder):
         return self._outputs.get(unit)
 
     def read_unsent(self, unit: str) -> bytes:
-        """The agent could write there: no link, no FIFO, and not more than `_MAX_UNSENT` of it."""
+        """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
-                return file.read(_MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+                return file.read(MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except OSError:
             return b""
 
