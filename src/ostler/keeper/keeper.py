@@ -68,6 +68,7 @@ class Keeper:
             "forget": self._forget,
             "renew": lambda _, reply, __: reply({}),
             "bye": self._bye,
+            **self.starter.consoles.handlers(),
         }
 
     # --- the manager ---

@@ -135,8 +135,12 @@ class Log:
 class Output:
     """Reads the pipes of one unit and owns them: standard output and standard error, or one descriptor for both.
 
-    What one stream wrote stays in order; between the two the order is that of reading.
+    What one stream wrote stays in order; between the two the order is that of reading. `tap` sees all that is read and
+    returns what of it goes into the log.
     """
+
+    #: Set before anything is read.
+    tap: Callable[[bytes], bytes] | None = None
 
     def __init__(self, loop: Loop, descriptors: Sequence[int], log: Log, rate: int = RATE) -> None:
         self.written = self.dropped = 0
@@ -206,6 +210,9 @@ class Output:
             return None
         if not data:
             return None
+        count = len(data)
+        if self.tap is not None and not (data := self.tap(data)):
+            return count
         now = time.monotonic()
         self._allowed = min(float(self._rate * BURST_SECONDS), self._allowed + (now - self._counted) * self._rate)
         self._counted = now
@@ -215,11 +222,11 @@ class Output:
         else:
             self._allowed -= len(data)
             self._mark_gap()
-            count = self._log.write(data, self._streams[descriptor])
-            self.written += count
-            self._drop(len(data) - count)
+            written = self._log.write(data, self._streams[descriptor])
+            self.written += written
+            self._drop(len(data) - written)
         self.on_data()
-        return len(data)
+        return count
 
     def _keep_tail(self, data: bytes, stream: int) -> None:
         breaks = b"\n" if not self._log.ends_line and self._log.stream != stream else b""
