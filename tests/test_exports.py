@@ -78,7 +78,7 @@ def test_naming_things_loads_nothing_heavy(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import ostler.isolation.inside.template", "import ostler; ostler.Agent, ostler.AgentContext, ostler.WaitAnswer"],
+    ["import ostler.agent_process.template", "import ostler; ostler.Agent, ostler.AgentContext, ostler.WaitAnswer"],
     ids=["template", "what an agent's module names"],
 )
 def test_the_process_of_an_agent_loads_only_what_agents_need(code: str) -> None:

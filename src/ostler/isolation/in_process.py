@@ -31,7 +31,7 @@ from ostler.model.states import IsolationLevel
 _log = logging.getLogger("ostler.isolation")
 
 
-class LoopCell(Cell):
+class InProcessCell(Cell):
     """A cell inside our own program. What is left to the levels is how to reach the place, and how to end it."""
 
     level: ClassVar[IsolationLevel]
