@@ -33,7 +33,7 @@ MANAGERS_OWN = frozenset(
     {"annotated_types", "email", "importlib.metadata", "ostler.policy", "ostler.store", "ostler.lifecycle"}
     | {f"ostler.model.{name}" for name in ("attempt", "audit", "events", "instance")}
     | {f"ostler.agents.{name}" for name in ("command", "registry")}
-    | {f"ostler.isolation.{name}" for name in ("base", "finding", "loopcell", "mailbox", "thread")}
+    | {f"ostler.isolation.{name}" for name in ("base", "in_process", "mailbox", "registry", "thread")}
 )
 
 
