@@ -33,7 +33,7 @@ _log = logging.getLogger("ostler.isolation")
 _LAST_CHARACTERS = 400
 
 
-class LoopCell(Cell):
+class InProcessCell(Cell):
     """A cell inside our own program. What is left to the levels is how to reach the place, and how to end it."""
 
     level: ClassVar[IsolationLevel]
