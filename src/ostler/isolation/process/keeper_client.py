@@ -16,13 +16,14 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import Input, OtherVersionError, Screen, Site, Usage
-from ostler.isolation.forks import keep_from_children
+from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.hardening import harden, keep_from_children
 from ostler.isolation.held.cell import wake
 from ostler.isolation.holder import (
     Command,
@@ -36,9 +37,9 @@ from ostler.isolation.holder import (
 )
 from ostler.isolation.process import launch
 from ostler.isolation.process.templates import Templates
-from ostler.isolation.walls import harden
 from ostler.keeper import protocol
 from ostler.keeper.state import cell_of
+from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
 KEEPER = "keeper"
@@ -213,8 +214,9 @@ class KeeperHolder(Holder):
         self._connection: _Connection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
-        #: By cell and unit.
+        #: Both by cell and unit.
         self._listeners: dict[str, dict[str, OnExit]] = {}
+        self._outputs: dict[str, dict[str, LastOutput]] = {}
         self._templates = Templates()
         self._renewing: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[Any]] = set()
@@ -323,6 +325,9 @@ class KeeperHolder(Holder):
         lease = self._site.outlive.total_seconds() if self.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
+        self._outputs.clear()
+        for status in self.about["units"]:
+            self._note_output(str(status["unit"]), status.get("output"))
         self._renew(connection, lease)
 
     def _renew(self, connection: _Connection, lease: float) -> None:
@@ -349,10 +354,20 @@ class KeeperHolder(Holder):
             await asyncio.wait((self._replacing,))
 
     def _event(self, message: Mapping[str, Any]) -> None:
-        if message.get("event") == "exit":
+        if message.get("event") == "output":
+            for unit, fields in message["units"].items():
+                self._note_output(unit, fields)
+        elif message.get("event") == "exit":
+            self._note_output(str(message.get("unit")), message.get("output"))
             on_exit = self._set_listener(str(message.get("unit")), None)
             if on_exit is not None:
                 _tell(on_exit, _exit(message["exit"]))
+
+    def _note_output(self, unit: str, fields: Mapping[str, Any] | None) -> None:
+        if fields is not None:
+            at = datetime.fromtimestamp(fields["at"], UTC)
+            output = LastOutput(at=at, line=last_line(fields["tail"]), dropped=fields["dropped"])
+            self._outputs.setdefault(cell_of(unit), {})[unit] = output
 
     # --- the keeper was killed ---
 
@@ -498,6 +513,9 @@ class KeeperHolder(Holder):
             raise HolderError("request", f"the socket of unit {status.unit} was not made by the keeper")
         return sock
 
+    def last_output(self, unit: str) -> LastOutput | None:
+        return self._outputs.get(cell_of(unit), {}).get(unit)
+
     def read_unsent(self, unit: str) -> bytes:
         """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -536,10 +554,13 @@ class KeeperHolder(Holder):
         return [str(text) for text in report["left"]]
 
     async def forget(self, name: str) -> None:
-        if name == cell_of(name):
-            self._listeners.pop(name, None)
+        cell = cell_of(name)
+        if name == cell:
+            self._listeners.pop(cell, None)
+            self._outputs.pop(cell, None)
         else:
             self._set_listener(name, None)
+            self._outputs.get(cell, {}).pop(name, None)
         await self._request("forget", name=name)
 
     async def answers(self) -> None:
