@@ -12,6 +12,7 @@ from typing import Any
 
 from ostler.keeper import tree
 from ostler.keeper.exits import Children, ExitRecorder
+from ostler.keeper.freeze import Freezer
 from ostler.keeper.loop import Loop
 from ostler.keeper.protocol import VERSION
 from ostler.keeper.server import Connection, Handler, Reply, Server
@@ -37,10 +38,11 @@ class Keeper:
         self._epoch = 0
         self._lease = Lease(loop, self)
         self.children = Children()
-        self.exits = ExitRecorder(loop, state, self._exited)
+        self.exits = ExitRecorder(loop, state, self.children, self._exited)
         self.templates = Templates(loop, state, self.children, log)
         self.starter = Starter(loop, state, self.children, self.exits, self.templates)
         self.starter.on_failed(self._ended)
+        self.freezer = Freezer(loop)
         self.stopper = Stopper(loop, state, self.starter.cancel)
         self.server = Server(loop, listener, self._handlers())
         self.server.hello = self._hello
@@ -124,20 +126,16 @@ class Keeper:
         cell = self.state.cell(str(request["cell"]))
         if any(unit.state == STARTING for unit in cell.units.values()):
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
-        try:
-            cell.group.freeze()
-        except OSError as error:
-            raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = True
-        reply({})
+        if cell.stopping:
+            raise RequestError("busy", f"cell {cell.name} is being stopped")
+        self.freezer.freeze(cell, lambda: reply({}), lambda sentence: refuse("freeze", f"cell {cell.name}: {sentence}"))
 
     def _thaw(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         try:
-            cell.group.thaw()
+            self.freezer.thaw(cell)
         except OSError as error:
             raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = False
         reply({})
 
     def _usage(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
@@ -182,6 +180,7 @@ class Keeper:
             if excess is not None:
                 for unit in running:
                     unit.by, unit.why = excess
+                    unit.killed = True
                 cell.group.kill()
         self.loop.later(_POLL_SECONDS, self._poll_limits)
 
