@@ -16,10 +16,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ostler.agent_process.framing
 import ostler.agents
-import ostler.isolation.wire
 
-LOADED = (ostler.agents, ostler.isolation.wire)  # the same imports as a template of ours has
+LOADED = (ostler.agents, ostler.agent_process.framing)  # the same imports as a template of ours has
 
 
 _REQUEST = b'{"name":"Ada"}'

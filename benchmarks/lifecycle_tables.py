@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import ostler
@@ -94,6 +97,57 @@ def _count_commits(manager: AgentLifecycleManager) -> Any:
 
     manager.store.subscribe(committed)
     return lambda: commits
+
+
+class Pid(ostler.Agent):
+    async def process(self, _: Any) -> int:
+        return os.getpid()
+
+
+def fleet(*, quick: bool) -> Table:
+    """Many agents at level process."""
+    table = Table("A fleet at level process", "what", "value", "goal")
+    with tempfile.TemporaryDirectory() as home:
+        asyncio.run(_fleet(home, table, 60 if quick else 300))
+    return table
+
+
+async def _fleet(home: str, table: Table, count: int) -> None:
+    policy = ostler.RestartPolicy(type=ostler.RestartPolicyType.IMMEDIATE, max_retries=10, burst_limit=100)
+    async with ostler.open(home) as manager:
+        await (await manager.start(Pid, isolation="process")).stop()
+        began = time.perf_counter()
+        agents = await asyncio.gather(*(manager.start(Pid, isolation="process", restart=policy) for _ in range(count)))
+        table.add(f"{count} agents, all started at once, to ready: seconds", f"{time.perf_counter() - began:.2f}", "")
+        pids = await asyncio.gather(*(agent.ask(None) for agent in agents))
+        memory = [_pss(pid) / 1024 for pid in pids[:60]]
+        table.add("PSS of an idle agent: MB", f"{middle(memory):.2f}", "3.3")
+        again = []
+        for agent, pid in list(zip(agents, pids, strict=True))[:20]:
+            began = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            while await _other_pid(agent, pid) is None:
+                pass
+            again.append((time.perf_counter() - began) * 1000)
+        table.add("kill -9 of an agent to its next answer: ms p50", f"{middle(again):.1f}", "")
+        began = time.perf_counter()
+        await asyncio.gather(*(agent.stop() for agent in agents))
+        table.add(f"{count} agents stopped at once: seconds", f"{time.perf_counter() - began:.2f}", "")
+
+
+async def _other_pid(agent: ostler.AgentHandle, before: int) -> int | None:
+    try:
+        pid = await agent.ask(None)
+    except ostler.OstlerError:
+        return None
+    return None if pid == before else int(pid)
+
+
+def _pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
 
 
 def observers(*, quick: bool) -> Table:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from crew_tables import crews
 from http_tables import answers
-from lifecycle_tables import calls, observers, spawns
+from lifecycle_tables import calls, fleet, observers, spawns
 from log_tables import logs
 from loop_tables import loops
 from observer_tables import streams
@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[..., Table | str]] = {
     "starts": starts,
     "spawns": spawns,
     "calls": calls,
+    "fleet": fleet,
     "ray": ray,
     "commands": commands,
     "runs": runs,

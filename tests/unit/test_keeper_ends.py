@@ -72,7 +72,7 @@ def test_a_log_that_cannot_be_opened_anew_closes_nothing_of_others(
 
 def test_the_end_of_an_output_never_raises(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    kept = Output(loop, read, Log(str(tmp_path / "a.log"), 4096))
+    kept = Output(loop, [read], Log(str(tmp_path / "a.log"), 4096))
     os.write(write, b"x" * 5000)
     os.close(write)
     monkeypatch.setattr("ostler.keeper.output.os.open", none_left)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ostler.keeper import output
-from ostler.keeper.output import Log
+from ostler.keeper.output import STDERR, STDOUT, Log
 from ostler.lifecycle.log_files import LogLine, LogReader
 
 _MAX_LINE = 50
@@ -41,7 +41,7 @@ def test_a_line_that_was_cut_when_its_file_was_turned_over_loses_nothing(tmp_pat
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The output of several attempts and runs as the keeper writes it: turned over, with long lines and cut ends."""
     chance = random.Random(request.param)
-    monkeypatch.setattr(output, "_TIME_GRAIN", 0.0)
+    monkeypatch.setattr(output, "_TIME_STEP", 0.0)
     now = [1_700_000_000.0]
     monkeypatch.setattr(output, "time", SimpleNamespace(time=lambda: now[0]))
     for attempt in range(1, 4):
@@ -49,7 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
             log = Log(str(tmp_path / (f"{attempt}-{run}.log" if run else f"{attempt}.log")), 4096)
             for _ in range(chance.randint(0, 150)):
                 now[0] += 1
-                log.write(chance.choice((b"x" * chance.randint(0, 130), b"\r", "ü\0\n".encode(), b"line\n", b"\n")))
+                data = chance.choice((b"x" * chance.randint(0, 130), b"\r", "ü\0\n".encode(), b"line\n", b"\n"))
+                log.write(data, chance.choice((STDOUT, STDERR)))
             log.close()
     return tmp_path
 
@@ -101,3 +102,60 @@ def test_output_that_is_older_than_asked_for_is_left_out_with_its_file(tmp_path:
     assert [line.attempt for line in reader.read(_as_it_is, last=True)] == [2]
     (tmp_path / "1.log.times").unlink()  # its age is not known
     assert [line.attempt for line in LogReader(tmp_path, since=moment).read(_as_it_is, last=True)] == [1, 2]
+
+
+def test_each_line_is_of_the_stream_that_wrote_it_also_when_the_other_broke_it(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "1.log"), 4096)
+    parts = ((b"progress 1", STDERR), (b"a line\n", STDOUT), (b" 2\n", STDERR), (b"half", STDOUT), (b"!\n", STDOUT))
+    for data, stream in parts:
+        log.write(data, stream)
+    log.close()
+    lines = list(LogReader(tmp_path, exact=True).read(_as_it_is, last=True))
+    assert [(line.text, line.stream) for line in lines] == [
+        ("progress 1", "stderr"),
+        ("a line\n", "stdout"),
+        (" 2\n", "stderr"),
+        ("half!\n", "stdout"),
+    ]
+    for stream, code in (("stdout", STDOUT), ("stderr", STDERR)):
+        exact = "".join(line.text for line in lines if line.stream == stream)
+        assert exact.encode() == b"".join(data for data, written_to in parts if written_to == code)
+    assert all(line.time is not None for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_byte_of_a_stream_is_lost_or_added_where_the_file_is_turned_over(tmp_path: Path, seed: int) -> None:
+    chance, written = random.Random(seed), {"stdout": b"", "stderr": b""}
+    log = Log(str(tmp_path / "1.log"), 4096)
+    for _ in range(280):
+        data = chance.choice((b"x" * chance.randint(1, 100), b"line\n", b"\n"))
+        stream = chance.choice((STDOUT, STDERR))
+        log.write(data, stream)
+        written["stdout" if stream == STDOUT else "stderr"] += data
+    log.close()
+    assert (tmp_path / "1.log.1").exists()
+    lines = list(LogReader(tmp_path, max_line=_MAX_LINE, exact=True).read(_as_it_is, last=True))
+    assert {line.stream for line in lines} == {"stdout", "stderr"}
+    for name, data in written.items():
+        assert "".join(line.text for line in lines if line.stream == name).encode() == data
+
+
+def test_times_are_bounded_as_the_log_is(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "1.log"), 4096)
+    for _ in range(2000):
+        log.write(b"o\n", STDOUT)
+        log.write(b"e\n", STDERR)
+    log.close()
+    assert all(path.stat().st_size <= 4096 + 16 for path in tmp_path.iterdir())
+    lines = list(LogReader(tmp_path).read(_as_it_is, last=True))
+    assert len(lines) >= 256
+    assert all(line.stream == {"o": "stdout", "e": "stderr"}[line.text] for line in lines)
+
+
+def test_a_log_of_an_earlier_version_has_times_and_no_streams(tmp_path: Path) -> None:
+    (tmp_path / "1.log").write_bytes(b"one\ntwo\n")
+    pairs = ((0, 1_700_000_000_000_001), (4, 1_700_000_001_000_003))
+    (tmp_path / "1.log.times").write_bytes(b"".join(struct.pack(">QQ", *pair) for pair in pairs))
+    lines = list(LogReader(tmp_path).read(_as_it_is, last=True))
+    assert [(line.text, line.stream) for line in lines] == [("one", None), ("two", None)]
+    assert [line.time is not None and line.time.second for line in lines] == [20, 21]

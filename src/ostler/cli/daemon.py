@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from ostler.client.homes import keeps_agents
 from ostler.client.launch import DaemonStartError, start_daemon, wait_until_gone, wait_while_starting
 from ostler.durations import rough_duration
 from ostler.errors import ExitCode
-from ostler.home import DAEMON_LOG
+from ostler.home import DAEMON_LOG, KEEPER
 
 #: The daemon ends its agents first; then it only has to close its files.
 _END_SECONDS = 60.0
@@ -79,8 +80,9 @@ def down(keep: bool) -> None:
 
 @click.command("restart-daemon")
 @_listen
+@click.option("-y", "--yes", is_flag=True, help="Also where agents stay with a keeper of another version.")
 @click.pass_context
-def restart_daemon(ctx: click.Context, listen: str | None) -> None:
+def restart_daemon(ctx: click.Context, listen: str | None, yes: bool) -> None:
     """Restart the daemon, after an update or a change of its settings. The agents go on.
 
     The settings and the port are looked at first: where one of them is wrong, the daemon that runs goes on.
@@ -95,8 +97,25 @@ def restart_daemon(ctx: click.Context, listen: str | None) -> None:
     except UnreachableError:
         in_use = []
     check_start(home, listen, in_use)
+    _warn_of_other_keeper(home, yes=yes)
     ctx.invoke(down, keep=True)
     _start(listen)
+
+
+def _warn_of_other_keeper(home: Path, *, yes: bool) -> None:
+    """After an update: what the new daemon cannot take over is said before the old one stops."""
+    from ostler.isolation.process.launch import other_keeper  # noqa: PLC0415 - loads the whole library
+
+    other = other_keeper(home / KEEPER)
+    if other is None:
+        return
+    note(f"agents of this home are {other.sentence}")
+    note("until then they run without a daemon that watches them, and no new agent or command can be started")
+    if yes:
+        return
+    question = "Restart the daemon all the same?"
+    if not sys.stdin.isatty() or not click.confirm(question, err=True):
+        raise fail("nothing was stopped; wait for these agents, or use --yes", ExitCode.WRONG_STATE)
 
 
 @click.command()

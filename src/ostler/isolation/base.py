@@ -18,7 +18,7 @@ from uuid import UUID
 
 from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
 from ostler.clock import Clock
-from ostler.errors import AgentInitializationError
+from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel
@@ -142,6 +142,15 @@ class StopReport:
     graceful: bool
     #: Processes that could not be ended, as a sentence; None: proven that nothing is left.
     left_behind: str | None = None
+
+
+class OtherVersionError(InvalidOperationError):
+    """What holds the agents belongs to another version of Ostler: they go on, and cannot be adopted before it ends."""
+
+    def __init__(self, held_by: str, remedy: str) -> None:
+        super().__init__(f"agents of this home are {held_by}; {remedy}")
+        #: By what, as the end of a sentence about an agent.
+        self.held_by = held_by
 
 
 class Listener(Protocol):

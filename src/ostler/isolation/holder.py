@@ -26,6 +26,7 @@ ErrorKind = Literal[
     "lost",  # the holder is gone; what it held has ended, and that was reported before this is raised
     "late",  # no answer in time; the request may still be carried out
     "stale",  # a newer manager has the holder
+    "version",  # the holder speaks another version of the protocol
     "request",  # the request makes no sense to this holder
 ]
 

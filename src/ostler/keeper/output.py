@@ -1,4 +1,4 @@
-"""From a unit's output pipe into its log: bounded in size, rate, and in the keeper's time."""
+"""From the output pipes of a unit into its log: bounded in size, rate, and in the keeper's time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import os
 import struct
 import time
+from collections.abc import Sequence
 
-from ostler.keeper.loop import Loop
+from ostler.keeper.loop import Loop, Timer
 
 #: Bytes per second that a unit may write for long, and for how many seconds of it at once.
 RATE, BURST_SECONDS = 2 << 20, 4
@@ -17,22 +18,31 @@ DROPPED = ".dropped"
 _NOTE_SECONDS = 0.5
 _COUNT = struct.Struct(">Q")
 _CHUNK = 256 << 10
-#: Beside each log stands `.times`: pairs of position and microseconds since 1970.
-_TIME_PAIR = struct.Struct(">QQ")
+#: Beside each log stands `.times`: pairs of position and microseconds since 1970, one at each place where the time or
+#: the stream changes. The stream is in the highest byte of the position; logs of earlier versions have 0 there.
+TIME_PAIR, STREAM_SHIFT = struct.Struct(">QQ"), 56
+#: Streams: not known (a terminal, an earlier version), standard output, standard error, and what we added ourselves.
+UNKNOWN, STDOUT, STDERR, OURS = range(4)
 _TIME_STEP = 0.01
 _DRAIN = 4 << 20
+#: So long a stream waits for the other one to end its line, before that line is broken.
+_LINE_SECONDS = 0.1
 
 
 class Log:
-    """A file and the one before it, each of at most `limit` bytes; made by the first output. Path None: keeps nothing."""
+    """A file and the one before it, each of at most `limit` bytes; made by the first output. Path None: keeps nothing.
+
+    A line is of one stream: where another one begins in the middle of a line, a line end is added and noted as `OURS`.
+    """
 
     def __init__(self, path: str | None, limit: int) -> None:
         self.path = path
         self.limit = max(4096, limit)
-        self._file = self._times = -1
-        self._size = self._begins = 0
-        self._timed = 0.0
+        self.stream = UNKNOWN  #: of the last byte
         self.ends_line = True
+        self._file = self._times = -1
+        self._size = self._begins = self._times_size = 0
+        self._noted: tuple[float, int] = (0.0, -1)  #: time and stream of the last pair
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -45,41 +55,52 @@ class Log:
         self._size = os.fstat(self._file).st_size
         with contextlib.suppress(OSError):  # output without times is better than none
             self._times = os.open(f"{path}.times", flags, 0o600)
-            if self._begins and not os.fstat(self._times).st_size:
-                os.write(self._times, _TIME_PAIR.pack(self._begins, 0))
+            self._times_size = os.fstat(self._times).st_size
+            if self._begins and not self._times_size:
+                self._write_pair(self._begins, 0)
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes, stream: int = UNKNOWN) -> int:
         """How many bytes were written; a full disk takes none. Never raises."""
         if self.path is None:
             return 0
-        rest = memoryview(data)
+        count = 0
         try:
             if self._file < 0:
                 self._open()
+            if not self.ends_line and stream != self.stream:
+                self._put(b"\n", OURS)
+            rest = memoryview(data)
             while rest:
-                if self._size >= self.limit:
-                    self._rotate()
-                self._note_time()
-                count = os.write(self._file, rest[: self.limit - self._size])
-                self._size += count
-                rest = rest[count:]
+                taken = self._put(rest, stream)
+                count += taken
+                rest = rest[taken:]
         except OSError:
-            return len(data) - len(rest)
-        self.ends_line = data.endswith(b"\n")
-        return len(data)
+            pass
+        return count
 
-    def _note_time(self) -> None:
+    def _put(self, data: bytes | memoryview, stream: int) -> int:
+        if self._size >= self.limit or self._times_size >= self.limit:
+            self._rotate()
         now = time.time()
-        if self._times >= 0 and now - self._timed >= _TIME_STEP:
-            self._timed = now
-            with contextlib.suppress(OSError):
-                os.write(self._times, _TIME_PAIR.pack(self._begins + self._size, int(now * 1_000_000)))
+        if self._times >= 0 and (stream != self._noted[1] or now - self._noted[0] >= _TIME_STEP):
+            self._noted = (now, stream)
+            self._write_pair(self._begins + self._size | stream << STREAM_SHIFT, int(now * 1_000_000))
+        count = os.write(self._file, data[: self.limit - self._size])
+        self._size += count
+        self.stream = stream
+        self.ends_line = data[count - 1] == ord("\n")
+        return count
+
+    def _write_pair(self, place: int, micros: int) -> None:
+        with contextlib.suppress(OSError):
+            self._times_size += os.write(self._times, TIME_PAIR.pack(place, micros))
 
     def _rotate(self) -> None:
         os.rename(str(self.path), f"{self.path}.1")
         with contextlib.suppress(OSError):
             os.rename(f"{self.path}.times", f"{self.path}.times.1")
         self._begins += self._size
+        self._noted = (0.0, -1)
         self.close()
         self._open()
 
@@ -105,10 +126,12 @@ class Log:
 
 
 class Output:
-    """Reads the pipe of one unit; owns `fd`, which is -1 after the end."""
+    """Reads the pipes of one unit and owns them: standard output and standard error, or one descriptor for both.
 
-    def __init__(self, loop: Loop, fd: int, log: Log, rate: int = RATE) -> None:
-        self.fd = fd
+    What one stream wrote stays in order; between the two the order is that of reading.
+    """
+
+    def __init__(self, loop: Loop, descriptors: Sequence[int], log: Log, rate: int = RATE) -> None:
         self.written = self.dropped = 0
         self._unmarked = 0  #: dropped and not marked in the log yet
         self._loop = loop
@@ -117,18 +140,56 @@ class Output:
         self._allowed = float(rate * BURST_SECONDS)
         self._noted = 0.0
         self._counted = time.monotonic()
-        os.set_blocking(fd, False)
-        loop.watch(fd, self._readable, urgent=False)
+        streams = (UNKNOWN,) if len(descriptors) == 1 else (STDOUT, STDERR)
+        self._streams = dict(zip(descriptors, streams, strict=True))  #: of what is open
+        self._waiting = -1  #: the descriptor that is not read until the other stream has ended its line
+        self._waits_until: Timer | None = None
+        for descriptor in descriptors:
+            os.set_blocking(descriptor, False)
+            self._watch(descriptor)
 
-    def _readable(self) -> None:
+    def _watch(self, descriptor: int) -> None:
+        self._loop.watch(descriptor, lambda: self._readable(descriptor), urgent=False)
+
+    def _readable(self, descriptor: int) -> None:
         """One read per turn, so that a flood costs its neighbours nothing."""
-        if self._read() is None:
-            self._close()
+        if self._breaks_line(descriptor):
+            self._loop.unwatch(descriptor)
+            self._waiting = descriptor
+            self._waits_until = self._loop.later(_LINE_SECONDS, self._waited)
+            return
+        self._take(descriptor)
+        if self._waiting >= 0 and not self._breaks_line(self._waiting):
+            self._go_on()
 
-    def _read(self) -> int | None:
+    def _take(self, descriptor: int) -> None:
+        if self._read(descriptor) is None:
+            self._close(descriptor)
+
+    def _breaks_line(self, descriptor: int) -> bool:
+        """Whether the other stream has just written the beginning of a line and may go on with it."""
+        log = self._log
+        if log.ends_line or log.stream == self._streams[descriptor] or log.stream not in self._streams.values():
+            return False
+        return time.monotonic() - self._counted < _LINE_SECONDS
+
+    def _waited(self) -> None:
+        waiting = self._waiting
+        self._go_on()
+        if waiting >= 0:
+            self._take(waiting)  # even if it breaks the line
+
+    def _go_on(self) -> None:
+        if self._waits_until is not None:
+            self._waits_until.cancel()
+        waiting, self._waiting = self._waiting, -1
+        if waiting >= 0:
+            self._watch(waiting)
+
+    def _read(self, descriptor: int) -> int | None:
         """Bytes read; 0: nothing now; None: the end."""
         try:
-            data = os.read(self.fd, _CHUNK)
+            data = os.read(descriptor, _CHUNK)
         except BlockingIOError:
             return 0
         except OSError:
@@ -143,7 +204,7 @@ class Output:
         else:
             self._allowed -= len(data)
             self._mark_gap()
-            count = self._log.write(data)
+            count = self._log.write(data, self._streams[descriptor])
             self.written += count
             self._drop(len(data) - count)
         return len(data)
@@ -160,21 +221,22 @@ class Output:
     def _mark_gap(self) -> None:
         if self._unmarked and self._log.path is not None:
             self._log.note_dropped(self.dropped)
-            start = "" if self._log.ends_line else "\n"
-            self._log.write(f"{start}[ostler: {self._unmarked} bytes dropped]\n".encode())
+            self._log.write(f"[ostler: {self._unmarked} bytes dropped]\n".encode(), OURS)
             self._unmarked = 0
 
     def finish(self) -> None:
         """All writers are dead: read the rest, mark what is missing, close. Harmless twice."""
-        rest = _DRAIN
-        while self.fd >= 0 and rest > 0 and (count := self._read()):
-            rest -= count
-        self._close()
+        self._go_on()
+        # First the one whose line is not ended.
+        for descriptor in sorted(self._streams, key=lambda descriptor: self._streams[descriptor] != self._log.stream):
+            rest = _DRAIN
+            while rest > 0 and (count := self._read(descriptor)):
+                rest -= count
+            self._close(descriptor)
         self._mark_gap()
         self._log.close()
 
-    def _close(self) -> None:
-        if self.fd >= 0:
-            self._loop.unwatch(self.fd)
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+    def _close(self, descriptor: int) -> None:
+        self._loop.unwatch(descriptor)
+        del self._streams[descriptor]
+        os.close(descriptor)

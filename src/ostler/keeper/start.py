@@ -73,18 +73,19 @@ class Starter:
             self._fail(unit, f"it could not be started: {error}")
 
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        unit.output = Output(self._loop, read, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        reads, writes = _make_pipes()
+        unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
         unit.oom_before = unit.cell.group.oom_kills()
         unit.started_at = time.monotonic()
-        plan = self._plan(unit, request)
         try:
+            plan = self._plan(unit, request)
             if "argv" in request:
-                self._execute(unit, request, plan, write)
+                self._execute(unit, request, plan, writes)
             else:
-                self._fork(unit, request, plan, write)
+                self._fork(unit, request, plan, writes)
         finally:
-            os.close(write)
+            for descriptor in writes:
+                os.close(descriptor)
 
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -99,12 +100,14 @@ class Starter:
             "tag": tag_for(self._state.token, unit.name),
         }
 
-    def _execute(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
-        stdin = -1
+    def _execute(
+        self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
+    ) -> None:
+        argv, stdin = [str(word) for word in request["argv"]], -1
         if request.get("stdin"):
             stdin = os.open(os.path.join(self._state.run_directory(unit.name), STDIN), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            pid, report = exec_child([str(word) for word in request["argv"]], plan, stdin=stdin, output=output)
+            pid, report = exec_child(argv, plan, stdin=stdin, output=outputs[0], errors=outputs[1])
         finally:
             if stdin >= 0:
                 os.close(stdin)
@@ -129,12 +132,12 @@ class Starter:
         if unit.on_started is not None:
             unit.on_started(None)
 
-    def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], output: int) -> None:
+    def _fork(self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]) -> None:
         directory = self._state.run_directory(unit.name)
         _make_empty(directory)
         unit.key = secrets.token_hex(12)
         listener = listen(directory, AGENT_SOCKET, 8)
-        descriptors = [listener.detach(), os.dup(output)]
+        descriptors = [listener.detach(), *map(os.dup, outputs)]
         order = ForkOrder(
             unit.name,
             {"plan": plan, "key": unit.key, "run": directory},
@@ -161,9 +164,9 @@ class Starter:
         try:
             with open(os.path.join(directory, SPEC), "w", encoding="utf-8") as file:
                 json.dump({**template["setup"], "key": unit.key, "run": directory}, file)
-            listener, output = order.descriptors
+            listener, output, errors = order.descriptors
             argv = [*template["fresh_argv"], directory]
-            pid, report = exec_child(argv, plan, output=output, inherited=listener)
+            pid, report = exec_child(argv, plan, output=output, errors=errors, inherited=listener)
         except OSError as error:
             order.close()
             self._fail(unit, f"it could not be started: {error}")
@@ -236,6 +239,18 @@ class Starter:
             unit.cell.group.kill(unit.name)
             with contextlib.suppress(OSError):
                 os.kill(unit.pid, signal.SIGKILL)
+
+
+def _make_pipes() -> tuple[tuple[int, int], tuple[int, int]]:
+    """For standard output and standard error: the ends to read, and the ends to write."""
+    output_read, output_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        errors_read, errors_write = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        os.close(output_read)
+        os.close(output_write)
+        raise
+    return (output_read, errors_read), (output_write, errors_write)
 
 
 def _make_empty(directory: str) -> None:

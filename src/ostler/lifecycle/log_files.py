@@ -1,8 +1,8 @@
 """The files of output of one instance, read line by line: from a place on, or from the end.
 
-Beside a log file lies a file of times: pairs of (position, microseconds), one for each piece that the keeper wrote. A
-position counts from the beginning of the output, also when the file was turned over since; a pair with the time 0 says
-at which position the file begins.
+Beside a log file lies a file of times: pairs of (position, microseconds), one for each piece that the keeper wrote,
+with the stream in the highest byte of the position. A position counts from the beginning of the output, also when the
+file was turned over since; a pair with the time 0 says at which position the file begins.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import bisect
 import contextlib
 import io
 import re
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, islice
 from pathlib import Path
-from typing import BinaryIO
+from types import MappingProxyType
+from typing import BinaryIO, Literal
 
+from ostler.keeper.output import OURS, STDERR, STDOUT, STREAM_SHIFT, UNKNOWN
+from ostler.keeper.output import TIME_PAIR as _PAIR
 from ostler.model.record import Record, record
 from ostler.model.text import clean_text
 from ostler.model.types import Moment, from_micros, micros
@@ -29,10 +31,13 @@ from ostler.model.validation import fault
 MAX_LINE = 64 * 1024
 #: What is read at once from the end of a file.
 _BLOCK = 16 * 1024
+Stream = Literal["stdout", "stderr"]
 _NAME = re.compile(r"(\d+)(?:-([0-9a-f]{32}))?\.log")
 _CURSOR = re.compile(r"(\d+)-([0-9a-f]{32})?:(\d+)")
-_PAIR = struct.Struct(">QQ")
 _TIMES = ".times"
+_PLACE_MASK = (1 << STREAM_SHIFT) - 1
+#: As people and programs name them; None: not known, or not written by the agent.
+_STREAMS: Mapping[int, Stream] = MappingProxyType({STDOUT: "stdout", STDERR: "stderr"})
 
 
 @record
@@ -43,6 +48,8 @@ class LogLine(Record):
     text: str
     cursor: str
     time: Moment | None = None
+    #: None where it is not known: a terminal, the log of an agent inside the program, a line of an earlier version.
+    stream: Stream | None = None
 
 
 #: The line as it is shown; None where it is left out.
@@ -65,8 +72,18 @@ class _File:
         return self.path.with_name(f"{self.path.name}.1"), self.path
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes that were written at one time to one stream; `end` is the place behind them."""
+
+    place: int
+    end: int
+    time: datetime | None
+    stream: int
+
+
 class _Times:
-    """When each byte of a file was written. Pairs are unpacked as they are needed: a file may have very many."""
+    """When and to which stream each byte of a file was written. Pairs are unpacked as needed: there may be many."""
 
     def __init__(self, path: Path) -> None:
         """Of `X.log.1` they are in `X.log.times.1`."""
@@ -75,23 +92,34 @@ class _Times:
         with contextlib.suppress(OSError):
             self._raw = path.with_name(f"{path.name.removesuffix('.1')}{_TIMES}{suffix}").read_bytes()
         self._count = len(self._raw) // _PAIR.size
-        first = self._pair(0) if self._count else (0, 1)
+        place, written_at = self._pair(0) if self._count else (0, 1)
         #: Where the file begins in the whole output.
-        self.begins = first[0] if first[1] == 0 else 0
+        self.begins = place if written_at == 0 else 0
+        self._last = _Piece(0, 0, None, UNKNOWN)
 
     def _pair(self, index: int) -> tuple[int, int]:
         place, written_at = _PAIR.unpack_from(self._raw, index * _PAIR.size)
         return place, written_at
 
-    def at(self, place: int) -> datetime | None:
-        """When the byte at that position was written."""
-        index = bisect.bisect_right(range(self._count), place, key=lambda index: self._pair(index)[0]) - 1
-        written_at = self._pair(index)[1] if index >= 0 else 0
-        return from_micros(written_at) if written_at else None
+    def _place(self, index: int) -> int:
+        return self._pair(index)[0] & _PLACE_MASK
+
+    def at(self, place: int) -> _Piece:
+        """The piece with the byte at that position; mostly it is that of the line before."""
+        if not self._last.place <= place < self._last.end:
+            index = bisect.bisect_right(range(self._count), place, key=self._place) - 1
+            first, written_at = self._pair(index) if index >= 0 else (0, 0)
+            self._last = _Piece(
+                first & _PLACE_MASK,
+                self._place(index + 1) if index + 1 < self._count else 1 << STREAM_SHIFT,
+                from_micros(written_at) if written_at else None,
+                first >> STREAM_SHIFT,
+            )
+        return self._last
 
     def end_before(self, moment: datetime) -> bool:
         """Whether each byte is known to be older."""
-        if not self._count or self.at(self.begins) is None:
+        if not self._count or self.at(self.begins).time is None:
             return False
         until = micros(moment)
         return all(written_at < until for _, written_at in _PAIR.iter_unpack(self._raw[: self._count * _PAIR.size]))
@@ -187,7 +215,8 @@ class LogReader:
                     if not is_complete and not piece.endswith(b"\n") and len(piece) < self._max_line:
                         break  # its end is not written yet
                     place = self._places[key] = place + len(piece)
-                    yield self._line(file, piece, place, times)
+                    if (line := self._line(file, piece, place, times)) is not None:
+                        yield line
 
     def _backward(self, file: _File, *, last: bool) -> Iterator[LogLine]:
         """What `_forward` gives, newest first. At its first step all of it counts as read."""
@@ -207,7 +236,9 @@ class LogReader:
                 for offset, line in _lines_backward(opened, start, end):
                     for cut in reversed(range(0, len(line), self._max_line)):
                         piece = line[cut : cut + self._max_line]
-                        yield self._line(file, piece, times.begins + offset + cut + len(piece), times)
+                        shown = self._line(file, piece, times.begins + offset + cut + len(piece), times)
+                        if shown is not None:
+                            yield shown
 
     def _unfinished(self, opened: BinaryIO, start: int, end: int) -> int:
         """How many bytes at the end are a line whose end is not written yet."""
@@ -218,9 +249,20 @@ class LogReader:
     def _is_old(self, times: _Times) -> bool:
         return self._since is not None and times.end_before(self._since)
 
-    def _line(self, file: _File, piece: bytes, place: int, times: _Times) -> LogLine:
-        cursor = f"{file.key()}:{place}"
-        return LogLine(attempt=file.attempt, text=self._decode(piece), cursor=cursor, time=times.at(place - 1))
+    def _line(self, file: _File, piece: bytes, place: int, times: _Times) -> LogLine | None:
+        """None where it is only the line end that we added."""
+        first, last = times.at(place - len(piece)), times.at(place - 1)
+        if last.stream == OURS and first.stream != OURS:  # we ended the line, because the other stream began one
+            piece, last = piece[:-1], times.at(place - 2)
+        elif last.stream == OURS and piece == b"\n":
+            return None
+        return LogLine(
+            attempt=file.attempt,
+            text=self._decode(piece),
+            cursor=f"{file.key()}:{place}",
+            time=last.time,
+            stream=_STREAMS.get(first.stream),
+        )
 
 
 def _lines_backward(opened: BinaryIO, start: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -586,7 +586,8 @@ class AgentLifecycleManager:
     def _details(self, record: AgentInstance, definition: str, exit_code: int | None) -> InstanceDetails:
         live, home = self._runtime.instances.get(record.instance_id), self._runtime.home
         if live is None:
-            return InstanceDetails(definition=definition, exit_code=exit_code)
+            problem = self._runtime.unrecovered.get(record.instance_id)
+            return InstanceDetails(definition=definition, doing=problem, exit_code=exit_code)
         # A coding agent tells what it does; its last line is not for people.
         line = None if home is None or render_of(live.manifest) is not None else partial(last_line, home, live)
         return InstanceDetails(definition=definition, doing=doing(live, line), metrics_now=live.metrics_now())

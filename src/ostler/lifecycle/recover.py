@@ -12,7 +12,7 @@ from uuid import UUID
 
 from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.errors import AgentNotFoundError, OstlerError, StoreError
-from ostler.isolation.base import Cell, Exit, Isolation
+from ostler.isolation.base import Cell, Exit, Isolation, OtherVersionError
 from ostler.lifecycle.adopt import begin_adopted, first_phase
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.job import ended_job
@@ -91,6 +91,9 @@ async def _on_its_own(runtime: Runtime, instance_id: UUID, work: Awaitable[Any])
     """Whether it could be done; else `why` and the log say why not."""
     try:
         await work
+    except OtherVersionError as error:
+        runtime.unrecovered[instance_id] = error.held_by
+        return False
     except Exception as error:  # noqa: BLE001 - one instance does not stop the recovery of the others
         runtime.unrecovered[instance_id] = f"it could not be recovered: {error}"
         runtime.log.emit("recovery_failed", instance_id=instance_id, error=str(error))

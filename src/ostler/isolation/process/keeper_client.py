@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import Site, Usage
+from ostler.isolation.base import OtherVersionError, Site, Usage
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -193,12 +193,15 @@ class KeeperHolder(Holder):
                     await asyncio.sleep(_PAUSE)
                 continue
             except OSError as error:
+                await self._refuse_other_version(directory)
                 raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
             connection = _Connection(sock, self._event, self._lost)
             try:
                 await self._hello(connection)
             except HolderError as error:
                 connection.close()
+                if error.kind == "version":
+                    await self._refuse_other_version(directory)
                 if error.kind == "stale":
                     raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
                 if error.kind not in {"ending", "lost", "late", "refused"}:
@@ -212,6 +215,12 @@ class KeeperHolder(Holder):
                 self._connection = connection
                 return
         raise InvalidOperationError(f"the keeper of {directory} cannot be used: {reason}")
+
+    @staticmethod
+    async def _refuse_other_version(directory: Path) -> None:
+        other = await asyncio.to_thread(launch.other_keeper, directory)
+        if other is not None:
+            raise OtherVersionError(other.sentence, f"wait for that, or end them now: kill {other.pid}")
 
     async def _hello(self, connection: _Connection) -> None:
         lease = self._site.outlive.total_seconds() if self.outlives else 0.0

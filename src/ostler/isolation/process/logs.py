@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ostler.agents.command import KeptOutput
 from ostler.isolation.base import StartPlan
-from ostler.keeper.output import DROPPED, Log
+from ostler.keeper.output import DROPPED, TIME_PAIR, Log
 
 LOGS = "logs"
 #: The private homes of instances.
@@ -23,7 +23,6 @@ LOG_BYTES = 5 * 1024 * 1024
 _KEPT_ATTEMPTS = 5
 _KEPT_RUNS = 20
 _CHUNK = 256 * 1024
-_PAIR = struct.Struct(">QQ")
 _ATTEMPT = re.compile(r"(\d+)[.-].*")
 
 
@@ -73,7 +72,7 @@ def journal_of(home: Path, plan: StartPlan) -> Path:
 def begins_at(file: Path, half: str = "") -> int:
     """At which place of the whole output a log file begins, or its older half `.1`. The keeper wrote it down."""
     with contextlib.suppress(OSError, struct.error), file.with_name(f"{file.name}.times{half}").open("rb") as opened:
-        place, micros = _PAIR.unpack(opened.read(_PAIR.size))
+        place, micros = TIME_PAIR.unpack(opened.read(TIME_PAIR.size))
         return int(place) if micros == 0 else 0
     return 0
 
