@@ -9,18 +9,14 @@ import contextlib
 import gc
 import json
 import os
-import struct
 import threading
 import time
 from functools import cache
 from typing import Any
 
-from ostler.isolation.inside.speaking import Speaker
-
+from ostler.agent_process.outbox import Outbox
 from ostler.agents import Agent, AgentContext
-from ostler.errors import ValidationError
-
-_WHOLE = 3
+from ostler.errors import AgentBusyError, ValidationError
 
 
 class Nuisance(Agent):
@@ -48,6 +44,66 @@ class Nuisance(Agent):
         time.sleep(request["seconds"])  # noqa: ASYNC251 - that is what it is for
         return request.get("value")
 
+    async def fill(self, request: Any) -> int:
+        """Says it until it is told that it says too much. How often that went well."""
+        for number in range(request["most"]):
+            try:
+                self.context.signal("filled", {"text": "v" * request["length"]})
+            except AgentBusyError:
+                return number
+        return int(request["most"])
+
+    async def fill_alone(self, request: Any) -> None:
+        """The same once its manager is gone; then it says in a file how often that went well."""
+        while _outbox()._sock is not None:
+            await asyncio.sleep(0.001)
+        count = await self.fill(request)
+        _note(request["note"], count)
+
+    async def answer_alone(self, request: Any) -> Any:
+        """Answers when its manager is gone, and says in a file that it has."""
+        while _outbox()._sock is not None:
+            await asyncio.sleep(0.001)
+        asyncio.get_running_loop().call_later(0.05, _note, request["note"], os.getpid())
+        return request["value"]
+
+    async def crash_alone(self, request: Any) -> None:
+        while _outbox()._sock is not None:
+            await asyncio.sleep(0.001)
+        raise SystemExit(request["value"])
+
+    async def fork_and_speak(self, request: Any) -> int:
+        """A child says what only the agent may say, while another thread of the agent speaks too."""
+        held = threading.Event()
+        free = threading.Event()
+
+        def hold() -> None:
+            with _outbox()._lock:
+                held.set()
+                free.wait(30)
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait(30)
+        child = os.fork()
+        if child == 0:
+            self.context.signal("child")
+            self.context.report(0.5)
+            os._exit(7)
+        free.set()
+        return os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1])
+
+    async def fork_alone(self, request: Any) -> None:
+        """The same without a manager."""
+        while _outbox()._sock is not None:
+            await asyncio.sleep(0.001)
+        self.context.signal("parent")
+        child = os.fork()
+        if child == 0:
+            self.context.signal("child")
+            os._exit(7)
+        os.waitpid(child, 0)
+        _note(request["note"], os.getpid())
+
     async def tell(self, request: Any) -> str:
         """As it should: by its context. What came of it."""
         try:
@@ -63,19 +119,19 @@ class Nuisance(Agent):
         """The same over and over, past its context; and then it is gone."""
         for _ in range(request.get("times", 60)):
             with contextlib.suppress(BlockingIOError):
-                _send(request["text"].encode(), request.get("flags", _WHOLE))
+                _send(request["text"].encode() + b"\n")
         if "code" in request:
             os._exit(request["code"])
         await asyncio.Event().wait()
 
     async def flood(self, request: Any) -> None:
         """Until the end, as fast as it is taken, and its loop stays free."""
-        body = json.dumps(request["message"], separators=(",", ":")).encode()
+        body = json.dumps(request["message"], separators=(",", ":")).encode() + b"\n"
 
         def run() -> None:
             while True:
                 try:
-                    _send(body, _WHOLE)
+                    _send(body)
                 except BlockingIOError:
                     time.sleep(0.0005)
                 except OSError:
@@ -85,15 +141,27 @@ class Nuisance(Agent):
         asyncio.get_running_loop().call_later(0.05, threading.Thread(target=run, daemon=True).start)
 
 
-def _send(body: bytes, flags: int) -> None:
-    speaker = _speaker()
-    header = struct.pack("!BBIQ", 1, flags, speaker._sender._attempt, speaker._sender.epoch)
-    speaker._sock.send(header + body)
+def _send(body: bytes) -> None:
+    """All of it, or as far as the manager takes it; half a line would be a fault of its own."""
+    sock = _outbox()._sock
+    if sock is None:
+        raise OSError("no manager is there")
+    while body:
+        try:
+            body = body[sock.send(body) :]
+        except BlockingIOError:
+            time.sleep(0.0005)
+
+
+def _note(path: str, value: object) -> None:
+    with open(f"{path}.new", "w") as file:  # noqa: PTH123 - it imports little
+        file.write(str(value))
+    os.rename(f"{path}.new", path)  # noqa: PTH104 - as above
 
 
 @cache
-def _speaker() -> Speaker:
-    return next(one for one in gc.get_objects() if isinstance(one, Speaker))
+def _outbox() -> Outbox:
+    return next(one for one in gc.get_objects() if isinstance(one, Outbox) and not one._unsent_path.startswith("/dev"))
 
 
 class Mayfly(Agent):

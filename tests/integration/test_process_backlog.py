@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from defect_ground import do, plan_for
 from isolation.ground import RecordingListener, until
-from ostler.isolation.process.cell import ProcessCell
 from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.isolation import Verb
-from ostler.isolation.process import channel
+from ostler.isolation.held import channel
+from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.process.level import ProcessIsolation
 
 __all__ = ["isolation", "listener", "site"]
@@ -32,8 +32,8 @@ class Weary(RecordingListener):
         self.count = 0
         self.room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def heard(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override]  # the ground's own listener never has enough
-        super().heard(attempt, message)
+    def on_message(self, attempt: int, message: Any) -> asyncio.Future[None] | None:  # type: ignore[override]  # the ground's own listener never has enough
+        super().on_message(attempt, message)
         self.count += 1
         return self.room if self.count >= ENOUGH and not self.room.done() else None
 
@@ -48,22 +48,22 @@ async def weary() -> AsyncIterator[Weary]:
 
 @pytest.fixture
 def begin(isolation: ProcessIsolation, weary: Weary, monkeypatch: pytest.MonkeyPatch) -> Begin:
-    monkeypatch.setattr(ProcessCell, "GIVE_UP", timedelta(seconds=1))
+    monkeypatch.setattr(PythonCell, "GIVE_UP", timedelta(seconds=1))
     return beginning(isolation, weary, plan_for)
 
 
-async def held(begin: Begin, count: int) -> tuple[ProcessCell, asyncio.Task[Any]]:
+async def held(begin: Begin, count: int) -> tuple[PythonCell, asyncio.Task[Any]]:
     cell = await begin()
-    assert isinstance(cell, ProcessCell)
+    assert isinstance(cell, PythonCell)
     asking = asyncio.ensure_future(cell.call(Verb.PROCESS, do("chatter", count=count)))
-    await until(lambda: cell._held() is not None)  # noqa: SLF001 - nobody else sees that it is not read
+    await until(lambda: cell._calls.held() is not None)  # noqa: SLF001 - nobody else sees that it is not read
     return cell, asking
 
 
 async def test_who_calls_off_a_request_hears_the_answer_behind_the_backlog(
     begin: Begin, weary: Weary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ProcessCell, "GIVE_UP", timedelta(seconds=60))  # the backlog is long on a busy machine
+    monkeypatch.setattr(PythonCell, "GIVE_UP", timedelta(seconds=60))  # the backlog is long on a busy machine
     cell, asking = await held(begin, 5000)
     asking.cancel()
     await asyncio.wait((asking,), timeout=60)

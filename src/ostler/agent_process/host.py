@@ -115,6 +115,7 @@ class Host:
                 signal.set_wakeup_fd(-1)
             if getattr(signal.getsignal(signal.SIGTERM), "__module__", None) == "asyncio.unix_events":
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._outbox.silence()
             self.hang_up()
             self._loop.stop()
 
@@ -156,13 +157,20 @@ class Host:
         try:
             for message in reader.feed(data):
                 if sock is self._connection:
-                    self._take(message)
+                    self._take_from_manager(message)
                 else:
                     self._take_hello(sock, message)
-        except (ProtocolError, LookupError, TypeError, ValueError, AttributeError) as error:
-            complain(f"what the manager sent makes no sense: {type(error).__name__}: {error}")
+        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+            complain(f"what came over a connection makes no sense: {type(error).__name__}: {error}")
             if sock is not self._connection:
                 self._close(sock)
+
+    def _take_from_manager(self, message: Mapping[str, Any]) -> None:
+        """A newer manager may say what this agent does not know; what follows still counts."""
+        try:
+            self._take(message)
+        except (ProtocolError, LookupError, TypeError, ValueError, AttributeError) as error:
+            complain(f"what the manager sent makes no sense: {type(error).__name__}: {error}")
 
     def _close(self, sock: socket.socket) -> None:
         if sock is self._connection:

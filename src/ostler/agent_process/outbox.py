@@ -3,7 +3,7 @@
 A message is written at once, also while the agent's loop is blocked. Progress and metrics are dropped when the manager
 reads too slowly or is away. Signals and token counts are numbered and held until acknowledged; answers are held until
 acknowledged, questions until answered. A new manager gets everything that is held. While no manager is connected,
-numbered messages are also appended to a file, so that they survive the death of the agent.
+numbered messages and answers are also written to a file, so that they survive the death of the agent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from ostler.agent_process.errors import complain
-from ostler.agent_process.framing import MAX_UNASKED, TooLongError, encode
+from ostler.agent_process.framing import MAX_SHORT, MAX_UNSENT, TooLongError, encode
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL, CallId
 from ostler.errors import AgentBusyError, AgentGoneError, ValidationError
@@ -30,6 +30,8 @@ from ostler.model.validation import Fault
 
 MAX_DROPPABLE = 1000
 MAX_HELD = 100_000
+#: Of the messages that may be dropped, and of those that are held until they are acknowledged, each.
+MAX_BYTES = 8 << 20
 _SEND_AT_ONCE = 1 << 17
 
 
@@ -46,13 +48,17 @@ class Outbox:
         self._watching = self._sending = False
         self._sequence = itertools.count()
         self._droppable: deque[tuple[int, bytes]] = deque()
+        self._droppable_bytes = 0
         self._lines: deque[tuple[int, bytes]] = deque()
         self._held: deque[tuple[int, bytes]] = deque()  #: by message number
+        self._held_bytes = 0
         self._number = 0
         self._answers: dict[CallId, bytes] = {}
         self._questions: dict[int, tuple[bytes, asyncio.Future[WaitAnswer]]] = {}
         self._question_numbers = itertools.count(1)
         self._spool = -1
+        self._spool_size = 0
+        self._silent = False  #: in a process that the agent forked
         self.dropped = 0
 
     # --- the agent's voice ---
@@ -63,26 +69,15 @@ class Outbox:
                 self._send_droppable(message)
             return
         with self._lock:
-            if len(self._held) >= MAX_HELD:
+            if self._silent:
+                return
+            body = _numbered(replace(message, number=self._number + 1))
+            if len(self._held) >= MAX_HELD or self._held_bytes + len(body) > MAX_BYTES:
                 raise AgentBusyError("the agent says more than its manager can hear; say less, or wait in between")
-            body = self._numbered(replace(message, number=self._number + 1))
             self._number += 1
             self._held.append((self._number, body))
-            if self._sock is None:
-                self._write_spool(body)
-            else:
-                self._lines.append((next(self._sequence), body))
-                self._send()
-
-    def _numbered(self, message: Message) -> bytes:
-        try:
-            body = encode(_message_fields(message))
-        except TooLongError:
-            body = b"x" * (MAX_UNASKED + 1)
-        if len(body) > MAX_UNASKED:
-            bound = f"must be at most {MAX_UNASKED:,} bytes to leave its process; pass a path to larger data"
-            raise ValidationError([Fault(field="payload", bound=bound)])
-        return body
+            self._held_bytes += len(body)
+            self._put(body)
 
     def _send_droppable(self, message: Message) -> None:
         if self._sock is None:
@@ -96,8 +91,11 @@ class Outbox:
             complain(f"what the agent said cannot leave its process: {error}")
             return
         self._droppable.append((next(self._sequence), body))
-        if len(self._droppable) + len(self._lines) > MAX_DROPPABLE:
-            self._droppable.popleft()
+        self._droppable_bytes += len(body)
+        while self._droppable and (
+            len(self._droppable) + len(self._lines) > MAX_DROPPABLE or self._droppable_bytes > MAX_BYTES
+        ):
+            self._droppable_bytes -= len(self._droppable.popleft()[1])
             self.dropped += 1
         self._send()
 
@@ -107,7 +105,7 @@ class Outbox:
         body = encode(_question_fields(number, wait))
         with self._lock:
             self._questions[number] = (body, future)
-        self._put(body)
+            self._put(body, spool=False)
         try:
             return await future
         except asyncio.CancelledError:
@@ -131,17 +129,21 @@ class Outbox:
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """To the present manager only."""
-        self._put(encode(message))
+        body = encode(message)
+        with self._lock:
+            self._put(body, spool=False)
 
     def answer(self, call: CallId, body: bytes) -> None:
         """Held until a manager acknowledges it."""
-        self._answers[call] = body
-        self._put(body)
+        with self._lock:
+            self._answers[call] = body
+            self._put(body)
 
     def repeat_answer(self, call: CallId) -> bool:
-        body = self._answers.get(call)
-        if body is not None:
-            self._put(body)
+        with self._lock:
+            body = self._answers.get(call)
+            if body is not None:
+                self._put(body, spool=False)
         return body is not None
 
     @property
@@ -157,7 +159,7 @@ class Outbox:
             for call in calls:
                 self._answers.pop(call, None)
             while self._held and self._held[0][0] <= number:
-                self._held.popleft()
+                self._held_bytes -= len(self._held.popleft()[1])
 
     def connect(self, sock: socket.socket, welcome: Mapping[str, Any]) -> None:
         """A manager said hello: it gets the welcome, then all that is held."""
@@ -165,6 +167,7 @@ class Outbox:
             self.disconnect(spool=False)
             self._sock = sock
             self._droppable.clear()
+            self._droppable_bytes = 0
             self._lines.clear()
             lines = [encode({**welcome, "dropped": self.dropped}), *(body for _, body in self._held)]
             lines += [*self._answers.values(), *(body for body, _ in self._questions.values())]
@@ -184,26 +187,41 @@ class Outbox:
                 self._loop.call_soon_threadsafe(self._loop.remove_writer, sock.fileno())
             self._loop.call_soon_threadsafe(_close, self._loop, sock)
             if spool:
-                for _, body in self._held:
+                for body in (*(body for _, body in self._held), *self._answers.values()):
                     self._write_spool(body)
 
     def drain(self, seconds: float) -> None:
         """Before the process ends."""
         end = time.monotonic() + seconds
+        poll = select.poll()
         while True:
             with self._lock:
                 sock = self._sock
                 if sock is None or self._send() or (left := end - time.monotonic()) <= 0:
                     return
-            select.select([], [sock], [], left)
+            poll.register(sock, select.POLLOUT)
+            poll.poll(left * 1000)
+
+    def silence(self) -> None:
+        """In a process that the agent forked: it must not speak for the agent, by socket or by file."""
+        self._lock = threading.RLock()  # another thread, which is not in this process, may hold the old one
+        self._silent = True
+        self._sock = None  # closed by the host
+        self._buffer.clear()
+        self._watching = self._sending = False
+        if self._spool >= 0:
+            os.close(self._spool)
+            self._spool = -1
 
     # --- writing ---
 
-    def _put(self, body: bytes) -> None:
-        with self._lock:
-            if self._sock is not None:
-                self._lines.append((next(self._sequence), body))
-                self._send()
+    def _put(self, body: bytes, *, spool: bool = True) -> None:
+        """With the lock held. `spool`: also for the next manager, where there is none now."""
+        if self._sock is not None:
+            self._lines.append((next(self._sequence), body))
+            self._send()
+        elif spool:
+            self._write_spool(body)
 
     def _send(self) -> bool:
         """With the lock held. Whether everything is written."""
@@ -226,10 +244,12 @@ class Outbox:
 
     def _fill(self) -> bool:
         while len(self._buffer) < _SEND_AT_ONCE and (self._lines or self._droppable):
-            lines = self._lines
-            if self._droppable and (not lines or self._droppable[0][0] < lines[0][0]):
-                lines = self._droppable
-            self._buffer += lines.popleft()[1]
+            if self._droppable and (not self._lines or self._droppable[0][0] < self._lines[0][0]):
+                body = self._droppable.popleft()[1]
+                self._droppable_bytes -= len(body)
+            else:
+                body = self._lines.popleft()[1]
+            self._buffer += body
         return bool(self._buffer)
 
     def _watch(self) -> None:
@@ -244,16 +264,21 @@ class Outbox:
                 self._loop.remove_writer(self._sock.fileno())
 
     def _write_spool(self, body: bytes) -> None:
+        if self._silent or self._spool_size + len(body) > MAX_UNSENT:
+            return
         with contextlib.suppress(OSError):
             if self._spool < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._spool = os.open(self._unsent_path, flags, 0o600)
-            os.write(self._spool, body)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._spool, self._spool_size = os.open(self._unsent_path, flags, 0o600), 0
+            if os.write(self._spool, body) == len(body):
+                self._spool_size += len(body)
+            else:  # the disk is full; half a line would spoil the one after it
+                os.ftruncate(self._spool, self._spool_size)
 
     def _close_spool(self) -> None:
         if self._spool >= 0:
             os.close(self._spool)
-            self._spool = -1
+            self._spool, self._spool_size = -1, 0
             with contextlib.suppress(OSError):
                 os.unlink(self._unsent_path)
 
@@ -271,6 +296,17 @@ def _resolve(future: asyncio.Future[WaitAnswer], reply: WaitAnswer | str) -> Non
         future.set_exception(AgentGoneError(reply))
     else:
         future.set_result(reply)
+
+
+def _numbered(message: Message) -> bytes:
+    try:
+        body = encode(_message_fields(message))
+    except TooLongError:
+        body = b""
+    if not 0 < len(body) <= MAX_SHORT:
+        bound = f"must be at most {MAX_SHORT:,} bytes to leave its process; pass a path to larger data"
+        raise ValidationError([Fault(field="payload", bound=bound)])
+    return body
 
 
 def _question_fields(number: int, wait: WaitAsked) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Keeper:
             "forget": self._forget,
             "renew": lambda _, reply, __: reply({}),
             "bye": self._bye,
+            **self.starter.consoles.handlers(),
         }
 
     # --- the manager ---

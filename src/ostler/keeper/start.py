@@ -19,10 +19,11 @@ from ostler.keeper.exits import Children, ExitRecorder
 from ostler.keeper.groups import Limits
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
-from ostler.keeper.protocol import AGENT_SOCKET, MARK, SPEC, STDIN, listen
+from ostler.keeper.protocol import AGENT_BACKLOG, AGENT_SOCKET, MARK, SPEC, STDIN, listen
 from ostler.keeper.rlimit_tag import tag_for
 from ostler.keeper.state import RUNNING, STARTING, RequestError, State, Unit, cell_of
 from ostler.keeper.templates import ForkOrder, Templates
+from ostler.keeper.terminal import Consoles, size_of
 
 #: Descriptors that the keeper keeps for itself: to answer, to look at processes, to end them.
 _RESERVED = 64
@@ -36,6 +37,7 @@ class Starter:
         self._children = children
         self._exits = exits
         self._templates = templates
+        self.consoles = Consoles(loop)
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda unit: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -50,6 +52,8 @@ class Starter:
         if not _has_descriptors():
             raise RequestError("start", "the keeper has too few file descriptors left; raise its limit (ulimit -n)")
         limits = Limits(**request["limits"])
+        if request.get("terminal") is not None:
+            size_of(request["terminal"])
         try:
             cell = self._state.make_cell(cell_of(name), limits)
         except OSError as error:
@@ -73,8 +77,10 @@ class Starter:
             self._fail(unit, f"it could not be started: {error}")
 
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
-        reads, writes = _make_pipes()
+        reads, writes = self._open_streams(unit, request)
         unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        if unit.console is not None:
+            unit.output.tap = unit.console.take
         unit.oom_before = unit.cell.group.oom_kills()
         unit.started_at = time.monotonic()
         try:
@@ -87,6 +93,15 @@ class Starter:
             for descriptor in writes:
                 os.close(descriptor)
 
+    def _open_streams(self, unit: Unit, request: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """The ends to read, and the program's standard output and standard error."""
+        if request.get("terminal") is not None:
+            unit.console, ours, theirs = self.consoles.open_terminal(unit.name, size_of(request["terminal"]))
+            return (ours,), (theirs, os.dup(theirs))
+        if request.get("open_stdin"):
+            unit.console = self.consoles.open_pipe(unit.name)
+        return _make_pipes()
+
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "group_files": unit.cell.group.add(unit.name),
@@ -98,13 +113,17 @@ class Starter:
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._state.token, unit.name),
+            "terminal": request.get("terminal") is not None,
         }
 
     def _execute(
         self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
     ) -> None:
-        argv, stdin = [str(word) for word in request["argv"]], -1
+        argv = [str(word) for word in request["argv"]]
+        stdin = -1 if unit.console is None else unit.console.release_stdin()
         if request.get("stdin"):
+            if stdin >= 0:
+                os.close(stdin)
             stdin = os.open(os.path.join(self._state.run_directory(unit.name), STDIN), os.O_RDONLY | os.O_CLOEXEC)
         try:
             pid, report = exec_child(argv, plan, stdin=stdin, output=outputs[0], errors=outputs[1])
@@ -136,7 +155,7 @@ class Starter:
         directory = self._state.run_directory(unit.name)
         _make_empty(directory)
         unit.key = secrets.token_hex(12)
-        listener = listen(directory, AGENT_SOCKET, 8)
+        listener = listen(directory, AGENT_SOCKET, AGENT_BACKLOG)
         descriptors = [listener.detach(), *map(os.dup, outputs)]
         order = ForkOrder(
             unit.name,
@@ -220,6 +239,8 @@ class Starter:
         """Nothing is left of it."""
         if unit.output is not None:
             unit.output.finish()
+        if unit.console is not None:
+            unit.console.finish()
         shutil.rmtree(self._state.run_directory(unit.name), ignore_errors=True)
         unit.state = "ended"
         self._state.drop(unit)

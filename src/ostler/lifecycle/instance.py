@@ -112,6 +112,8 @@ class Runtime:
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: Hooks whose last run failed, by name: since when, and why.
     hook_failures: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    #: Instance, attempt and principal: who typed into the agent of another.
+    typists: set[tuple[UUID, int, UUID]] = field(default_factory=set)
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -75,6 +75,8 @@ def plan_for(instance: Instance, maker: Any) -> StartPlan:
         env={**_passed_on(instance.manifest.env or {}), **(options.env or {})},
         log=None if home is None else start_log(home, record.instance_id, record.attempt),
         priority=options.priority,
+        terminal=None if options.terminal is None else (options.terminal.rows, options.terminal.columns),
+        open_stdin=options.stdin,
     )
 
 

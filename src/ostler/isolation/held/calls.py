@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
 
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Verb
@@ -20,6 +22,8 @@ from ostler.isolation.held.validate import key_of
 Send = Callable[[Mapping[str, Any]], None]
 #: How long an acknowledgement waits for a message that it can ride on.
 _ACK_SECONDS = 0.05
+#: While a backlog is being delivered, a cancelled call is looked at again after so long.
+_BEHIND_SECONDS = 1.0
 #: A cancelled caller of these is about to kill the agent, and does not wait.
 ENDING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
 
@@ -77,9 +81,13 @@ class Calls:
         #: Of an earlier manager and not joined yet, running or answered.
         self._reported: dict[UUID, Call] = {}
         self._answered: dict[UUID, Verb] = {}  #: and not acknowledged
+        self._acknowledged: asyncio.Future[None] | None = None
         self.closing = False
-        #: While the manager itself does not read, a cancelled call may have stopped unseen.
+        #: The channel, which the cell knows. While the manager itself does not read, or has not read all that lies
+        #: before the answer, a cancelled call may have stopped unseen.
         self.held: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self.hurry: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        self.delivered_beyond: Callable[[], int] = lambda: 0
 
     @property
     def is_stuck(self) -> bool:
@@ -102,7 +110,11 @@ class Calls:
 
     async def wait(self, call: Call, *, acknowledge: bool) -> Any:
         try:
-            await call.done
+            if call.verb in ENDING_VERBS:
+                with self.hurry():
+                    await call.done
+            else:
+                await call.done
         except asyncio.CancelledError:
             await self._cancel(call)
             raise
@@ -117,7 +129,14 @@ class Calls:
             if verb is not None:
                 self._reported.pop(call_id, None)
                 keys.append(key_of(verb, call_id))
+        if self._acknowledged is not None and not self._answered:
+            wake(self._acknowledged)
         self._acks.add(keys, message)
+
+    def all_acknowledged(self) -> asyncio.Future[None]:
+        """Done when every answer that has come is acknowledged."""
+        self._acknowledged = self._loop.create_future()
+        return self._acknowledged
 
     def answer(self, call_id: UUID, outcome: Outcome) -> None:
         """From the agent. An answer to no call is a repetition."""
@@ -153,18 +172,22 @@ class Calls:
             stopped = call.done = self._loop.create_future()
             self._send({"t": "cancel", "id": key_of(call.verb, call.call_id)})
             seconds = 0.0 if call.verb in ENDING_VERBS else self._give_up_seconds
-            timer = self._clock.call_later(seconds, partial(self._give_up, stopped))
-            while not stopped.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((stopped,))
+            give_up = partial(self._give_up, stopped, self.delivered_beyond())
+            timer = self._clock.call_later(seconds, give_up if seconds else partial(wake, stopped))
+            with self.hurry():
+                await wait_ignoring_cancel(stopped)
             timer.cancel()
             call.given_up = call.call_id in self._running
         if not call.given_up:
             self.acknowledge([call.call_id])
 
-    def _give_up(self, stopped: asyncio.Future[None]) -> None:
-        held = self.held()
-        if held is None:
-            wake(stopped)
+    def _give_up(self, stopped: asyncio.Future[None], before: int) -> None:
+        held, delivered = self.held(), self.delivered_beyond()
+        if held is not None:
+            held.add_done_callback(
+                lambda _: self._clock.call_later(_BEHIND_SECONDS, partial(self._give_up, stopped, delivered))
+            )
+        elif delivered > before and not stopped.done():  # a backlog has an end, and so has this
+            self._clock.call_later(_BEHIND_SECONDS, partial(self._give_up, stopped, delivered))
         else:
-            held.add_done_callback(lambda _: self._clock.call_later(1.0, partial(wake, stopped)))
+            wake(stopped)

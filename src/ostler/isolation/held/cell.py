@@ -212,11 +212,14 @@ class HeldCell(Cell):
             return
         self._ended, self._closing = how, True
         self._release(how)
+        self._report_end(how)
+
+    def _report_end(self, how: Exit) -> None:
         if not self._quiet:
             self._quiet = True
             try:
                 self._listener.on_exit(self._plan.attempt, how)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the listener's own; see `Listener`
                 _log.exception("the listener failed to take the exit of an agent")
 
     async def _ask(self, request: Coroutine[Any, Any, Any]) -> Any:

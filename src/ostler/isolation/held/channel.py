@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ostler.agent_process.framing import LineReader, ProtocolError, encode
 
 _RECEIVE = 1 << 18
-#: Messages dispatched before the loop has another turn, so that one agent does not keep it.
-_PER_TURN = 250
+#: So long messages are dispatched before the loop has another turn, so that one agent does not keep it.
+_SECONDS_PER_TURN = 0.001
+#: An agent cannot hold more messages than this, so an answer lies behind at most so many (see `Outbox`).
+_BACKLOG = 110_000
 
 
 class Channel:
@@ -25,10 +29,13 @@ class Channel:
         self._sock = sock
         self._on_message = on_message
         self._on_closed = on_closed
-        self._reader = LineReader()
+        self._reader = LineReader(from_agent=True)
         self._queue: deque[dict[str, Any]] = deque()
         self._buffer = bytearray()
         self._hold: asyncio.Future[None] | None = None
+        #: Callers that wait for an answer behind the backlog, and how many messages are delivered for them.
+        self._hurried = self._allowance = 0
+        self.delivered_beyond = 0  #: messages that were delivered although the listener had enough
         self._again: asyncio.Handle | None = None
         self._at_end = False
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -42,7 +49,7 @@ class Channel:
         return self._sock.fileno() >= 0
 
     def send(self, *messages: Mapping[str, Any]) -> None:
-        self.write(b"".join(map(encode, messages)))
+        self.write(b"".join(encode(message, paths=message["t"] == "begin") for message in messages))
 
     def write(self, body: bytes) -> None:
         if not self.is_open:
@@ -65,17 +72,41 @@ class Channel:
 
     def hold(self, until: asyncio.Future[None]) -> None:
         """Deliver nothing before this is done (back-pressure): the agent's messages wait in its outbox."""
-        if self._hold is None and self.is_open:
+        if self._hurried and self._allowance > 0:
+            self._allowance -= 1
+            self.delivered_beyond += 1
+        elif self._hold is None and self.is_open:
             self._hold = until
             self._loop.remove_reader(self._sock.fileno())
             until.add_done_callback(self._released)
 
-    def _released(self, _: object) -> None:
+    def release(self) -> None:
+        """Go on although the listener has enough: the agent is about to end."""
+        if self._hold is not None:
+            self._released(self._hold)
+
+    @contextlib.contextmanager
+    def hurry(self) -> Iterator[None]:
+        """While a caller waits for an answer that lies behind the backlog, the backlog is delivered.
+
+        Not more than an agent can hold: one that goes on and on has to wait again.
+        """
+        self._hurried += 1
+        self._allowance = _BACKLOG
+        self.release()
+        try:
+            yield
+        finally:
+            self._hurried -= 1
+
+    def _released(self, hold: asyncio.Future[None]) -> None:
+        if self._hold is not hold:
+            return
         self._hold = None
-        if self.is_open:
+        if self.is_open and self._again is None:
             if not self._at_end:
                 self._loop.add_reader(self._sock.fileno(), self._readable)
-            self._dispatch()
+            self._again = self._loop.call_soon(self._dispatch)
 
     def _readable(self) -> None:
         if self._again is None:  # else what was read last is not dispatched yet: the agent has to wait
@@ -100,19 +131,30 @@ class Channel:
         self._at_end = True
         self._loop.remove_reader(self._sock.fileno())
         if reason is not None:
+            self._break_off(reason)
+        return False
+
+    def _break_off(self, reason: str) -> None:
+        """What came before the fault still counts."""
+        queue, self._queue = self._queue, deque()
+        for message in queue:
+            self._on_message(message)
+        if self.is_open:
             self.close()
             self._on_closed(reason)
-        return False
 
     def _dispatch(self) -> None:
         self._again = None
-        count = 0
-        while self._queue and self._hold is None and count < _PER_TURN:
-            count += 1
+        end = time.perf_counter() + _SECONDS_PER_TURN
+        while self._queue and self._hold is None:
             self._on_message(self._queue.popleft())
-        if self._queue and self._hold is None:
+            if time.perf_counter() >= end:
+                break
+        if not self.is_open or self._hold is not None:
+            return
+        if self._queue:
             self._again = self._loop.call_soon(self._dispatch)
-        elif self._at_end and not self._queue and self.is_open:
+        elif self._at_end:
             self.close()
             self._on_closed(None)
 

@@ -27,6 +27,13 @@ def with_record(how: Exit, record: UnitExit) -> Exit:
     return replace(how, code=record.code, signal=record.signal, ended_at=ended_at(record) if record.ended else None)
 
 
+def with_crash(how: Exit, crash: Exit | None) -> Exit:
+    """An agent that crashed while no manager was there said why before it exited."""
+    if crash is None or how.outcome not in {AttemptOutcome.EXIT_CODE, AttemptOutcome.CLEAN}:
+        return how
+    return replace(crash, code=how.code, signal=how.signal, ended_at=how.ended_at)
+
+
 def ended_at(record: UnitExit) -> datetime:
     return datetime.now(UTC) if record.ended is None else datetime.fromtimestamp(record.ended, UTC)
 

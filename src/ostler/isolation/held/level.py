@@ -17,9 +17,10 @@ from ostler.agents.command import identity
 from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, ValidationError
-from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
+from ostler.isolation.base import Capabilities, Cell, Console, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, require_workdir
 from ostler.isolation.held.command_cell import CommandCell
+from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
 from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder
@@ -55,8 +56,12 @@ class HeldIsolation(Isolation):
             kills=True,
             outlives_manager=self._outlives,
             has_own_process=True,
+            has_terminals=self._holder.has_terminals,
             kinds=frozenset(AgentKind),
         )
+
+    def console(self, instance_id: UUID) -> Console:
+        return HeldConsole(self._holder, instance_id)
 
     # --- start ---
 
@@ -111,6 +116,9 @@ class HeldIsolation(Isolation):
         if not lines or not lines[0].startswith("Traceback"):
             return AgentInitializationError(f"its process could not be started: {text}")
         LogFile(log_of(self._holder.directory, plan)).write(text)
+        kind, _, reason = lines[-1].partition(": ")
+        if kind.startswith("ostler.errors."):
+            return AgentInitializationError(f"its process could not be started: {reason}")
         return AgentInitializationError(
             f"its process could not load {source['module']}: {lines[-1]}; the module must be one that another process "
             "can import (installed, or beside your program), and importing it must not fail"
@@ -154,13 +162,11 @@ class HeldIsolation(Isolation):
         cell = self._python_cell(plan, listener)
         try:
             status = await self._holder.attach(cell.name, cell.unit_ended)
-            if status.exit is not None:
-                cell.read_unsent()
-                cell.detach()
-                return exit_of(status.exit, plan.limits.max_memory_mb)
-            how = await cell.adopt(status)
-            if how is not None:
-                cell.read_unsent()
+            if status.exit is None:
+                how = await cell.adopt(status)
+            else:
+                how = exit_of(status.exit, plan.limits.max_memory_mb)
+            if how is not None and (how := cell.adopt_ended(how)) is not None:
                 cell.detach()
                 return how
         except HolderError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
@@ -19,7 +20,7 @@ from ostler.isolation.held import validate
 from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Call, Calls
 from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, wake
 from ostler.isolation.held.channel import Channel
-from ostler.isolation.held.exit import LOST, exit_of, with_record
+from ostler.isolation.held.exit import LOST, exit_of, with_crash, with_record
 from ostler.isolation.holder import Holder, HolderError, StartOrder, UnitExit, UnitStatus
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import IsolationLevel
@@ -30,12 +31,13 @@ _log = logging.getLogger("ostler.isolation")
 #: From the end of its channel to the end of its process.
 _EXIT_SECONDS = 5.0
 _TERM_SECONDS = 60.0
-_MAX_QUESTIONS = 1000
+#: For the manager to take the answers of an agent that has ended, before it is told of that end.
+_ANSWER_SECONDS = 5.0
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
 
 
 class PythonCell(HeldCell):
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a cell, made in one place
         self,
         clock: Clock,
         holder: Holder,
@@ -52,7 +54,6 @@ class PythonCell(HeldCell):
         self._channel: Channel | None = None
         self._acks = Acknowledgements(self._send)
         self._calls = Calls(clock, self._send, self._acks, self.GIVE_UP.total_seconds())
-        self._calls.held = lambda: None if self._channel is None else self._channel.held
         self._questions: dict[str | int, asyncio.Task[None]] = {}
         self._made: asyncio.Future[None] = self._loop.create_future()
         self._pong: asyncio.Future[None] | None = None
@@ -78,7 +79,7 @@ class PythonCell(HeldCell):
         channel.send(self._hello(status), {"t": "begin", "plan": begin}, _call_message(self._first, None))
         await self._made
         if self._ended is not None:
-            raise self._ended.before_ready("it ended as soon as it was made")
+            raise self._ended.before_ready("it ended while it was initialising")
         self._quiet = False
 
     async def adopt(self, status: UnitStatus) -> Exit | None:
@@ -95,25 +96,71 @@ class PythonCell(HeldCell):
         return None
 
     async def _connect(self, status: UnitStatus) -> Channel | None:
-        """None when the agent has ended meanwhile; then its exit is known."""
+        """None when the agent has ended; then its exit is known."""
         try:
             sock = await self._holder.connect(status)
         except HolderError as error:
             if error.kind != "gone":
                 raise
             await asyncio.wait((self._gone,), timeout=_EXIT_SECONDS)
+            if not self._gone.done():  # it closed its socket and lives on: no manager can reach it
+                self._verdict = _MUTE
+                await self._kill()
+                await asyncio.wait((self._gone,), timeout=_EXIT_SECONDS)
+            if not self._gone.done():
+                raise HolderError(
+                    "late", f"the agent of unit {status.unit} can neither be reached nor ended"
+                ) from error
             return None
-        self._channel = Channel(sock, self._received, self._channel_closed)
-        return self._channel
+        channel = self._channel = Channel(sock, self._received, self._channel_closed)
+        self._calls.held = lambda: channel.held
+        self._calls.hurry = channel.hurry
+        self._calls.delivered_beyond = lambda: channel.delivered_beyond
+        return channel
 
-    def read_unsent(self) -> None:
-        """It ended while no manager was there: take what it could keep of its last messages."""
+    def adopt_ended(self, how: Exit) -> Exit | None:
+        """It ended while no manager was there: deliver what it could keep of its last messages.
+
+        None when there are answers among them. Then the cell stands for an agent that ends as soon as its answers are
+        acknowledged: the listener hears of the calls, and of the exit afterwards.
+        """
+        calls = self._read_unsent()
+        how = with_crash(how, self._crash)
+        if not calls:
+            return how
+        wake(self._gone)
+        self._closing, self._quiet, self._ended = True, False, how
+        self._report(calls, frozenset())
+        self._tasks.run(self._report_exit(how))
+        return None
+
+    async def _report_exit(self, how: Exit) -> None:
+        acknowledged = self._calls.all_acknowledged()
+        timer = self._clock.call_later(_ANSWER_SECONDS, partial(wake, acknowledged))
+        await asyncio.wait((acknowledged,))
+        timer.cancel()
+        self._report_end(how)
+
+    def _read_unsent(self) -> dict[UUID, Verb]:
+        """The calls that it answered."""
         data = self._holder.read_unsent(self.name)
+        calls: dict[UUID, Verb] = {}
         try:
-            for message in LineReader().feed(data[: data.rfind(b"\n") + 1]):
-                self._hear(message)
+            for message in LineReader(from_agent=True).feed(data[: data.rfind(b"\n") + 1]):
+                if message["t"] == "say":
+                    self._hear(message)
+                elif message["t"] == "answer":
+                    verb, call_id = validate.read_key(message.get("id"))
+                    outcome = validate.outcome_of(message)
+                    if outcome.crash is not None:
+                        self._crash = self._crash or outcome.crash
+                    elif call_id not in calls and len(calls) < validate.MAX_CALLS:
+                        calls[call_id] = verb
+                        self._calls.report({call_id: verb})
+                        self._calls.answer(call_id, outcome)
         except ProtocolError as error:
-            _log.warning("the unsent messages of an agent are damaged: %s", error)
+            _log.warning("what an agent kept for its next manager is damaged: %s", error)
+        return calls
 
     def _hello(self, status: UnitStatus) -> Mapping[str, Any]:
         return {"t": "hello", "key": status.key, "epoch": self._epoch}
@@ -217,7 +264,7 @@ class PythonCell(HeldCell):
         message = validate.message_of(fields)
         try:
             enough = self._listener.on_message(self._plan.attempt, message)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the listener's own; see `Listener`
             _log.exception("the listener failed to take a message of an agent")
             return
         if enough is not None and not self._closing and self._channel is not None:
@@ -238,11 +285,13 @@ class PythonCell(HeldCell):
             self._adopted = False
             self._calls.report(calls)
             if not self._closing:
-                questions = frozenset(map(self._question_id, keys))
-                try:
-                    self._listener.on_report(self._plan.attempt, calls, questions)
-                except Exception:
-                    _log.exception("the listener failed to take the report of an agent")
+                self._report(calls, frozenset(map(self._question_id, keys)))
+
+    def _report(self, calls: Mapping[UUID, Verb], questions: Collection[UUID]) -> None:
+        try:
+            self._listener.on_report(self._plan.attempt, calls, questions)
+        except Exception:  # noqa: BLE001 - the listener's own; see `Listener`
+            _log.exception("the listener failed to take the report of an agent")
 
     def _is_made(self, message: Mapping[str, Any]) -> None:
         if self._made.done():
@@ -260,9 +309,9 @@ class PythonCell(HeldCell):
     def _question(self, message: Mapping[str, Any]) -> None:
         key = validate.ask_key(message.get("id"))
         wait = validate.wait_of(message, self._question_id(key))
-        if len(self._questions) >= _MAX_QUESTIONS:
-            raise ProtocolError(f"more than {_MAX_QUESTIONS} open questions")
         if self._stopping is None and key not in self._questions:
+            if len(self._questions) >= validate.MAX_QUESTIONS:
+                raise ProtocolError(f"more than {validate.MAX_QUESTIONS} open questions")
             self._questions[key] = self._tasks.run(self._ask_listener(key, wait))
 
     async def _ask_listener(self, key: str | int, wait: WaitAsked) -> None:
@@ -280,6 +329,8 @@ class PythonCell(HeldCell):
 
     def _close_calls(self) -> None:
         self._closing = self._calls.closing = True
+        if self._channel is not None:
+            self._channel.release()  # all that it still says is heard
 
     def _channel_closed(self, reason: str | None) -> None:
         if reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import logging
@@ -17,8 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import OtherVersionError, Site, Usage
+from ostler.isolation.base import Input, OtherVersionError, Screen, Site, Usage
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -40,8 +42,10 @@ _REPLY_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 _PAUSE = 0.02
 _END_SECONDS = 20.0
-_MAX_UNSENT = 64 << 20
-_LOST = HolderError("lost", "the keeper of this home is gone")
+
+
+def _lost() -> HolderError:
+    return HolderError("lost", "the keeper of this home is gone")
 
 
 class _Connection:
@@ -67,7 +71,7 @@ class _Connection:
 
     async def request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
         if not self.is_open:
-            raise _LOST
+            raise _lost()
         number = next(self._numbers)
         reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._waiting[number] = reply
@@ -128,11 +132,13 @@ class _Connection:
             self.closed.set_result(None)
             for reply in self._waiting.values():
                 if not reply.done():
-                    reply.set_exception(_LOST)
+                    reply.set_exception(_lost())
                     reply.exception()
 
 
 class KeeperHolder(Holder):
+    has_terminals = True
+
     def __init__(self, site: Site) -> None:
         self._site = site
         self.about: Mapping[str, Any] = {}
@@ -240,7 +246,7 @@ class KeeperHolder(Holder):
     async def _request(self, op: str, seconds: float = _REPLY_SECONDS, **fields: Any) -> dict[str, Any]:
         try:
             if self._connection is None:
-                raise _LOST
+                raise _lost()
             return await self._connection.request(op, seconds, **fields)
         except HolderError as error:
             if error.kind == "lost":
@@ -312,6 +318,8 @@ class KeeperHolder(Holder):
             if isinstance(order.program, Command):
                 fields["argv"] = list(order.program.argv)
                 fields["stdin"] = order.program.stdin is not None
+                fields["open_stdin"] = order.program.open_stdin
+                fields["terminal"] = order.program.terminal
                 if order.program.stdin is not None:
                     self._write_stdin(order.unit, order.program.stdin)
             else:
@@ -363,6 +371,8 @@ class KeeperHolder(Holder):
     async def connect(self, status: UnitStatus) -> socket.socket:
         try:
             sock = protocol.connect(str(self._run_directory(status.unit)), protocol.AGENT_SOCKET)
+        except BlockingIOError as error:  # too many connections wait; it lives, and does not take them
+            raise HolderError("busy", f"the agent of unit {status.unit} takes no connection now") from error
         except OSError as error:
             raise HolderError("gone", f"the agent of unit {status.unit} cannot be reached: {error}") from error
         # The kernel shows who called listen(): the keeper, never an agent that put its own socket there.
@@ -373,13 +383,27 @@ class KeeperHolder(Holder):
         return sock
 
     def read_unsent(self, unit: str) -> bytes:
-        """The agent could write there: no link, no FIFO, and not more than `_MAX_UNSENT` of it."""
+        """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
-                return file.read(_MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+                return file.read(MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except OSError:
             return b""
+
+    async def read_terminal(self, name: str, after: Screen | None) -> Screen:
+        place: dict[str, Any] = {} if after is None else {"unit": after.unit, "after": after.position}
+        reply = await self._request("read_terminal", name=name, **place)
+        data = base64.b64decode(reply["data"])
+        return Screen(unit=reply["unit"], position=reply["at"], data=data, has_ended=reply["ended"])
+
+    async def write_input(self, name: str, data: Input) -> tuple[int, bool]:
+        fields: dict[str, Any] = {"data": base64.b64encode(data.data).decode(), "close": data.close, "size": data.size}
+        reply = await self._request("write_input", name=name, writer=data.writer, at=data.at, **fields)
+        return int(reply["taken"]), bool(reply["closed"])
+
+    async def resize(self, name: str, size: tuple[int, int], *, redraw: bool) -> None:
+        await self._request("resize", name=name, size=size, redraw=redraw)
 
     async def freeze(self, cell: str) -> None:
         await self._request("freeze", cell=cell)
@@ -451,5 +475,6 @@ def _status(fields: Mapping[str, Any]) -> UnitStatus:
         enforcement=fields.get("enforcement") or {},
         key=str(fields.get("key") or ""),
         frozen=bool(fields.get("frozen")),
+        terminal=None if fields.get("terminal") is None else tuple(fields["terminal"]),
         exit=None if record is None else _exit(record),
     )
