@@ -104,8 +104,7 @@ def test_a_keeper_that_is_killed_with_it_is_followed_by_another(cold: Home) -> N
     assert not is_alive(pid)
     assert not marked(f"{cold.token}:")
     assert not freezer_of(cold, "a.1").exists()
-    with cold.manager(epoch=2) as second:
-        assert second.ask("list") == {"units": []}
+    assert cold.manager(epoch=2).ask("list") == {"units": []}
 
 
 def test_a_run_that_is_stopped_in_a_frozen_box_leaves_the_others_frozen(home: Home) -> None:

@@ -108,6 +108,8 @@ class Runtime:
     closing: OstlerError | None = None
     #: Tries again what recovery could not do.
     recovering: asyncio.Task[Any] | None = None
+    #: Attempts of earlier managers that recovery has not found yet, or whose end is not committed yet.
+    unfinished: set[tuple[UUID, int]] = field(default_factory=set)
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: Hooks whose last run failed, by name: since when, and why.
