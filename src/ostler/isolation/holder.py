@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.isolation.base import NO_TERMINALS, Input, Screen, StartPlan, Usage
+from ostler.isolation.base import NO_TERMINALS, Input, LastOutput, Screen, StartPlan, Usage
 
 ErrorKind = Literal[
     "unknown",  # the holder has no such unit or cell
@@ -172,6 +172,11 @@ class Holder(ABC):
     @abstractmethod
     async def connect(self, status: UnitStatus) -> socket.socket:
         """A connected, non-blocking stream socket to the Python agent of this unit. The agent need not answer yet."""
+
+    def last_output(self, unit: str) -> LastOutput | None:
+        """What the holder has told of it, also of one that has ended and is not forgotten. Answered from memory."""
+        del unit
+        return None
 
     def read_unsent(self, unit: str) -> bytes:
         """Lines that a Python agent that has ended could not deliver, as far as it could keep them."""

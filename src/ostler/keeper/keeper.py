@@ -15,6 +15,7 @@ from ostler.keeper.directory import Directory
 from ostler.keeper.exits import Children, ExitRecorder
 from ostler.keeper.freeze import Freezer
 from ostler.keeper.loop import Loop
+from ostler.keeper.output import OutputReporter
 from ostler.keeper.protocol import RUN, UNIT_NAME, VERSION
 from ostler.keeper.remove import Remover
 from ostler.keeper.server import Connection, Handler, Reply, Server
@@ -52,6 +53,8 @@ class Keeper:
         self.starter = Starter(loop, state, self.children, self.exits, self.templates, self.remover)
         self.starter.on_failed(self._ended)
         self.freezer = Freezer(loop)
+        self.starter.on_output(self._has_written)
+        self._reporter = OutputReporter(loop, self._tell_output)
         self.stopper = Stopper(loop, state, self.starter.cancel)
         self.server = Server(loop, listener, self._handlers())
         self.server.hello = self._hello
@@ -186,11 +189,26 @@ class Keeper:
 
     # --- by itself ---
 
+    def _has_written(self, unit: Unit) -> None:
+        if unit.output is not None:
+            self._reporter.add(unit.name, unit.output)
+
+    def _tell_output(self, event: Mapping[str, Any]) -> bool:
+        manager = self.server.manager
+        if manager is None:
+            return True  # the next one sees it in the statuses
+        if not manager.has_unsent:
+            manager.send(event)
+            return True
+        return False
+
     def _exited(self, unit: Unit) -> None:
-        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit})
+        output = None if unit.output is None else unit.output.last()
+        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit, "output": output})
         self._ended(unit)
 
     def _ended(self, unit: Unit) -> None:
+        self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
 

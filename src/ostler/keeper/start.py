@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ostler.keeper import tree
@@ -48,10 +49,14 @@ class Starter:
         self.consoles = Consoles(loop)
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda _: None
+        self._on_output: Callable[[Unit], None] = lambda _: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
 
     def on_failed(self, call: Callable[[Unit], None]) -> None:
         self._failed = call
+
+    def on_output(self, call: Callable[[Unit], None]) -> None:
+        self._on_output = call
 
     def start(self, request: Mapping[str, Any], reply: Reply, refuse: Callable[[str, str], None]) -> None:
         _check(request)
@@ -87,6 +92,7 @@ class Starter:
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
         reads, writes = self._open_streams(unit, request)
         unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        unit.output.on_data = partial(self._on_output, unit)
         if unit.console is not None:
             unit.output.tap = unit.console.take
         try:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
-from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 
@@ -107,6 +107,10 @@ class HeldCell(Cell):
     def _disconnect(self) -> None:
         """Close sockets and files; the units themselves stay with the holder."""
 
+    def _units(self) -> Iterable[str]:
+        """Names of the units that are not forgotten."""
+        return (self.name,)
+
     # --- the contract ---
 
     @property
@@ -116,6 +120,11 @@ class HeldCell(Cell):
     @property
     def ended(self) -> Exit | None:
         return self._ended
+
+    @property
+    def last_output(self) -> LastOutput | None:
+        outputs = (self._holder.last_output(unit) for unit in self._units())
+        return max((output for output in outputs if output is not None), key=lambda output: output.at, default=None)
 
     @property
     def is_gone(self) -> bool:

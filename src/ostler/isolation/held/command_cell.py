@@ -149,6 +149,9 @@ class CommandCell(HeldCell):
     def _running(self) -> list[_Run]:
         return [run for run in self._runs.values() if run.is_running]
 
+    def _units(self) -> list[str]:
+        return [run.unit for run in self._runs.values()]
+
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         if self._closing:
             raise AgentGoneError

@@ -15,12 +15,13 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import Input, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -34,6 +35,7 @@ from ostler.isolation.holder import (
 from ostler.isolation.process import launch
 from ostler.isolation.process.templates import Templates
 from ostler.keeper import protocol
+from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
 KEEPER = "keeper"
@@ -147,6 +149,7 @@ class KeeperHolder(Holder):
         self._opening: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
         self._listeners: dict[str, OnExit] = {}
+        self._outputs: dict[str, LastOutput] = {}
         self._templates = Templates()
         self._renewing: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[Any]] = set()
@@ -232,6 +235,9 @@ class KeeperHolder(Holder):
         lease = self._site.outlive.total_seconds() if self.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
+        self._outputs.clear()
+        for status in self.about["units"]:
+            self._note_output(str(status["unit"]), status.get("output"))
         self._renew(connection, lease)
 
     def _renew(self, connection: _Connection, lease: float) -> None:
@@ -258,10 +264,19 @@ class KeeperHolder(Holder):
             await asyncio.wait((self._replacing,))
 
     def _event(self, message: Mapping[str, Any]) -> None:
-        if message.get("event") == "exit":
+        if message.get("event") == "output":
+            for unit, fields in message["units"].items():
+                self._note_output(unit, fields)
+        elif message.get("event") == "exit":
+            self._note_output(str(message.get("unit")), message.get("output"))
             on_exit = self._listeners.pop(str(message.get("unit")), None)
             if on_exit is not None:
                 _tell(on_exit, _exit(message["exit"]))
+
+    def _note_output(self, unit: str, fields: Mapping[str, Any] | None) -> None:
+        if fields is not None:
+            at = datetime.fromtimestamp(fields["at"], UTC)
+            self._outputs[unit] = LastOutput(at=at, line=last_line(fields["tail"]), dropped=fields["dropped"])
 
     # --- the keeper was killed ---
 
@@ -382,6 +397,9 @@ class KeeperHolder(Holder):
             raise HolderError("request", f"the socket of unit {status.unit} was not made by the keeper")
         return sock
 
+    def last_output(self, unit: str) -> LastOutput | None:
+        return self._outputs.get(unit)
+
     def read_unsent(self, unit: str) -> bytes:
         """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -422,6 +440,8 @@ class KeeperHolder(Holder):
     async def forget(self, name: str) -> None:
         for unit in [unit for unit in self._listeners if unit == name or unit.startswith(f"{name}.")]:
             del self._listeners[unit]
+        for unit in [unit for unit in self._outputs if unit == name or unit.startswith(f"{name}.")]:
+            del self._outputs[unit]
         await self._request("forget", name=name)
 
     def held_cells(self) -> set[str]:

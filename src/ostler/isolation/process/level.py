@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from ostler.clock import Clock
 from ostler.isolation.base import Site, StartPlan
+from ostler.isolation.hardening import harden
 from ostler.isolation.held.level import HeldIsolation
 from ostler.isolation.process.keeper_client import KeeperHolder
 from ostler.isolation.process.limits import likely_enforcement
-from ostler.isolation.walls import harden
 from ostler.model.states import IsolationLevel
 
 
