@@ -15,7 +15,7 @@ from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
 from ostler.isolation.process.logs import HOMES, LOGS
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader
+from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, Stream
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
 
@@ -39,6 +39,8 @@ class LogWindow:
     #: The number of last lines; None: all.
     tail: int | None = None
     since: datetime | None = None
+    #: Only of this stream; a line whose stream is not known is of standard output.
+    stream: Stream | None = None
     #: Go on over restarts, until the instance has ended.
     follow: bool = False
     #: As a person reads it; None: as it was written. A line for which it gives None is left out.
@@ -48,6 +50,8 @@ class LogWindow:
 
     def select(self, line: LogLine) -> LogLine | None:
         """The line as it is shown. Text of several lines stays one line of the log: it has one cursor."""
+        if self.stream not in {None, line.stream or "stdout"}:
+            return None
         if self.render is None:
             return line
         text = self.render(line.text)

@@ -24,7 +24,7 @@ from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import LogLine
+from ostler.lifecycle.log_files import LogLine, Stream
 from ostler.lifecycle.logs import LogWindow, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
@@ -222,6 +222,7 @@ class AgentLifecycleManager:
         attempt: int | None = None,
         tail: int | None = None,
         since: datetime | None = None,
+        stream: Stream | None = None,
         follow: bool = False,
         raw: bool = False,
         exact: bool = False,
@@ -239,7 +240,14 @@ class AgentLifecycleManager:
         if render is None and not (raw or exact) and await terminal.has_terminal(self._reach, record):
             render = visible_text
         window = LogWindow(
-            after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
+            after=after,
+            attempt=attempt,
+            tail=tail,
+            since=since,
+            stream=stream,
+            follow=follow,
+            render=render,
+            exact=exact,
         )
         async for line in read_log(self._runtime, record, window):
             yield line
