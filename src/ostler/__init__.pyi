@@ -14,7 +14,7 @@ from ostler.errors import AgentBusyError as AgentBusyError, AgentExecutionError 
 from ostler.failpoints import Seams as Seams
 from ostler.home import default_home as default_home
 from ostler.ids import IdSource as IdSource, Uuid7Source as Uuid7Source
-from ostler.lifecycle.log_files import LogLine as LogLine
+from ostler.model.log import LogLine as LogLine
 from ostler.lifecycle.manager import AgentHandle as AgentHandle, AgentLifecycleManager as AgentLifecycleManager
 from ostler.lifecycle.observe import Observation as Observation
 from ostler.lifecycle.open import open_manager as open_manager

@@ -1,4 +1,4 @@
-"""What an agent wrote, line by line with times and cursors, from the files that the keeper fills."""
+"""What an agent wrote, line by line with times and cursors, as its level gives it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from uuid import UUID
 
 from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
-from ostler.isolation.process.logs import HOMES, LOGS
+from ostler.home import HOMES, LOGS
+from ostler.isolation.log_files import MAX_LINE, InstanceLogs, LogRange
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, Stream
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
+from ostler.model.log import LogLine, Stream
+from ostler.model.spawn import AgentSpawnOptions
 
 #: How often a followed file is looked at.
 LOOK_SECONDS = 0.2
@@ -58,18 +60,21 @@ class LogWindow:
         return None if text is None else line.evolve(text=text)
 
 
+def logs_of(runtime: Runtime, instance: AgentInstance) -> InstanceLogs:
+    options = instance.spawn_options or AgentSpawnOptions()
+    return runtime.levels.get(options.isolation_level).logs(instance.instance_id)
+
+
 async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow) -> AsyncIterator[LogLine]:
-    """Attempt by attempt, oldest first. Files are read in a thread: a log may be long."""
-    if runtime.home is None:
-        return
-    reader = LogReader(
-        runtime.home / LOGS / str(instance.instance_id),
+    """Attempt by attempt, oldest first. It is read in a thread: a log may be long."""
+    part = LogRange(
         attempt=window.attempt,
         after=window.after,
         since=window.since,
         max_line=MAX_LINE if window.render is None else _MAX_RENDERED,
         exact=window.exact,
     )
+    reader = logs_of(runtime, instance).reader(part)
     tail = window.tail
     last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:

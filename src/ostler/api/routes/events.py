@@ -12,8 +12,8 @@ from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
 from ostler.api.context import Context, ContextOf, Handlers, ManagerOf, Number
-from ostler.lifecycle.log_files import LogLine, Stream
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
+from ostler.model.log import LogLine, Stream
 from ostler.model.query import ObservationOptions
 from ostler.model.record import adapter
 from ostler.model.validation import fault
