@@ -71,8 +71,8 @@ class Starter:
             cell = self._state.make_cell(cell_of(name), Limits(**request["limits"]))
         except OSError as error:
             raise RequestError("start", f"its group could not be made: {error}") from error
-        if cell.frozen:
-            raise RequestError("busy", f"cell {cell.name} is frozen")
+        if cell.frozen or cell.stopping:
+            raise RequestError("busy", f"cell {cell.name} is {'frozen' if cell.frozen else 'being stopped'}")
         unit = Unit(name, cell, str(request["log"]), int(request["log_bytes"]))
         self._state.units[name] = cell.units[name] = unit
 
@@ -119,6 +119,7 @@ class Starter:
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "group_files": unit.cell.group.add(unit.name),
+            "group_directory": unit.cell.group.directory(unit.name),
             "env": {**request["env"], MARK: f"{self._state.token}:{unit.name}"},
             "cwd": request["cwd"],
             "nice": int(request.get("nice") or 0),
