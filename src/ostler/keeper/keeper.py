@@ -44,6 +44,7 @@ class Keeper:
         self.directory = directory
         self.warn = warn
         self.ending = False
+        self._is_stopping_all = False
         self._epoch = 0
         self._lease = Lease(loop, self)
         self.children = Children(loop)
@@ -72,7 +73,7 @@ class Keeper:
         return {
             "start": self._start,
             "status": lambda request, reply, _: reply(self.state.status(str(request["unit"]))),
-            "list": lambda _, reply, __: reply({"units": self.state.statuses()}),
+            "list": lambda request, reply, _: reply({"units": self.state.statuses(request.get("cell"))}),
             "freeze": self._freeze,
             "thaw": self._thaw,
             "usage": self._usage,
@@ -230,6 +231,7 @@ class Keeper:
             self.end("lease", "its home was removed")
         self.directory.trim_log()
         self.templates.retire_idle()
+        self.exits.note_oom_kills()
 
     # --- the end ---
 
@@ -243,10 +245,12 @@ class Keeper:
                 unit.why = why
         for cell in list(self.state.cells.values()):
             self.stopper.stop(cell.name, _END_GRACE, by, lambda _: self._end_if_empty())
+        self._is_stopping_all = True
         self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self.ending and not len(self.stopper) and all(u.state == ENDED or u.left for u in self.state.units.values()):
+        """A stop ends also when something cannot be killed: that does not keep the keeper."""
+        if self._is_stopping_all and not len(self.stopper):
             self.loop.end()
 
     def close(self) -> None:
