@@ -57,8 +57,8 @@ class Nuisance(Agent):
         """The same once its manager is gone; then it says in a file how often that went well."""
         while _outbox()._sock is not None:
             await asyncio.sleep(0.001)
-        count = await self.fill(request)
-        _note(request["note"], count)
+        _note(request["note"], await self.fill(request))
+        await asyncio.Event().wait()
 
     async def answer_alone(self, request: Any) -> Any:
         """Answers when its manager is gone, and says in a file that it has."""
@@ -103,6 +103,7 @@ class Nuisance(Agent):
             os._exit(7)
         os.waitpid(child, 0)
         _note(request["note"], os.getpid())
+        await asyncio.Event().wait()
 
     async def tell(self, request: Any) -> str:
         """As it should: by its context. What came of it."""
