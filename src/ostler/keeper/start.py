@@ -19,7 +19,7 @@ from ostler.keeper.exits import Children, ExitRecorder
 from ostler.keeper.groups import Limits
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
-from ostler.keeper.protocol import AGENT_BACKLOG, AGENT_SOCKET, MARK, SPEC, STDIN, listen
+from ostler.keeper.protocol import AGENT_SOCKET, BACKLOG, MARK, SPEC, STDIN, listen
 from ostler.keeper.rlimit_tag import tag_for
 from ostler.keeper.state import RUNNING, STARTING, RequestError, State, Unit, cell_of
 from ostler.keeper.templates import ForkOrder, Templates
@@ -135,7 +135,7 @@ class Starter:
         directory = self._state.run_directory(unit.name)
         _make_empty(directory)
         unit.key = secrets.token_hex(12)
-        listener = listen(directory, AGENT_SOCKET, AGENT_BACKLOG)
+        listener = listen(directory, AGENT_SOCKET, BACKLOG)
         descriptors = [listener.detach(), *map(os.dup, outputs)]
         order = ForkOrder(
             unit.name,
