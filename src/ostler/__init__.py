@@ -59,7 +59,8 @@ _NAMES = {
     "model.query": "GetInstancesFilter InboxKind InboxRow LifecycleStatistics ObservationOptions Report",
     "model.record": "Record",
     "model.spawn": (
-        "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminationOptions"
+        "AgentSpawnOptions Definition HealthCheckConfig ResourceLimits RestartPolicy SpawnRequest TerminalSize "
+        "TerminationOptions"
     ),
     "model.states": (
         "AgentPriority AgentState AgentStateTransitions Enforcement HealthState IsolationLevel ProbeType "

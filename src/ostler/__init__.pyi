@@ -30,7 +30,7 @@ from ostler.model.events import AgentErrorEvent as AgentErrorEvent, AgentEvent a
 from ostler.model.instance import AgentHealthStatus as AgentHealthStatus, AgentInstance as AgentInstance, AgentMetrics as AgentMetrics, TerminationResult as TerminationResult, Why as Why
 from ostler.model.query import GetInstancesFilter as GetInstancesFilter, InboxKind as InboxKind, InboxRow as InboxRow, LifecycleStatistics as LifecycleStatistics, ObservationOptions as ObservationOptions, Report as Report
 from ostler.model.record import Record as Record
-from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminationOptions as TerminationOptions
+from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminalSize as TerminalSize, TerminationOptions as TerminationOptions
 from ostler.model.states import AgentPriority as AgentPriority, AgentState as AgentState, AgentStateTransitions as AgentStateTransitions, Enforcement as Enforcement, HealthState as HealthState, IsolationLevel as IsolationLevel, ProbeType as ProbeType, RestartPolicyType as RestartPolicyType, SuspendDepth as SuspendDepth, Tier as Tier
 from ostler.model.task import Receipt as Receipt, Task as Task, TaskFilter as TaskFilter, TaskSettings as TaskSettings, TaskState as TaskState, TaskStatistics as TaskStatistics, TaskWhy as TaskWhy
 from ostler.model.validation import Fault as Fault, ValidationResult as ValidationResult

@@ -42,6 +42,7 @@ class Machine:
         if tools:
             self.install("strace", "#!/bin/sh\n")
             self.install("less", "#!/bin/sh\n")
+            self.install("tmux", "#!/bin/sh\n")
         if venv:
             (folder / "has-venv").touch()
 
@@ -70,8 +71,8 @@ class Machine:
     ("venv", "tools", "named"),
     [
         (True, True, ""),
-        (True, False, "the system packages strace less, and "),
-        (False, False, "the system packages python3-venv strace less, and "),
+        (True, False, "the system packages strace less tmux, and "),
+        (False, False, "the system packages python3-venv strace less tmux, and "),
     ],
 )
 def test_one_line_says_all_that_is_installed(tmp_path: Path, venv: bool, tools: bool, named: str) -> None:
@@ -89,7 +90,7 @@ def test_without_the_right_to_install_it_says_so_and_goes_on(tmp_path: Path) -> 
     assert done.returncode == 0
     assert (
         done.stderr
-        == "ostler: no right to install strace less; the tests that need them will be skipped with the reason\n"
+        == "ostler: no right to install strace less tmux; the tests that need them will be skipped with the reason\n"
     )
     assert done.stdout == f"ostler: installing {PYTHON_PART}"
     assert (machine.is_ready, machine.asked_of_apt) == (True, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -76,7 +77,7 @@ class Daemon:
         self._address = os.environ.get(ADDRESS_VARIABLE)
         token = os.environ.get(TOKEN_VARIABLE)
         self._client = BlockingClient(self.home, address=self._address, token=token, directory=present_directory())
-        self._may_start = starts and not _options().no_start and self._address is None
+        self._may_start = self._starts = starts and not _options().no_start and self._address is None
 
     def call(self, verb: str, /, **parameters: Any) -> Any:
         try:
@@ -113,6 +114,14 @@ class Daemon:
     def raw(self) -> BlockingClient:
         """Without starting anything."""
         return self._client
+
+    def start_again(self) -> None:
+        """The daemon that a stream follows was lost. Where none can be started, the stream gives up by itself."""
+        if self._starts and not self._is_inside() and self.home.is_dir():
+            from ostler.client.launch import DaemonStartError, start_daemon  # noqa: PLC0415 - seldom needed
+
+            with contextlib.suppress(DaemonStartError, DaemonError, OSError):
+                start_daemon(self.home)
 
     def _is_inside(self) -> bool:
         """Whether this is a process of an agent of the home: a daemon that it started would end with the agent."""

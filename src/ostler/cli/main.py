@@ -31,6 +31,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = MappingProxyType(
             "ps": ("agents", "List agents."),
             "inspect": ("agents", "Show everything about an agent."),
             "logs": ("run", "Show what an agent wrote."),
+            "attach": ("attach", "See and type into the terminal of an agent."),
             "ask": ("agents", "Ask an agent something."),
             "why": ("agents", "Say why an agent is as it is."),
             "pause": ("agents", "Pause agents: freeze, hold or park them."),

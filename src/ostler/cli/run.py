@@ -49,6 +49,11 @@ class _RunCommand(click.Command):
 
 @click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("-d", "--detach", is_flag=True, help="Do not wait; print the name.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on to the command.")
+@click.option(
+    "-t", "--tty", "has_terminal", is_flag=True, help="Give the command a terminal; with -i you type into it."
+)
+@click.option("--detach-keys", help="With -it: keys that detach, such as ctrl-p,ctrl-q; else ctrl-q.")
 @click.option("--rm", "remove", is_flag=True, help="Remove the record when it has ended.")
 @click.option("--name", help="Its name; else one is made.")
 @click.option("--memory", help="At most so much, such as 512M.")
@@ -77,10 +82,13 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
 
     In the foreground its output is shown, Ctrl+C is passed on, and the exit code is its own: 128+N for a signal, 124
     when --timeout ended it, 125 when it could not be started, 126 and 127 when the program may not be run or is not
-    there. A Python agent's answer is printed last. Standard input
-    is not passed on.
+    there. A Python agent's answer is printed last.
+
+    -i passes standard input on to a command. -it gives it a terminal: ctrl-q detaches, the command goes on, and `ostler
+    attach` comes back to it.
     """
     daemon, is_command = Daemon(makes_home=True), click.get_current_context().meta[_IS_COMMAND]
+    _require_terminal(chosen, detach=detach, is_command=is_command)
     try:
         _require_free(daemon, chosen["name"])
         body = _body(daemon, words, chosen, is_command=is_command)
@@ -97,12 +105,11 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
         code: int = exit_code_of(error.code)
         failed = code in {ExitCode.FAILED, ExitCode.TIMED_OUT}
         raise click.exceptions.Exit(_COULD_NOT_START if failed else code) from error
-    has_warned = _warn_of_input()
+    has_warned = chosen["interactive"] or _warn_of_input()
     if detach:
         click.echo(plain(instance["name"]))
         return
-    exact = (is_command or chosen["raw"]) and not sys.stdout.isatty()
-    code = _follow(daemon, instance, raw=chosen["raw"], exact=exact)
+    code = _show(daemon, instance, chosen, exact=(is_command or chosen["raw"]) and not sys.stdout.isatty())
     if not has_warned:
         _warn_of_input()
     if code == ExitCode.OK and {"definition", "job"} <= body.keys() and _is_python(daemon, words[0]):
@@ -110,6 +117,42 @@ def run(words: tuple[str, ...], detach: bool, remove: bool, **chosen: Any) -> No
     if remove:
         daemon.call("remove", instance=instance["instance_id"])
     _leave(code)
+
+
+def _require_terminal(chosen: dict[str, Any], *, detach: bool, is_command: bool) -> None:
+    """Before anything is started: what -i, -t and --detach-keys need."""
+    if (chosen["interactive"] or chosen["has_terminal"]) and not is_command:
+        raise click.UsageError("-i and -t are for commands: ostler run -it -- CMD")
+    if chosen["has_terminal"] and not detach:
+        from ostler.cli.attach import DETACH_KEYS, DetachKeys, require_terminal  # noqa: PLC0415 - seldom needed
+
+        require_terminal()
+        DetachKeys(chosen["detach_keys"] or DETACH_KEYS)
+
+
+def _show(daemon: Daemon, instance: dict[str, Any], chosen: dict[str, Any], *, exact: bool) -> int:
+    """Its terminal or its output until it has ended; then its exit code."""
+    if chosen["has_terminal"]:
+        return _attach(daemon, instance, chosen)
+    if chosen["interactive"]:
+        from ostler.cli.attach import pump_standard_input  # noqa: PLC0415 - most commands read nothing
+
+        pump_standard_input(daemon, instance["instance_id"])
+    return _follow(daemon, instance, raw=chosen["raw"], exact=exact)
+
+
+def _attach(daemon: Daemon, instance: dict[str, Any], chosen: dict[str, Any]) -> int:
+    """In its terminal until it has ended, and then its exit code; 0 when the person detaches."""
+    from ostler.cli.attach import DETACH_KEYS, Attachment, tell_detached  # noqa: PLC0415 - seldom needed
+
+    keys = chosen["detach_keys"] or DETACH_KEYS
+    try:
+        if not Attachment(daemon, instance, keys, types=chosen["interactive"]).run(redraw=False):
+            tell_detached(instance["name"])
+            _leave(ExitCode.OK)
+        return _exit_code(daemon.call("instance", instance=instance["instance_id"]))
+    except UnreachableError as error:
+        raise _without_daemon(error, instance) from error
 
 
 def _leave(code: int) -> NoReturn:
@@ -134,6 +177,8 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         "resource_limits": {name: value for name, value in limits.items() if value is not None},
         "env": _environment(chosen["env"], passes_on=is_command),
         "workdir": chosen["workdir"],
+        "stdin": (chosen["interactive"] and not chosen["has_terminal"]) or None,
+        "terminal": _window() if chosen["has_terminal"] else None,
     }
     options = {name: value for name, value in values.items() if value is not None}
     cwd = chosen["workdir"] or present_directory()
@@ -146,6 +191,12 @@ def _body(daemon: Daemon, words: tuple[str, ...], chosen: dict[str, Any], *, is_
         return {"definition": words[0], "options": options}  # it waits to be asked
     request = {"prompt": " ".join(words[1:]), **({} if chosen["model"] is None else {"model": chosen["model"]})}
     return {"definition": words[0], "cwd": cwd, "options": options, "job": {"request": request}}
+
+
+def _window() -> dict[str, int]:
+    from ostler.cli.attach import window  # noqa: PLC0415 - seldom needed
+
+    return window()
 
 
 def _require_program(program: str, cwd: str | None, path: str) -> None:

@@ -29,6 +29,10 @@ LAST_CALL = timedelta(seconds=0.5)
 DEFAULT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TZ", "USER")
 
 
+#: What a level without terminals answers.
+NO_TERMINALS = "this level has no terminals; commands at level process can have one"
+
+
 class Verb(StrEnum):
     """What an agent can be asked."""
 
@@ -52,6 +56,8 @@ class Capabilities:
     kills: bool = False
     #: Agents survive the death of the manager, and `adopt` finds them.
     outlives_manager: bool = False
+    #: Commands can have a terminal, and a standard input that stays open.
+    has_terminals: bool = False
     #: Each agent has a process of its own, so that a start costs a core for a moment and usage is its own.
     has_own_process: bool = False
     kinds: frozenset[AgentKind] = frozenset({AgentKind.PYTHON})
@@ -82,8 +88,57 @@ class StartPlan:
     #: The log that a level inside the program writes; None: no log.
     log: Path | None = None
     priority: AgentPriority = AgentPriority.NORMAL
+    #: Of a command: rows and columns of its terminal, and whether its standard input stays open.
+    terminal: tuple[int, int] | None = None
+    open_stdin: bool = False
     #: Options that only one level reads: image, network, mounts, user (container); sandbox (process).
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screen:
+    """What a terminal got, up to a position. Where earlier output is not kept any more, `data` clears it first."""
+
+    #: The unit whose terminal it is, and how much its terminal got so far.
+    unit: str
+    position: int
+    data: bytes = b""
+    #: The program has ended, and this is all.
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """Bytes for the standard input of a program."""
+
+    data: bytes = b""
+    #: Who writes, and how much the same writer sent before: what is sent again after a lost answer is taken once.
+    writer: str | None = None
+    at: int = 0
+    #: Nothing follows. Not for a terminal.
+    close: bool = False
+    #: Of the writer's window; a terminal takes the size of who typed last.
+    size: tuple[int, int] | None = None
+
+
+class Console(Protocol):
+    """The terminal and the open standard input of the newest command of an instance: living, or ended a moment ago.
+
+    All raise `AgentGoneError` where there is no such command, or none any more, and `InvalidOperationError` where it
+    has no terminal or no open input.
+    """
+
+    async def read(self, after: Screen | None) -> Screen:
+        """What the terminal got after `after`, all that is kept for None. Waits for it at most 10 s."""
+        ...
+
+    async def write(self, data: Input) -> tuple[int, bool]:
+        """How many bytes were taken, perhaps none after 10 s, and whether the program reads no more."""
+        ...
+
+    async def resize(self, size: tuple[int, int], *, redraw: bool = False) -> None:
+        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -304,6 +359,11 @@ class Isolation(ABC):
         """
         del handle, plan, listener
         return Exit(outcome=AttemptOutcome.LOST, detail="it lived inside a program that has ended")
+
+    def console(self, instance_id: UUID) -> Console:
+        """Of its newest command."""
+        del instance_id
+        raise InvalidOperationError(NO_TERMINALS)
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
         """End every attempt that is neither in `keep` nor a cell of this manager, and forget its exit record.

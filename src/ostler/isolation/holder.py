@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.isolation.base import StartPlan, Usage
+from ostler.isolation.base import NO_TERMINALS, Input, Screen, StartPlan, Usage
 
 ErrorKind = Literal[
     "unknown",  # the holder has no such unit or cell
@@ -63,6 +63,10 @@ class Command:
     argv: Sequence[str]
     #: What the program reads; None: nothing.
     stdin: bytes | None = None
+    #: Its standard input stays open for `write_input`.
+    open_stdin: bool = False
+    #: It has a terminal of so many rows and columns.
+    terminal: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +121,8 @@ class UnitStatus:
     #: The secret of the agent's channel; empty for commands.
     key: str = ""
     frozen: bool = False
+    #: Rows and columns of its terminal; None: it has none.
+    terminal: tuple[int, int] | None = None
     exit: UnitExit | None = None
 
 
@@ -133,6 +139,8 @@ class Holder(ABC):
     directory: Path
     #: What `hello` or `info` said: `enforcement`, and a `title` for `doctor`.
     about: Mapping[str, Any]
+    #: `read_terminal`, `write_input` and `resize` work.
+    has_terminals = False
 
     @property
     def identity(self) -> str | None:
@@ -169,6 +177,24 @@ class Holder(ABC):
         """Lines that a Python agent that has ended could not deliver, as far as it could keep them."""
         del unit
         return b""
+
+    # The terminal and the standard input of the newest command of a unit, a cell or an instance: living, or ended a
+    # moment ago. "unknown": there is none, or none any more.
+
+    async def read_terminal(self, name: str, after: Screen | None) -> Screen:
+        """What its terminal got after `after`; waits for it at most 10 s, and is then empty."""
+        del name, after
+        raise HolderError("request", NO_TERMINALS)
+
+    async def write_input(self, name: str, data: Input) -> tuple[int, bool]:
+        """How many bytes were taken, perhaps none after 10 s, and whether the program reads no more."""
+        del name, data
+        raise HolderError("request", NO_TERMINALS)
+
+    async def resize(self, name: str, size: tuple[int, int], *, redraw: bool) -> None:
+        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+        del name, size, redraw
+        raise HolderError("request", NO_TERMINALS)
 
     @abstractmethod
     async def freeze(self, cell: str) -> None: ...

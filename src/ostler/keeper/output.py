@@ -6,7 +6,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ostler.keeper.loop import Loop, Timer
 
@@ -128,8 +128,12 @@ class Log:
 class Output:
     """Reads the pipes of one unit and owns them: standard output and standard error, or one descriptor for both.
 
-    What one stream wrote stays in order; between the two the order is that of reading.
+    What one stream wrote stays in order; between the two the order is that of reading. `tap` sees all that is read and
+    returns what of it goes into the log.
     """
+
+    #: Set before anything is read.
+    tap: Callable[[bytes], bytes] | None = None
 
     def __init__(self, loop: Loop, descriptors: Sequence[int], log: Log, rate: int = RATE) -> None:
         self.written = self.dropped = 0
@@ -196,6 +200,9 @@ class Output:
             return None
         if not data:
             return None
+        count = len(data)
+        if self.tap is not None and not (data := self.tap(data)):
+            return count
         now = time.monotonic()
         self._allowed = min(float(self._rate * BURST_SECONDS), self._allowed + (now - self._counted) * self._rate)
         self._counted = now
@@ -204,10 +211,10 @@ class Output:
         else:
             self._allowed -= len(data)
             self._mark_gap()
-            count = self._log.write(data, self._streams[descriptor])
-            self.written += count
-            self._drop(len(data) - count)
-        return len(data)
+            written = self._log.write(data, self._streams[descriptor])
+            self.written += written
+            self._drop(len(data) - written)
+        return count
 
     def _drop(self, count: int) -> None:
         if not count:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostler.agents.registry import AgentManifest
+from ostler.agents.registry import AgentKind, AgentManifest
 from ostler.drivers import options_of
 from ostler.errors import AuthorizationError, LicenseError, ValidationError
 from ostler.isolation.base import Capabilities, Isolation
@@ -68,6 +68,10 @@ def _faults(options: AgentSpawnOptions, manifest: AgentManifest, can: Capabiliti
     if manifest.kind not in can.kinds:
         bound = f"cannot run a {manifest.kind} agent; use {IsolationLevel.PROCESS} or a stronger level"
         yield Fault(field="options.isolation_level", bound=bound, value=level)
+    for name in ("terminal", "stdin"):
+        if getattr(options, name) and not (manifest.kind is AgentKind.COMMAND and can.has_terminals):
+            bound = f"is for commands at level {IsolationLevel.PROCESS}, not for a {manifest.kind} agent at {level}"
+            yield Fault(field=f"options.{name}", bound=bound)
     limits = options.resource_limits or ResourceLimits()
     yield from _machine_faults(limits)
     for name in LIMITS:

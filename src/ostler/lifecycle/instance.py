@@ -108,10 +108,14 @@ class Runtime:
     closing: OstlerError | None = None
     #: Tries again what recovery could not do.
     recovering: asyncio.Task[Any] | None = None
+    #: Attempts of earlier managers that recovery has not found yet, or whose end is not committed yet.
+    unfinished: set[tuple[UUID, int]] = field(default_factory=set)
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: Hooks whose last run failed, by name: since when, and why.
     hook_failures: dict[str, tuple[datetime, str]] = field(default_factory=dict)
+    #: Instance, attempt and principal: who typed into the agent of another.
+    typists: set[tuple[UUID, int, UUID]] = field(default_factory=set)
     #: When the manager before this one was last known to own the store.
     last_owned: datetime | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -97,6 +98,22 @@ def _some(lines: Iterator[LogLine]) -> list[LogLine]:
     return batch
 
 
+#: Control sequences of a terminal: those with parameters, strings up to their end, the rest of two or three characters.
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*([@-~])|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~])")
+#: Sequences that move the cursor, so that what follows is another word.
+_MOVES = frozenset("ABCDEFGHadefjk")
+_GAP = re.compile(r" {3,}")
+
+
+def visible_text(line: str) -> str | None:
+    """What a person reads of a line that a program drew on a terminal; None for nothing."""
+    if "\x1b" not in line and "\b" not in line and "\r" not in line:
+        return line
+    text = _SEQUENCE.sub(lambda match: " " if match[1] in _MOVES else "", line)
+    words = "".join(character if character.isprintable() else " " for character in text)
+    return _GAP.sub("  ", words).rstrip() or None
+
+
 def render_of(manifest: AgentManifest) -> Render | None:
     """How the output of such an agent is shown to people; None: as it is."""
     driver = driver_of(manifest)
@@ -121,7 +138,7 @@ def _last_line_of(modified: int, size: int, path: Path) -> str | None:
     with contextlib.suppress(OSError), path.open("rb") as opened:
         opened.seek(max(size - _LAST_BYTES, 0))
         lines = opened.read().splitlines()
-        return line_text(lines[-1]) if lines else None
+        return visible_text(line_text(lines[-1])) if lines else None
     return None
 
 

@@ -17,20 +17,23 @@ from ostler.clock import Clock
 from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
+from ostler.isolation.base import Input
 from ostler.isolation.process.logs import dropped_bytes
+from ostler.lifecycle import terminal
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.log_files import LogLine
-from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of
+from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of, visible_text
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
 from ostler.lifecycle.reach import InstanceId, Reach, member_of, positive_duration, require_kind, require_reason
 from ostler.lifecycle.report import read_report
 from ostler.lifecycle.spawn import request_of, spawn
+from ostler.lifecycle.terminal import ScreenPart
 from ostler.lifecycle.waits import OWN_KINDS, TIMED_OUT
 from ostler.lifecycle.why import doing, why
 from ostler.model.access import OWNER, Actor, Permission, Principal, Workspace
@@ -39,7 +42,7 @@ from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, InstanceDetails, TerminationResult, Why
 from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
-from ostler.model.spawn import SpawnRequest, TerminationOptions
+from ostler.model.spawn import SpawnRequest, TerminalSize, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
 from ostler.model.validation import fault
@@ -233,6 +236,8 @@ class AgentLifecycleManager:
         with contextlib.suppress(AgentNotFoundError, ValidationError):  # of a definition that is not known any more
             manifest = await self._runtime.definitions.manifest(record.definition_id)
             render = None if raw or exact else render_of(manifest)
+        if render is None and not (raw or exact) and await terminal.has_terminal(self._reach, record):
+            render = visible_text
         window = LogWindow(
             after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
         )
@@ -439,6 +444,27 @@ class AgentLifecycleManager:
             lambda: Terminate(by=self.actor, options=chosen),
         )
         return result
+
+    def terminal(self, instance_id: InstanceId, *, after: str | None = None) -> AsyncGenerator[ScreenPart, None]:
+        """What the terminal of a command shows: first the screen as it is, then all that comes, until the instance has
+        ended. With the cursor of a part it goes on behind that.
+        """
+        return terminal.follow(self._reach, instance_id, after)
+
+    async def require_terminal(self, instance_id: InstanceId) -> None:
+        """Raises `InvalidOperationError`, with what to do instead, where it has none."""
+        await terminal.require_terminal(self._reach, await self.require_instance(instance_id))
+
+    async def write_input(self, instance_id: InstanceId, data: bytes | Input) -> tuple[int, bool]:
+        """Type into the terminal of a command, or write to its open standard input: how many bytes were taken, and
+        whether it reads no more. Where the program does not read, none are taken; then send them again.
+        """
+        chosen = data if isinstance(data, Input) else Input(data=data)
+        return await terminal.write_input(self._reach, instance_id, chosen)
+
+    async def resize_terminal(self, instance_id: InstanceId, size: TerminalSize, *, redraw: bool = False) -> None:
+        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+        await terminal.resize(self._reach, instance_id, size, redraw=redraw)
 
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
         """End a wait; the agent goes on with the answer. Of two answers one counts."""

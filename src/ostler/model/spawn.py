@@ -207,6 +207,15 @@ class HealthCheckConfig(Record):
             yield Fault(field="timeout", bound=bound, value=shown(self.timeout))
 
 
+# --- terminals ---------------------------------------------------------------------------------------
+
+
+@record
+class TerminalSize(Record):
+    rows: Annotated[int, Interval(ge=1, le=9999)] = 40
+    columns: Annotated[int, Interval(ge=1, le=9999)] = 120
+
+
 # --- spawn and terminate -----------------------------------------------------------------------------
 
 
@@ -233,6 +242,10 @@ class AgentSpawnOptions(PartialRecord):
     workdir: str | None = None
     #: Extra variables of the agent's process.
     env: Mapping[str, str] | None = None
+    #: The command has a terminal of this size, which people attach to. None: only where its definition says so.
+    terminal: TerminalSize | None = None
+    #: The standard input of the command stays open for `write_input`.
+    stdin: bool = False
 
     def rules(self) -> Iterator[Fault]:
         yield from name_faults("name", self.name)

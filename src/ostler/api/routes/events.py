@@ -22,7 +22,7 @@ from ostler.model.validation import fault
 HEARTBEAT_SECONDS = 15.0
 #: How often an open stream looks whether its token is still valid.
 CHECK_SECONDS = 2.0
-_STREAM = "text/event-stream"
+STREAM = "text/event-stream"
 #: Events whose text is kept for the next observer.
 _KEPT_TEXTS = 1000
 #: Lines of a log that are written as one piece of an answer.
@@ -53,7 +53,7 @@ async def list_events(
         await manager.list_events(instance, after=cursor, limit=1)  # 410 before the stream has begun
     options = ObservationOptions(include_metrics=metrics, buffer_capacity=10_000)
     stream = manager.observe(instance, options, after=cursor)
-    return StreamingResponse(_events(context, _validity(request), stream, event_types), media_type=_STREAM)
+    return StreamingResponse(_events(context, validity_of(request), stream, event_types), media_type=STREAM)
 
 
 def _known_types(types: str) -> frozenset[str]:
@@ -67,7 +67,7 @@ async def _events(
     context: Context, valid: Validity, stream: Any, event_types: frozenset[str] | None
 ) -> AsyncIterator[str]:
     async with stream:
-        async for event in _with_heartbeat(context, valid, stream):
+        async for event in with_heartbeat(context, valid, stream):
             if event is None:
                 yield ": heartbeat\n\n"
                 continue
@@ -100,7 +100,7 @@ def _document(event: Event) -> dict[str, Any]:
     return {"event_type": event.event_type, **event.to_dict()}
 
 
-async def _with_heartbeat(context: Context, valid: Validity, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def with_heartbeat(context: Context, valid: Validity, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The items of a stream, and None when there was none for a while. It ends with the daemon, and with the token."""
     loop = asyncio.get_running_loop()
     following: asyncio.Future[Any] | None = None
@@ -132,7 +132,7 @@ async def _with_heartbeat(context: Context, valid: Validity, stream: AsyncIterat
             following.cancel()
 
 
-def _validity(request: Request) -> Validity:
+def validity_of(request: Request) -> Validity:
     valid: Validity = request.scope.get("still_valid", _always)
     return valid
 
@@ -166,7 +166,7 @@ async def logs(
         first = await anext(pieces)  # what is refused is refused before the answer has begun
         return StreamingResponse(_chained(first, pieces), media_type="application/json")
     await manager.require_instance(instance)  # refused before the stream has begun
-    return StreamingResponse(_log_lines(context, _validity(request), lines), media_type=_STREAM)
+    return StreamingResponse(_log_lines(context, validity_of(request), lines), media_type=STREAM)
 
 
 async def _log_array(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
@@ -189,11 +189,15 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def _log_lines(context: Context, valid: Validity, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
-    async for line in _with_heartbeat(context, valid, lines):
+    async for line in with_heartbeat(context, valid, lines):
         yield ": heartbeat\n\n" if line is None else _log_line(line)
-    # Where the daemon ends first, the client goes on with the next daemon.
+    yield await last_words(context, valid)
+
+
+async def last_words(context: Context, valid: Validity) -> str:
+    """Where the daemon ends first, the client goes on with the next daemon."""
     is_cut_off = context.stopping.is_set() or not await valid()
-    yield f"event: {'bye' if is_cut_off else 'end'}\ndata: {{}}\n\n"
+    return f"event: {'bye' if is_cut_off else 'end'}\ndata: {{}}\n\n"
 
 
 def _log_line(line: LogLine) -> str:

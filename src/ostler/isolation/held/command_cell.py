@@ -16,6 +16,7 @@ from ostler.agents import AgentContext, CommandSpec
 from ostler.agents.command import (
     STOP_GRACE_S,
     Place,
+    Start,
     answer_of,
     place_of,
     prompt_file_of,
@@ -34,9 +35,11 @@ from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, read_output, remove_log
 from ostler.isolation.process.umask import own_umask
+from ostler.keeper.terminal import DEFAULT_SIZE
 from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
 
+_TERM = "xterm-256color"
 _TERM_SECONDS = 3600.0
 
 
@@ -203,9 +206,9 @@ class CommandCell(HeldCell):
         order = StartOrder(
             unit=run.unit,
             cell=self.name,
-            program=Command(argv=start.argv, stdin=start.stdin),
+            program=self._program(start),
             limits=CellLimits(**box_limits(self._plan)),
-            env=start.env,
+            env=self._environment(start),
             cwd=str(start.cwd),
             log=log,
             log_bytes=max(LOG_BYTES, self._spec.max_output_bytes),
@@ -229,6 +232,13 @@ class CommandCell(HeldCell):
                 raise AgentGoneError from error
             raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
         self._enforcement = enforcement_of(status.enforcement)
+
+    def _environment(self, start: Start) -> Mapping[str, str]:
+        return {**start.env, "TERM": _TERM} if self._plan.terminal and start.env["TERM"] == "dumb" else start.env
+
+    def _program(self, start: Start) -> Command:
+        terminal = self._plan.terminal or (DEFAULT_SIZE if start.pty else None)
+        return Command(argv=start.argv, stdin=start.stdin, open_stdin=self._plan.open_stdin, terminal=terminal)
 
     async def _start_unit(self, run: _Run, order: StartOrder) -> UnitStatus:
         try:

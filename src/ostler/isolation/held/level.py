@@ -17,9 +17,10 @@ from ostler.agents.command import identity
 from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, ValidationError
-from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan
+from ostler.isolation.base import Capabilities, Cell, Console, Exit, Isolation, Listener, Site, StartPlan
 from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, require_workdir
 from ostler.isolation.held.command_cell import CommandCell
+from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
 from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder
@@ -55,8 +56,12 @@ class HeldIsolation(Isolation):
             kills=True,
             outlives_manager=self._outlives,
             has_own_process=True,
+            has_terminals=self._holder.has_terminals,
             kinds=frozenset(AgentKind),
         )
+
+    def console(self, instance_id: UUID) -> Console:
+        return HeldConsole(self._holder, instance_id)
 
     # --- start ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import logging
@@ -19,7 +20,7 @@ from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import OtherVersionError, Site, Usage
+from ostler.isolation.base import Input, OtherVersionError, Screen, Site, Usage
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -136,6 +137,8 @@ class _Connection:
 
 
 class KeeperHolder(Holder):
+    has_terminals = True
+
     def __init__(self, site: Site) -> None:
         self._site = site
         self.about: Mapping[str, Any] = {}
@@ -315,6 +318,8 @@ class KeeperHolder(Holder):
             if isinstance(order.program, Command):
                 fields["argv"] = list(order.program.argv)
                 fields["stdin"] = order.program.stdin is not None
+                fields["open_stdin"] = order.program.open_stdin
+                fields["terminal"] = order.program.terminal
                 if order.program.stdin is not None:
                     self._write_stdin(order.unit, order.program.stdin)
             else:
@@ -386,6 +391,20 @@ class KeeperHolder(Holder):
         except OSError:
             return b""
 
+    async def read_terminal(self, name: str, after: Screen | None) -> Screen:
+        place: dict[str, Any] = {} if after is None else {"unit": after.unit, "after": after.position}
+        reply = await self._request("read_terminal", name=name, **place)
+        data = base64.b64decode(reply["data"])
+        return Screen(unit=reply["unit"], position=reply["at"], data=data, has_ended=reply["ended"])
+
+    async def write_input(self, name: str, data: Input) -> tuple[int, bool]:
+        fields: dict[str, Any] = {"data": base64.b64encode(data.data).decode(), "close": data.close, "size": data.size}
+        reply = await self._request("write_input", name=name, writer=data.writer, at=data.at, **fields)
+        return int(reply["taken"]), bool(reply["closed"])
+
+    async def resize(self, name: str, size: tuple[int, int], *, redraw: bool) -> None:
+        await self._request("resize", name=name, size=size, redraw=redraw)
+
     async def freeze(self, cell: str) -> None:
         await self._request("freeze", cell=cell)
 
@@ -456,5 +475,6 @@ def _status(fields: Mapping[str, Any]) -> UnitStatus:
         enforcement=fields.get("enforcement") or {},
         key=str(fields.get("key") or ""),
         frozen=bool(fields.get("frozen")),
+        terminal=None if fields.get("terminal") is None else tuple(fields["terminal"]),
         exit=None if record is None else _exit(record),
     )
