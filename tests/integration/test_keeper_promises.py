@@ -98,7 +98,7 @@ def command_plan(tmp_path: Path, *argv: str, **more: object) -> StartPlan:
     return plan_of(tmp_path, manifest=manifest)
 
 
-@pytest.fixture(params=["cgroup1", "trees"])
+@pytest.fixture(params=["cgroup2", "cgroup1", "trees"])
 def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("OSTLER_KEEPER_GROUPS", request.param)
     return str(request.param)

@@ -17,7 +17,6 @@ import pytest
 from lifecycle_agents import Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
 from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
-from ostler.isolation.process.cell import ProcessCell
 
 from ostler import (
     AgentGoneError,
@@ -36,6 +35,7 @@ from ostler import (
 from ostler.failpoints import FaultPlan
 from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
+from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.process import home as process_home
 from ostler.isolation.process import link
 from ostler.lifecycle import open as open_
@@ -380,15 +380,15 @@ async def test_a_keeper_that_hangs_does_not_make_a_living_agent_terminated(
 def clings(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Stopping leaves something behind so many times; what was tried is counted."""
     tries: list[int] = []
-    stop = ProcessCell.stop
+    stop = PythonCell.stop
 
-    async def stopping(cell: ProcessCell, grace: timedelta) -> StopReport:
+    async def stopping(cell: PythonCell, grace: timedelta) -> StopReport:
         tries.append(1)
         if len(tries) <= times:
             return StopReport(graceful=False, left_behind="process 7 (state D)")
         return await stop(cell, grace)
 
-    monkeypatch.setattr(ProcessCell, "stop", stopping)
+    monkeypatch.setattr(PythonCell, "stop", stopping)
     return tries
 
 

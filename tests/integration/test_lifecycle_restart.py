@@ -29,7 +29,7 @@ from ostler import (
     WaitKind,
 )
 from ostler.isolation.base import Exit
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.reports import Listener
 
 pytestmark = pytest.mark.anyio

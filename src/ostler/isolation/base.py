@@ -192,6 +192,17 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LastOutput:
+    """What a cell wrote last, as it is known without reading a log; up to a second old."""
+
+    at: datetime
+    #: Without control sequences, and only its last part where it is long. It may not have an end yet.
+    line: str
+    #: Bytes that came faster than `Site.output_rate` allows, and are in no log.
+    dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StopReport:
     #: The agent ended by itself within its grace.
     graceful: bool
@@ -271,6 +282,11 @@ class Cell(ABC):
     def may_have_lost_calls(self) -> bool:
         """Its holder was replaced since the start: a call that the report of an adoption does not name was lost."""
         return False
+
+    @property
+    def last_output(self) -> LastOutput | None:
+        """Of what the store has not been told to forget; None: it has written nothing."""
+        return None
 
     @abstractmethod
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:

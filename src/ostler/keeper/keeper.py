@@ -13,7 +13,9 @@ from typing import Any
 from ostler.keeper import tree
 from ostler.keeper.directory import Directory
 from ostler.keeper.exits import Children, ExitRecorder
+from ostler.keeper.freeze import Freezer
 from ostler.keeper.loop import Loop
+from ostler.keeper.output import OutputReporter
 from ostler.keeper.protocol import RUN, UNIT_NAME, VERSION
 from ostler.keeper.remove import Remover
 from ostler.keeper.server import Connection, Handler, Reply, Server
@@ -45,11 +47,14 @@ class Keeper:
         self._epoch = 0
         self._lease = Lease(loop, self)
         self.children = Children(loop)
-        self.exits = ExitRecorder(loop, state, self._exited)
+        self.exits = ExitRecorder(loop, state, self.children, self._exited)
         self.templates = Templates(loop, state, self.children)
         self.remover = Remover(self.children, os.path.join(state.home, RUN), warn)
         self.starter = Starter(loop, state, self.children, self.exits, self.templates, self.remover)
         self.starter.on_failed(self._ended)
+        self.freezer = Freezer(loop)
+        self.starter.on_output(self._has_written)
+        self._reporter = OutputReporter(loop, self._tell_output)
         self.stopper = Stopper(loop, state, self.starter.cancel)
         self.server = Server(loop, listener, self._handlers())
         self.server.hello = self._hello
@@ -67,7 +72,7 @@ class Keeper:
         return {
             "start": self._start,
             "status": lambda request, reply, _: reply(self.state.status(str(request["unit"]))),
-            "list": lambda _, reply, __: reply({"units": self.state.statuses()}),
+            "list": lambda request, reply, _: reply({"units": self.state.statuses(request.get("cell"))}),
             "freeze": self._freeze,
             "thaw": self._thaw,
             "usage": self._usage,
@@ -134,24 +139,20 @@ class Keeper:
             raise RequestError("start", "this keeper is ending")
         self.starter.start(request, reply, refuse)
 
-    def _freeze(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
+    def _freeze(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         if any(unit.state == STARTING for unit in cell.units.values()):
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
-        try:
-            cell.group.freeze()
-        except OSError as error:
-            raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = True
-        reply({})
+        if cell.stopping:
+            raise RequestError("busy", f"cell {cell.name} is being stopped")
+        self.freezer.freeze(cell, lambda: reply({}), lambda sentence: refuse("freeze", f"cell {cell.name}: {sentence}"))
 
     def _thaw(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         try:
-            cell.group.thaw()
+            self.freezer.thaw(cell)
         except OSError as error:
             raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = False
         reply({})
 
     def _usage(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
@@ -188,11 +189,26 @@ class Keeper:
 
     # --- by itself ---
 
+    def _has_written(self, unit: Unit) -> None:
+        if unit.output is not None:
+            self._reporter.add(unit.name, unit.output)
+
+    def _tell_output(self, event: Mapping[str, Any]) -> bool:
+        manager = self.server.manager
+        if manager is None:
+            return True  # the next one sees it in the statuses
+        if not manager.has_unsent:
+            manager.send(event)
+            return True
+        return False
+
     def _exited(self, unit: Unit) -> None:
-        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit})
+        output = None if unit.output is None else unit.output.last()
+        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit, "output": output})
         self._ended(unit)
 
     def _ended(self, unit: Unit) -> None:
+        self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
 
@@ -203,6 +219,7 @@ class Keeper:
             if excess is not None:
                 for unit in running:
                     unit.by, unit.why = excess
+                    unit.killed = True
                 cell.group.kill()
         self.loop.later(_POLL_SECONDS, self._poll_limits)
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ostler.keeper import tree
@@ -48,10 +49,14 @@ class Starter:
         self.consoles = Consoles(loop)
         self._orders: dict[str, ForkOrder] = {}
         self._failed: Callable[[Unit], None] = lambda _: None
+        self._on_output: Callable[[Unit], None] = lambda _: None
         self.nofile = list(resource.getrlimit(resource.RLIMIT_NOFILE))
 
     def on_failed(self, call: Callable[[Unit], None]) -> None:
         self._failed = call
+
+    def on_output(self, call: Callable[[Unit], None]) -> None:
+        self._on_output = call
 
     def start(self, request: Mapping[str, Any], reply: Reply, refuse: Callable[[str, str], None]) -> None:
         _check(request)
@@ -66,8 +71,8 @@ class Starter:
             cell = self._state.make_cell(cell_of(name), Limits(**request["limits"]))
         except OSError as error:
             raise RequestError("start", f"its group could not be made: {error}") from error
-        if cell.frozen:
-            raise RequestError("busy", f"cell {cell.name} is frozen")
+        if cell.frozen or cell.stopping:
+            raise RequestError("busy", f"cell {cell.name} is {'frozen' if cell.frozen else 'being stopped'}")
         unit = Unit(name, cell, str(request["log"]), int(request["log_bytes"]))
         self._state.units[name] = cell.units[name] = unit
 
@@ -87,6 +92,7 @@ class Starter:
     def _begin(self, unit: Unit, request: Mapping[str, Any]) -> None:
         reads, writes = self._open_streams(unit, request)
         unit.output = Output(self._loop, reads, Log(unit.log, unit.log_bytes), int(request["log_rate"]))
+        unit.output.on_data = partial(self._on_output, unit)
         if unit.console is not None:
             unit.output.tap = unit.console.take
         try:
@@ -113,6 +119,7 @@ class Starter:
     def _plan(self, unit: Unit, request: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "group_files": unit.cell.group.add(unit.name),
+            "group_directory": unit.cell.group.directory(unit.name),
             "env": {**request["env"], MARK: f"{self._state.token}:{unit.name}"},
             "cwd": request["cwd"],
             "nice": int(request.get("nice") or 0),

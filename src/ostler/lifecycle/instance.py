@@ -26,7 +26,7 @@ from ostler.errors import AgentGoneError, InvalidOperationError, OstlerError, St
 from ostler.failpoints import FaultPoint
 from ostler.ids import IdSource
 from ostler.isolation.base import Cell, Isolation
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.liveness import Counters, ObservedLiveness, Outbox

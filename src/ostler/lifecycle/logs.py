@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
-from ostler.isolation.process.logs import HOMES, LOGS, run_log, start_log
-from ostler.lifecycle.instance import Instance, Runtime
-from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, line_text
+from ostler.isolation.process.logs import HOMES, LOGS
+from ostler.lifecycle.instance import Runtime
+from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
 
 #: How often a followed file is looked at.
 LOOK_SECONDS = 0.2
 _MAX_RENDERED = 8 * 1024 * 1024
-_LAST_BYTES = 400
 #: Lines that are read at once in a thread, and about how many characters of them.
 _LINES_AT_ONCE = 500
 _CHARACTERS_AT_ONCE = 256 * 1024
@@ -98,48 +95,10 @@ def _some(lines: Iterator[LogLine]) -> list[LogLine]:
     return batch
 
 
-#: Control sequences of a terminal: those with parameters, strings up to their end, the rest of two or three characters.
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*([@-~])|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~])")
-#: Sequences that move the cursor, so that what follows is another word.
-_MOVES = frozenset("ABCDEFGHadefjk")
-_GAP = re.compile(r" {3,}")
-
-
-def visible_text(line: str) -> str | None:
-    """What a person reads of a line that a program drew on a terminal; None for nothing."""
-    if "\x1b" not in line and "\b" not in line and "\r" not in line:
-        return line
-    text = _SEQUENCE.sub(lambda match: " " if match[1] in _MOVES else "", line)
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return _GAP.sub("  ", words).rstrip() or None
-
-
 def render_of(manifest: AgentManifest) -> Render | None:
     """How the output of such an agent is shown to people; None: as it is."""
     driver = driver_of(manifest)
     return None if driver is None else driver.render
-
-
-def last_line(home: Path, instance: Instance) -> str | None:
-    """The last line that the present attempt wrote. A file is read again only where it has changed."""
-    about = home, instance.instance_id, instance.attempt
-    paths = [start_log(*about), *(run_log(*about, call_id) for call_id in instance.calls)]
-    newest: tuple[int, int, Path] | None = None
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            newest = max(newest or (0, 0, path), (status.st_mtime_ns, status.st_size, path))
-    return None if newest is None else _last_line_of(*newest)
-
-
-@lru_cache(maxsize=1024)
-def _last_line_of(modified: int, size: int, path: Path) -> str | None:
-    del modified  # with the size it says which content is meant
-    with contextlib.suppress(OSError), path.open("rb") as opened:
-        opened.seek(max(size - _LAST_BYTES, 0))
-        lines = opened.read().splitlines()
-        return visible_text(line_text(lines[-1])) if lines else None
-    return None
 
 
 def remove_logs(home: Path, instance_id: UUID) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -26,7 +25,7 @@ from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.log_files import LogLine
-from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of, visible_text
+from ostler.lifecycle.logs import LogWindow, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
@@ -45,6 +44,7 @@ from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics
 from ostler.model.spawn import SpawnRequest, TerminalSize, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
+from ostler.model.text import visible_text
 from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
@@ -610,13 +610,13 @@ class AgentLifecycleManager:
         ]
 
     def _details(self, record: AgentInstance, definition: str, exit_code: int | None) -> InstanceDetails:
-        live, home = self._runtime.instances.get(record.instance_id), self._runtime.home
+        live = self._runtime.instances.get(record.instance_id)
         if live is None:
             problem = self._runtime.unrecovered.get(record.instance_id)
             return InstanceDetails(definition=definition, doing=problem, exit_code=exit_code)
         # A coding agent tells what it does; its last line is not for people.
-        line = None if home is None or render_of(live.manifest) is not None else partial(last_line, home, live)
-        return InstanceDetails(definition=definition, doing=doing(live, line), metrics_now=live.metrics_now())
+        words = doing(live, shows_output=render_of(live.manifest) is None)
+        return InstanceDetails(definition=definition, doing=words, metrics_now=live.metrics_now())
 
     async def remove(self, instance_id: InstanceId) -> dict[str, Any]:
         """Remove the record and the output of an instance that has ended. Events and audit stay."""

@@ -182,9 +182,15 @@ class HeldIsolation(Isolation):
     async def _adopt_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is no process, so there is always a cell."""
         cell = self._command_cell(plan, listener)
-        for status in await self._holder.units():
-            if status.cell == cell.name:
+        try:
+            for status in await self._holder.units(cell.name):
                 await cell.adopt(status)
+        except HolderError as error:
+            cell.detach()
+            raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
+        except BaseException:
+            cell.detach()
+            raise
         cell.report(handle)
         return cell
 
