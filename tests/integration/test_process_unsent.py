@@ -1,4 +1,4 @@
-"""What an agent says and answers while no manager reads it: bounded, kept for the next manager, and its own words only."""
+"""What an agent says and answers while no manager reads it: bounded, and kept for the next manager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def begin(isolation: ProcessIsolation, listener: RecordingListener) -> Begin:
 
 
 @pytest.fixture
-async def next_manager(isolation: ProcessIsolation, site: Site) -> AsyncIterator[NextManager]:
+async def next_manager(site: Site) -> AsyncIterator[NextManager]:
     """A manager that takes over from the one before."""
     levels: list[ProcessIsolation] = []
 
@@ -121,12 +121,13 @@ async def test_what_is_said_without_a_manager_takes_a_bounded_file(
 
 
 async def test_an_answer_without_a_manager_survives_the_death_of_the_agent(
-    begin: Begin, isolation: ProcessIsolation, tmp_path: Path, next_manager: NextManager
+    begin: Begin, isolation: ProcessIsolation, site: Site, next_manager: NextManager
 ) -> None:
     plan, cell = await start(begin)
-    note = tmp_path / "note"
-    call_id = await leave(isolation, cell, do("answer_alone", value=[1, "two"], note=str(note)))
-    os.kill(int(await noted(note)), signal.SIGKILL)
+    call_id = await leave(isolation, cell, do("answer_alone", value=[1, "two"]))
+    file = unsent(site, plan)
+    await until(lambda: file.exists() and str(call_id) in file.read_text())
+    os.kill(cell.handle["pid"], signal.SIGKILL)
     level, listener = next_manager(), RecordingListener()
     heir = await level.adopt(cell.handle, plan, listener)
     assert isinstance(heir, Cell)
