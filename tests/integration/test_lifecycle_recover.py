@@ -36,7 +36,7 @@ from ostler.failpoints import FaultPlan
 from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.held.python_cell import PythonCell
-from ostler.isolation.process import home as process_home
+from ostler.isolation.process import keeper_client
 from ostler.isolation.process import link
 from ostler.lifecycle import open as open_
 from ostler.store.attempts import open_attempts
@@ -310,7 +310,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_SECONDS", 0.3)
     monkeypatch.setattr(link, "_SECONDS_OF", {})
     monkeypatch.setattr(link, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(process_home, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(keeper_client, "_CONNECT_SECONDS", 0.5)
 
 
 async def two_alive(crew: Crew) -> dict[str, Any]:

@@ -7,16 +7,17 @@ agent instance at that level. `Listener` is what a cell tells the manager. The l
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
-from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
+from ostler.agents import Agent, AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
 from ostler.clock import Clock
 from ostler.errors import AgentInitializationError, InvalidOperationError
 from ostler.model.attempt import AttemptOutcome
@@ -74,7 +75,7 @@ class StartPlan:
     attempt: int
     name: str
     manifest: AgentManifest
-    #: Makes the agent object. A level outside the program imports it by module and name instead.
+    #: Makes the agent object, only inside the program: `to_json` leaves it out, for it is an object of the manager.
     maker: AgentMaker
     limits: ResourceLimits
     #: Given to the agent as `context.data`.
@@ -93,6 +94,38 @@ class StartPlan:
     open_stdin: bool = False
     #: Options that only one level reads: image, network, mounts, user (container); sandbox (process).
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Where another process finds the code of a Python agent, as `PythonProgram.source`; None: found by `maker`.
+    source: Mapping[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """For another machine. The plan of a Python agent needs its `source`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "maker"}
+        records = {name: json.loads(values[name].to_json()) for name in ("manifest", "limits")}
+        return json.dumps({**values, **records}, default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StartPlan:
+        values = json.loads(text)
+        for name in ("workdir", "log"):
+            values[name] = None if values[name] is None else Path(values[name])
+        values["manifest"] = AgentManifest.from_json(json.dumps(values["manifest"]))
+        values["limits"] = ResourceLimits.from_json(json.dumps(values["limits"]))
+        values["instance_id"] = UUID(values["instance_id"])
+        values["priority"] = AgentPriority(values["priority"])
+        values["terminal"] = None if values["terminal"] is None else tuple(values["terminal"])
+        return cls(**values, maker=_made_elsewhere)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path | UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _made_elsewhere() -> Agent:
+    raise InvalidOperationError("this plan came from another program; only a level outside the program can start it")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """The contract between cells and what holds their processes: our keeper, or a container engine.
 
 A *unit* is one main process with everything it starts: a Python agent, or one run of a command. A *cell* is all units
-of one attempt: limits, freeze and usage act on a cell. Names are strings: a cell is `INSTANCEHEX.ATTEMPT`; the unit of a
-Python agent has the name of its cell, a run of a command `INSTANCEHEX.ATTEMPT.CALLHEX`.
+of one attempt: limits, freeze and usage act on a cell. Names are strings: a cell is `INSTANCEHEX.ATTEMPT`; the unit of
+a Python agent has the name of its cell, a run of a command `INSTANCEHEX.ATTEMPT.CALLHEX`.
 """
 
 from __future__ import annotations
