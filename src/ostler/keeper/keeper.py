@@ -26,6 +26,8 @@ from ostler.keeper.templates import Templates
 
 _POLL_SECONDS = 0.1
 _TIDY_SECONDS = 2.0
+#: After the last unit has ended without a manager; one that comes soon need not start another keeper.
+_ALONE_SECONDS = 2.0
 _END_GRACE = 5.0
 #: How long a new keeper waits for its first manager, which may have died in between.
 FIRST_HELLO_SECONDS = 60.0
@@ -44,6 +46,7 @@ class Keeper:
         self.directory = directory
         self.warn = warn
         self.ending = False
+        self._is_stopping_all = False
         self._epoch = 0
         self._lease = Lease(loop, self)
         self.children = Children(loop)
@@ -211,6 +214,13 @@ class Keeper:
         self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
+        if self.server.manager is None:
+            self.loop.later(_ALONE_SECONDS, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        """No manager is there and nothing lives. The exits are on the disk, where the next keeper finds them."""
+        if self.server.manager is None and not self.state.units:
+            self.end("stop")
 
     def _poll_limits(self) -> None:
         for cell in list(self.state.cells.values()):
@@ -230,6 +240,7 @@ class Keeper:
             self.end("lease", "its home was removed")
         self.directory.trim_log()
         self.templates.retire_idle()
+        self.exits.note_oom_kills()
 
     # --- the end ---
 
@@ -243,10 +254,12 @@ class Keeper:
                 unit.why = why
         for cell in list(self.state.cells.values()):
             self.stopper.stop(cell.name, _END_GRACE, by, lambda _: self._end_if_empty())
+        self._is_stopping_all = True
         self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self.ending and not len(self.stopper) and all(u.state == ENDED or u.left for u in self.state.units.values()):
+        """A stop ends also when something cannot be killed: that does not keep the keeper."""
+        if self._is_stopping_all and not len(self.stopper):
             self.loop.end()
 
     def close(self) -> None:
