@@ -18,6 +18,7 @@ from ostler.agents.failures import execution_error
 from ostler.clock import Clock
 from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir, wake
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
@@ -25,7 +26,7 @@ from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus
 from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.limits import box_limits, niceness
-from ostler.isolation.process.logs import HOMES, LOG_BYTES, log_of, prune_runs, remove_log
+from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, remove_log
 from ostler.isolation.process.umask import own_umask
 from ostler.keeper.terminal import DEFAULT_SIZE
 from ostler.model.context import ContextData
