@@ -33,7 +33,7 @@ MANAGERS_OWN = frozenset(
     {"annotated_types", "email", "importlib.metadata", "ostler.policy", "ostler.store", "ostler.lifecycle"}
     | {f"ostler.model.{name}" for name in ("attempt", "audit", "events", "instance")}
     | {f"ostler.agents.{name}" for name in ("command", "registry")}
-    | {f"ostler.isolation.{name}" for name in ("base", "finding", "loopcell", "mailbox", "thread")}
+    | {f"ostler.isolation.{name}" for name in ("base", "in_process", "mailbox", "registry", "thread")}
 )
 
 
@@ -78,7 +78,7 @@ def test_naming_things_loads_nothing_heavy(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import ostler.isolation.inside.template", "import ostler; ostler.Agent, ostler.AgentContext, ostler.WaitAnswer"],
+    ["import ostler.agent_process.template", "import ostler; ostler.Agent, ostler.AgentContext, ostler.WaitAnswer"],
     ids=["template", "what an agent's module names"],
 )
 def test_the_process_of_an_agent_loads_only_what_agents_need(code: str) -> None:

@@ -21,7 +21,7 @@ import ostler
 from ostler import AgentInitializationError, AgentLifecycleManager, LeaseHeldError, OstlerError, Seams, SystemClock
 from ostler.failpoints import FaultPlan
 from ostler.isolation.base import Site
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.settings import LifecycleSettings
 
 SETTINGS = LifecycleSettings(outlive=timedelta(minutes=5), lease_ttl=timedelta(seconds=1))

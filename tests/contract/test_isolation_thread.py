@@ -287,9 +287,10 @@ class Stuck(Agent):
         gate.acquire()
 
 class Deaf:
-    def heard(self, attempt, message): pass
-    async def asked(self, attempt, wait): pass
-    def exited(self, attempt, how): pass
+    def on_message(self, attempt, message): pass
+    async def on_question(self, attempt, wait): pass
+    def on_report(self, attempt, calls, questions): pass
+    def on_exit(self, attempt, how): pass
 
 async def main():
     manifest = AgentManifest(id=UUID(int=1), name="stuck", kind=AgentKind.PYTHON)

@@ -107,5 +107,5 @@ def names_in(place: Path) -> list[str]:
 
 async def units(isolation: ProcessIsolation) -> list[str]:
     """What the keeper knows."""
-    told = await isolation._home.request("list")  # noqa: SLF001 - only the keeper knows
-    return [str(one["unit"]) for one in told["units"]]
+    statuses = await isolation._holder.units()  # noqa: SLF001 - only the keeper knows
+    return [status.unit for status in statuses]

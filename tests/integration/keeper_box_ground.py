@@ -1,4 +1,4 @@
-"""What the tests of boxes stand on: real processes put into a box, and the proof that none of them is left."""
+"""What the tests of groups stand on: real processes put into a group, and the proof that none of them is left."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ostler.keeper.boxes import Box, Boxes, BoxLimits
-
-from ostler.keeper import cgroupfs, probing, tree
+from ostler.keeper import cgroup_files, group_probe, tree
+from ostler.keeper.groups import Group, Groups, Limits, usage_of
+from ostler.keeper.process_tree import marked
+from ostler.keeper.rlimit_tag import tag_for
 
 _PR_SET_CHILD_SUBREAPER = 36
-_NONE = BoxLimits()
+_NONE = Limits()
 _ENTER = """
-import mmap, os, signal, subprocess, sys, threading, time
+import mmap, os, resource, signal, subprocess, sys, threading, time
+TAG = int(sys.argv.pop(1))
+if TAG:
+    resource.setrlimit(10, (TAG, TAG))
 END = time.monotonic() + 60
 def enter():
     for path in sys.argv[1:]:
@@ -31,41 +35,43 @@ def up(*words):
 
 
 def _kinds() -> tuple[list[str], list[str]]:
-    """Which kinds of boxes the kernel of this machine knows, and which of them hold limits by themselves."""
-    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
-    unified, first = own.get(cgroupfs.UNIFIED), ["cgroup1", "hybrid"] if "freezer" in own else []
+    """Which kinds of groups the kernel of this machine knows, and which of them hold limits by themselves."""
+    own = cgroup_files.own_groups()
+    unified, first = own.get(cgroup_files.UNIFIED), ["cgroup1"] if "freezer" in own else []
     second = [] if unified is None else ["cgroup2"]
-    if unified is not None and "memory" in cgroupfs.read(f"{unified}/cgroup.controllers"):
+    if unified is not None and "memory" in cgroup_files.read(f"{unified}/cgroup.controllers"):
         return [*first, *second], [*first, *second]
     return [*first, *second], first
 
 
 _CGROUPS, ENFORCING = _kinds()
-KINDS = [*_CGROUPS, "signals"]
-#: Those whose limits are held by looking.
-LOOKING = [kind for kind in KINDS if kind not in ENFORCING]
+KINDS = [*_CGROUPS, "trees"]
+#: Those whose limits are polled.
+POLLED = [kind for kind in KINDS if kind not in ENFORCING]
 
 
 class Ground:
-    """One kind of boxes with a token of its own."""
+    """One kind of groups with a token of its own."""
 
     def __init__(self, kind: str, token: str) -> None:
         self.kind = kind
         self.token = token
-        #: Whether a box is told in which room a process is; else it must find out.
-        self.says_leaf = True
-        self.boxes: Boxes = probing.open_boxes(token, force=kind)
+        self.groups: Groups = group_probe.open_groups(token, force=kind)
         self._processes: list[subprocess.Popen[str]] = []
         self._before = set(tree.children(os.getpid()))
 
-    def box(self, name: str = "box.1", limits: BoxLimits = _NONE) -> Box:
-        return self.boxes.make(name, limits)
+    def group(self, name: str = "cell.1", limits: Limits = _NONE) -> Group:
+        return self.groups.make(name, limits)
 
-    def start(self, box: Box, code: str, *, leaf: str | None = None, enter: bool = True) -> subprocess.Popen[str]:
-        """Returns when the program has said its first line, which stands in `said`."""
-        unit = box.name if leaf is None else f"{box.name}.{leaf}"
+    def start(self, group: Group, code: str, *, run: str = "", enter: bool = True) -> subprocess.Popen[str]:
+        """A Python program in a unit of the cell; the test reads what it prints."""
+        unit = f"{group.name}.{run}" if run else group.name
+        files = group.add(unit)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _ENTER + ("enter()\n" if enter else "") + code, *box.entrances(leaf)],
+            [
+                *(sys.executable, "-I", "-S", "-c", _ENTER + ("enter()\n" if enter else "") + code),
+                *(str(tag_for(self.token, unit) or 0), *files),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -73,7 +79,7 @@ class Ground:
             start_new_session=True,
         )
         self._processes.append(process)
-        box.took_in(process.pid, leaf if self.says_leaf else None)
+        group.started(unit, process.pid)
         return process
 
     def reap(self) -> None:
@@ -85,23 +91,32 @@ class Ground:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
-    def kill_until_empty(self, box: Box, leaf: str | None = None) -> None:
+    def pids(self, group: Group, unit: str | None = None) -> set[int]:
+        self.groups.turn()
+        return group.pids(unit)
+
+    def freeze(self, group: Group) -> None:
+        eventually(lambda: self._stands_still(group))
+
+    def _stands_still(self, group: Group) -> bool:
+        self.groups.turn()
+        return group.freeze()
+
+    def kill_until_empty(self, group: Group, unit: str | None = None) -> None:
         def is_empty() -> bool:
-            box.kill(leaf)
+            self.groups.turn()
+            group.kill(unit)
             self.reap()
-            return not box.pids(leaf)
+            return not self.pids(group, unit)
 
         eventually(is_empty)
 
     def marked(self, unit: str = "") -> list[int]:
         self.reap()
-        return tree.marked(f"{self.token}:{unit}")
-
-    def groups(self) -> list[Path]:
-        return groups_of(self.token)
+        return marked(f"{self.token}:{unit}")
 
     def close(self) -> None:
-        self.boxes.sweep()
+        group_probe.sweep(self.token)
         for process in self._processes:
             process.wait(60)
             if process.stdout is not None:
@@ -111,8 +126,7 @@ class Ground:
 
 
 def groups_of(token: str) -> list[Path]:
-    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
-    places = [Path(path) / f"ostler-{token}" for path in own.values()]
+    places = [Path(path) / f"ostler-{token}" for path in cgroup_files.own_groups().values()]
     return [place for place in places if place.exists()]
 
 
@@ -140,4 +154,4 @@ def subreaper() -> Iterator[None]:
 
 
 def cpu_of(pids: Sequence[int]) -> float:
-    return sum(map(tree.cpu_seconds, pids))
+    return usage_of(pids).cpu_seconds

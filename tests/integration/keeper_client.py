@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,10 +136,10 @@ class Manager:
 
     # --- what tests ask for ---
 
-    def start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, **more: Any) -> dict[str, Any]:
+    def start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, /, **more: Any) -> dict[str, Any]:
         return self.hear(self.say_start(unit, argv, stdin, **more))
 
-    def say_start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, **more: Any) -> int:
+    def say_start(self, unit: str, argv: Sequence[str], stdin: bytes | None = None, /, **more: Any) -> int:
         """A command in `argv`, or `template=...` among the others. The cell is the first two words of the unit."""
         home = self.directory.parent
         if stdin is not None:
@@ -215,6 +216,7 @@ class Home:
             last.stop(cell)
             last.ask("forget", name=cell)
         assert last.ask("list") == {"units": []}
+        shutil.rmtree(self.directory.parent / "logs", ignore_errors=True)
         assert "Traceback" not in self.log, self.log
 
     def end(self) -> None:

@@ -1,14 +1,13 @@
 """The plainest template there is: no module to import but what its setup says, and agents that echo.
 
-An agent of it answers each packet with its own pid and what came; "exit N" ends it, "daemon" makes one of its own.
+An agent of it answers each packet with its own pid and what came; "exit N" ends it, "daemon" makes one of its own,
+"look" executes a program that lists its descriptors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import socket
 import sys
 import time
@@ -19,78 +18,68 @@ from typing import Any, NoReturn
 SOURCE = sys.argv[1]
 sys.path.insert(0, SOURCE)
 
-from ostler.keeper.settle import settle_in  # noqa: E402 - as above
-
-from ostler.keeper import forking  # noqa: E402 - found by the line above
-from ostler.keeper.protocol import Line  # noqa: E402 - as above
+from ostler.keeper import clone  # noqa: E402 - found by the line above
+from ostler.keeper.child_setup import set_up  # noqa: E402 - as above
+from ostler.keeper.protocol import AHEAD, receive_packet, send_packet  # noqa: E402 - as above
 
 
 def main() -> None:
-    line = Line(socket.socket(fileno=3))
+    control = socket.socket(fileno=3)
     setup: dict[str, Any] = {}
     while True:
-        select.select([line], [], [])
-        heard = line.receive()
-        if heard is None:
+        message, _ = receive_packet(control, 0)
+        if message is None:
             return
-        message, fds = heard
         if "setup" in message:
             setup = message["setup"]
-            if not set_up(line, setup):
+            if not get_ready(control, setup):
                 sys.exit(1)
-            give_spare(line, setup)
-        elif "spent" in message:
-            Path(setup["spent"]).write_text(str(message["spent"]))
-        elif "fork" in message:
-            fork(line, message, fds, setup)
         else:
-            line.send({"forked": message["become"], "pid": os.getpid()})
-            live(message["settle"], fds, setup)
-        for one in fds:
-            os.close(one)
+            fork(control, setup, ahead=message["fork"] == AHEAD)
 
 
-def set_up(line: Line, setup: Mapping[str, Any]) -> bool:
-    time.sleep(setup.get("slow", 0))
+def get_ready(control: socket.socket, setup: Mapping[str, Any]) -> bool:
+    if setup.get("begun"):
+        with Path(setup["begun"]).open("a", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+    while setup.get("until") and not os.path.exists(setup["until"]):  # noqa: PTH110 - no pathlib here
+        time.sleep(0.002)
     if setup.get("die"):
-        sys.stderr.write("something broke inside\n")
-        sys.stderr.flush()
         os._exit(9)
     if setup.get("helper"):  # as a module may that is imported
-        started = os.posix_spawnp("sleep", ["sleep", "1000"], {})
-        Path(setup["helper"]).write_text(str(started))
+        Path(setup["helper"]).write_text(str(os.posix_spawnp("sleep", ["sleep", "1000"], {})))
+    if setup.get("garbage"):
+        control.send(setup["garbage"].encode())
+        time.sleep(1000)
     if setup.get("fail"):
-        line.send({"failed": setup["fail"]})
+        send_packet(control, {"failed": setup["fail"] * setup.get("times", 1)})
         return False
-    files = {path: [os.stat(path).st_mtime_ns, os.stat(path).st_size] for path in setup.get("files", [])}  # noqa: PTH116 - short
-    line.send({"ready": True, "files": files, "forks": not setup.get("threads"), "why": None})
+    files = {path: [os.stat(path).st_mtime_ns, os.stat(path).st_size] for path in setup.get("files", [])}  # noqa: PTH116
+    send_packet(control, {"ready": True, "files": files, "forks": not setup.get("threads"), "why": None})
     return True
 
 
-def give_spare(line: Line, setup: Mapping[str, Any]) -> None:
-    """One, if it is asked for: a good one, one that is dead, or somebody else."""
-    if "spare" not in setup:
+def fork(control: socket.socket, setup: Mapping[str, Any], *, ahead: bool) -> None:
+    if setup.get("deaf"):
+        Path(setup["deaf"]).touch()
+        time.sleep(1000)
+    if setup.get("refuse"):
+        send_packet(control, {"unforked": setup["refuse"]})
         return
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = forking.fork_for_keeper()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # The second way is for kernels that refuse the first.
+    pid = clone._fork_twice() if setup.get("twice") else clone.fork_sibling()  # noqa: SLF001 - on purpose
     if pid == 0:
         ours.close()
-        its.setblocking(True)
-        body, fds, _, _ = socket.recv_fds(its, 60_000, 8)
-        if not body:
-            os._exit(0)
-        line.sock.close()
-        live(json.loads(body)["settle"], fds, setup)
-    its.close()
-    if setup["spare"] == "dead":
-        os.kill(pid, 9)
+        if setup.get("stillborn") and not ahead:
+            os._exit(6)
+        live(theirs, setup)
+    theirs.close()
+    if setup.get("stillborn") and not ahead:
         wait_for_death(pid)
-    named = setup["spare"] if isinstance(setup["spare"], int) else pid
-    wait_for(setup.get("before"))
-    line.send({"spare": named}, [ours.fileno() if setup["spare"] != "file" else 0])
-    Path(setup["given"]).write_text(str(pid))
+    named = setup.get("lie", pid)
+    send_packet(control, {"forked": named}, [0 if setup.get("file") else ours.fileno()])
     ours.close()
-    wait_for(setup.get("after"))
 
 
 def wait_for_death(pid: int) -> None:
@@ -100,43 +89,32 @@ def wait_for_death(pid: int) -> None:
             time.sleep(0.002)
 
 
-def wait_for(path: str | None) -> None:
-    while path is not None and not os.path.exists(path):  # noqa: PTH110 - no pathlib here
-        time.sleep(0.002)
-
-
-def fork(line: Line, message: Mapping[str, Any], fds: list[int], setup: Mapping[str, Any]) -> None:
-    if setup.get("deaf"):
-        Path(setup["deaf"]).touch()
-        time.sleep(1000)
-    if setup.get("refuse"):
-        line.send({"failed": message["fork"], "why": setup["refuse"]})
-        return
-    # The second way is for kernels that refuse the first.
-    pid = forking._fork_twice() if setup.get("twice") else forking.fork_for_keeper()  # noqa: SLF001 - on purpose
-    if pid == 0:
-        live(message["settle"], fds, setup)
-    time.sleep(setup.get("late", 0))
-    line.send({"forked": message["fork"], "pid": setup.get("lie", pid)})
-
-
-def live(settle: Mapping[str, Any], fds: list[int], setup: Mapping[str, Any]) -> NoReturn:
-    settle_in(settle, stdin=-1, stdout=fds[1], stderr=fds[1], keep=fds[:1])
+def live(control: socket.socket, setup: Mapping[str, Any]) -> NoReturn:
+    order, descriptors = receive_packet(control, 3)
+    if order is None:
+        os._exit(0)
+    set_up(order["plan"], stdin=-1, output=descriptors[1], errors=descriptors[2], keep=descriptors[:1], executes=False)
     if "exit" in setup:
         os._exit(setup["exit"])
-    channel = socket.socket(fileno=fds[0])
+    listener = socket.socket(fileno=descriptors[0])
+    listener.setblocking(True)
     sys.stdout.write(f"{setup.get('word', 'hello')}\n")
     sys.stdout.flush()
     while True:
-        packet = channel.recv(1000).decode()
-        if not packet:
-            os._exit(70)
-        if packet.startswith("exit"):
-            os._exit(int(packet.split()[1]))
-        if packet == "daemon":
-            channel.send(str(daemon()).encode())
-            continue
-        channel.send(f"{os.getpid()} {os.getppid()} {packet} {os.environ.get('SAID', '')}".encode())
+        channel, _ = listener.accept()
+        with channel:
+            channel.setblocking(True)
+            while packet := channel.recv(1000).decode():
+                answer(channel, packet)
+
+
+def answer(channel: socket.socket, packet: str) -> None:
+    if packet.startswith("exit"):
+        os._exit(int(packet.split()[1]))
+    if packet == "look":
+        os.system("ls -l /proc/self/fd")  # noqa: S605 - what a program gets that it executes
+    word = str(daemon()) if packet == "daemon" else packet
+    channel.send(f"{os.getpid()} {os.getppid()} {word} {os.environ.get('SAID', '')}".encode())
 
 
 def daemon() -> int:
@@ -156,4 +134,5 @@ def daemon() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # the keeper does not need it any more
+        main()

@@ -24,7 +24,7 @@ from ostler.agents import Agent, AgentContext, AgentRegistry
 from ostler.crews.supervisor import Supervisor
 from ostler.errors import MergeConflictError, OstlerError
 from ostler.failpoints import Seams
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings

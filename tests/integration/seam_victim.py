@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -102,25 +103,32 @@ class Journal:
 
 
 class RecordingListener:
-    """Commits what counts, in order, and confirms it a moment later."""
+    """Commits what counts, in order, and acknowledges it a moment later."""
 
     def __init__(self, agent: str, journal: Journal) -> None:
         self.agent = agent
         self.journal = journal
         self.cell: Cell | None = None
+        #: Calls of an earlier manager, once the agent has reported them.
+        self.reported: asyncio.Future[Mapping[UUID, Verb]] = asyncio.get_running_loop().create_future()
 
-    def heard(self, attempt: int, message: Message) -> None:
+    def on_message(self, attempt: int, message: Message) -> None:
         assert attempt == 1
         if isinstance(message, Signal | TokensUsed) and message.number > self.journal.heard[self.agent]:
             about = message.payload if isinstance(message, Signal) else None
             self.journal.commit({"said": [self.agent, message.number], "about": about})
         if self.cell is not None:
-            self.cell.confirm_heard(self.journal.heard[self.agent])
+            self.cell.ack(message=self.journal.heard[self.agent])
 
-    async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
+    async def on_question(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         raise NotImplementedError
 
-    def exited(self, attempt: int, how: Exit) -> None:
+    def on_report(self, attempt: int, calls: Mapping[UUID, Verb], questions: Collection[UUID]) -> None:
+        assert attempt == 1
+        assert not questions
+        self.reported.set_result(calls)
+
+    def on_exit(self, attempt: int, how: Exit) -> None:
         assert attempt == 1
         self.journal.commit({"exited": str(how)})
 
@@ -133,31 +141,32 @@ async def live(agent: str, level: ProcessIsolation, journal: Journal, home: Path
         await cell.call(Verb.INITIALIZE)
         journal.commit({"started": agent})
     else:
-        found = await level.recover(None, plan, listener)
-        if isinstance(found, Exit):
-            journal.commit({"lost": str(found)})
+        adopted = await level.adopt(None, plan, listener)
+        if isinstance(adopted, Exit):
+            journal.commit({"lost": str(adopted)})
             return
-        cell = found
+        cell = adopted
     listener.cell = cell
     index = max((one for name, one in journal.answers if name == agent), default=-1) + 1
-    for one in list(cell.in_flight):
-        known = next(number for number in range(index + 2) if call_id(agent, number) == one)
+    earlier_calls = {} if is_first else await listener.reported
+    for earlier_id in earlier_calls:
+        known = next(number for number in range(index + 2) if call_id(agent, number) == earlier_id)
         journal.commit({"found": [agent, known]})
-        answer = await cell.rejoin(one)
-        if (agent, known) in journal.answers:  # committed by one that was killed before it could confirm
+        answer = await cell.call(Verb.PROCESS, call_id=earlier_id)
+        if (agent, known) in journal.answers:  # committed by one that was killed before it could acknowledge
             value = answer if isinstance(answer, list) else answer["output"]
             if journal.answers[agent, known] != value:
                 journal.commit({"differs": [agent, known, answer]})
         else:
             keep(journal, agent, known, answer)
             index = max(index, known + 1)
-        cell.confirm(one)
+        cell.ack([earlier_id])
     while True:
         answer = await cell.call(Verb.PROCESS, str(index) if agent == "tool" else index, call_id=call_id(agent, index))
         await asyncio.sleep(0)
         keep(journal, agent, index, answer)
         await asyncio.sleep(0.001)
-        cell.confirm(call_id(agent, index))
+        cell.ack([call_id(agent, index)])
         index += 1
 
 

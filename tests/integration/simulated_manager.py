@@ -27,7 +27,7 @@ from simulated_machine import Machine, Misfortune
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import ExecutionTimeoutError, OstlerError, StoreBusyError, StoreError, StoreFullError
 from ostler.failpoints import POINTS, InjectedCrash, Seams
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager
 from ostler.lifecycle.settings import LifecycleSettings

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_box_ground import ENFORCING, KINDS, LOOKING, Ground, cpu_of, eventually, groups_of, said, subreaper
+from keeper_box_ground import ENFORCING, KINDS, POLLED, Ground, cpu_of, eventually, groups_of, said, subreaper
 from machine_ground import lacking
-from ostler.keeper.boxes import APPROXIMATED, ENFORCED, Box, BoxLimits
-from ostler.keeper.plainbox import PlainBox
 
-from ostler.keeper import probing, tree
+from ostler.keeper import group_probe
+from ostler.keeper.groups import APPROXIMATED, ENFORCED, Group, Limits
 
 _DAEMON = """
 if os.fork() == 0:
@@ -89,8 +88,8 @@ def ground(kind: str) -> Iterator[Ground]:
         assert not groups_of(here.token)
 
 
-def _ready(ground: Ground, box: Box, code: str, leaf: str | None = None) -> int:
-    process = ground.start(box, code, leaf=leaf)
+def _ready(ground: Ground, group: Group, code: str, run: str = "") -> int:
+    process = ground.start(group, code, run=run)
     assert said(process) == "ready"
     return process.pid
 
@@ -98,123 +97,121 @@ def _ready(ground: Ground, box: Box, code: str, leaf: str | None = None) -> int:
 @pytest.mark.parametrize("code", [_DAEMON, _DEAF, _STOPPED, _FLEEING], ids=["daemon", "deaf", "stopped", "fleeing"])
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_a_kill_leaves_nobody_and_hits_nobody_else(ground: Ground, code: str) -> None:
-    box, other = ground.box("box.1"), ground.box("box.10")
+    group, other = ground.group("cell.1"), ground.group("cell.10")
     neighbour = _ready(ground, other, _SLEEP)
-    _ready(ground, box, code)
-    assert box.pids()
+    _ready(ground, group, code)
+    assert ground.pids(group)
 
-    ground.kill_until_empty(box)
+    ground.kill_until_empty(group)
 
-    assert ground.marked("box.1") == ground.marked("box.10") == [neighbour]
-    assert other.pids() == {neighbour}
-    box.remove()
+    assert ground.marked("cell.1") == ground.marked("cell.10") == [neighbour]
+    assert ground.pids(other) == {neighbour}
+    group.remove()
     ground.reap()  # as a keeper does: the dead whom nobody has reaped may have had children
-    assert not box.pids()
+    assert not ground.pids(group)
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_frozen_stands_still_and_goes_on_where_it_was(ground: Ground) -> None:
-    box = ground.box()
-    _ready(ground, box, _BUSY_PAIR)
-    eventually(lambda: len(box.pids()) == 2)
-    pids = sorted(box.pids())
+    group = ground.group()
+    _ready(ground, group, _BUSY_PAIR)
+    eventually(lambda: len(ground.pids(group)) == 2)
+    pids = sorted(ground.pids(group))
 
-    box.freeze()
+    ground.freeze(group)
     before = cpu_of(pids)
     time.sleep(0.15)  # long enough for a running one to be seen running
     assert cpu_of(pids) == before
-    box.thaw()
+    group.thaw()
 
     eventually(lambda: cpu_of(pids) > before)
-    assert sorted(box.pids()) == pids
+    assert sorted(ground.pids(group)) == pids
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_frozen_can_be_killed(ground: Ground) -> None:
-    box = ground.box()
-    _ready(ground, box, _DEAF)
-    box.freeze()
+    group = ground.group()
+    _ready(ground, group, _DEAF)
+    ground.freeze(group)
 
-    ground.kill_until_empty(box)
+    ground.kill_until_empty(group)
 
     assert not ground.marked()
 
 
-@pytest.mark.parametrize("says_leaf", [True, False], ids=["told", "untold"])
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_one_room_is_killed_and_the_other_lives(ground: Ground, says_leaf: bool) -> None:
-    ground.says_leaf = says_leaf
-    box = ground.box()
-    first, second = (_ready(ground, box, _DAEMON, leaf) for leaf in ("1", "2"))
-    assert first in box.pids("1")
-    eventually(lambda: len(box.pids()) == 4)  # the one between a daemon and its parent may still be ending
+def test_one_unit_is_killed_and_the_other_lives(ground: Ground) -> None:
+    group = ground.group()
+    first, second = (_ready(ground, group, _DAEMON, run) for run in ("1", "2"))
+    assert first in ground.pids(group, "cell.1.1")
+    eventually(lambda: len(ground.pids(group)) == 4)  # the one between a daemon and its parent may still be ending
 
-    ground.kill_until_empty(box, "1")
+    ground.kill_until_empty(group, "cell.1.1")
 
-    assert not ground.marked("box.1.1")
-    assert len(box.pids("2")) == len(box.pids()) == 2
-    assert second in box.pids()
-    box.remove("1")
+    assert not ground.marked("cell.1.1")
+    assert len(ground.pids(group, "cell.1.2")) == len(ground.pids(group)) == 2
+    assert second in ground.pids(group)
+    group.remove("cell.1.1")
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_one_room_of_a_frozen_box_is_killed_and_the_rest_stays_frozen(ground: Ground) -> None:
-    box = ground.box()
-    _ready(ground, box, _BUSY_PAIR, "1")
-    busy = _ready(ground, box, _BUSY, "2")
-    box.freeze()
-    before = tree.cpu_seconds(busy)
+    group = ground.group()
+    _ready(ground, group, _BUSY_PAIR, "1")
+    busy = _ready(ground, group, _BUSY, "2")
+    ground.freeze(group)
+    before = cpu_of([busy])
 
-    ground.kill_until_empty(box, "1")
+    ground.kill_until_empty(group, "cell.1.1")
 
-    assert box.pids() == {busy}
+    assert ground.pids(group) == {busy}
     time.sleep(0.05)  # long enough for a running one to be seen running
-    assert tree.cpu_seconds(busy) == before
-    box.thaw()
-    eventually(lambda: tree.cpu_seconds(busy) > before)
+    assert cpu_of([busy]) == before
+    group.thaw()
+    eventually(lambda: cpu_of([busy]) > before)
 
 
 @pytest.mark.parametrize("kind", ENFORCING, indirect=True)
 def test_memory_past_the_limit_is_counted_as_such(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(memory_bytes=32 << 20))
-    process = ground.start(box, _GREEDY)
+    group = ground.group(limits=Limits(memory_bytes=32 << 20))
+    process = ground.start(group, _GREEDY)
 
     assert process.wait(60) == -signal.SIGKILL
     # A kernel that ends all of a group at once counts the first of them with the others, and once by itself.
-    assert box.oom_kills() in ({1, 2} if ground.kind == "cgroup2" else {1})
-    assert box.enforcement["memory"] == ENFORCED
+    assert group.oom_kills() in ({1, 2} if ground.kind == "cgroup2" else {1})
+    assert ground.groups.enforcement()["memory"] == ENFORCED
 
 
-@pytest.mark.parametrize("kind", LOOKING, indirect=True)
+@pytest.mark.parametrize("kind", POLLED, indirect=True)
 def test_memory_past_the_limit_is_seen_by_looking(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(memory_bytes=32 << 20))
-    _ready(ground, box, _GREEDY)
+    group = ground.group(limits=Limits(memory_bytes=32 << 20))
+    _ready(ground, group, _GREEDY)
 
-    eventually(lambda: "memory" in (box.police() or ""))
+    eventually(lambda: _excess(ground, group) == "memory")
 
-    assert box.oom_kills() == 1
-    assert box.enforcement["memory"] == APPROXIMATED
+    assert group.oom_kills() == 1
+    assert ground.groups.enforcement()["memory"] == APPROXIMATED
 
 
-@pytest.mark.parametrize("limits", [BoxLimits(), BoxLimits(memory_bytes=64 << 20)], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(memory_bytes=64 << 20)], ids=["unlimited", "limited"])
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_who_kills_itself_did_not_die_of_memory(ground: Ground, limits: BoxLimits) -> None:
-    box = ground.box(limits=limits)
-    process = ground.start(box, "os.kill(os.getpid(), signal.SIGKILL)")
+def test_who_kills_itself_did_not_die_of_memory(ground: Ground, limits: Limits) -> None:
+    group = ground.group(limits=limits)
+    process = ground.start(group, "os.kill(os.getpid(), signal.SIGKILL)")
 
     assert process.wait(60) == -signal.SIGKILL
     # None: another on this machine may have died of memory meanwhile, and nobody counts here.
-    assert box.oom_kills() in ({0} if ground.kind in ENFORCING and limits.memory_bytes else {0, None})
+    assert group.oom_kills() in ({0} if ground.kind in ENFORCING and limits.memory_bytes else {0, None})
 
 
-@pytest.mark.parametrize("kind", [*ENFORCING, "signals"], indirect=True)
+@pytest.mark.parametrize("kind", [*ENFORCING, "trees"], indirect=True)
 def test_a_quarter_of_a_core_is_a_quarter_of_a_core(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(cpu_percent=25))
-    _ready(ground, box, _BUSY_PAIR)
-    _hold_for(box, 0.3)
-    before, began = box.usage().cpu_seconds, time.monotonic()
-    _hold_for(box, 1.6)
-    used = box.usage().cpu_seconds - before
+    group = ground.group(limits=Limits(cpu_percent=25))
+    _ready(ground, group, _BUSY_PAIR)
+    _hold_for(ground, group, 0.3)
+    before, began = group.usage().cpu_seconds, time.monotonic()
+    _hold_for(ground, group, 1.6)
+    used = group.usage().cpu_seconds - before
     share = used / (time.monotonic() - began)
 
     # By signals two busy ones get on the average what they may, but in gulps of up to 0.2 s.
@@ -222,133 +219,93 @@ def test_a_quarter_of_a_core_is_a_quarter_of_a_core(ground: Ground) -> None:
     assert 0.05 < share <= 0.25 + slack, "a busy machine may have no quarter to give"
 
 
-def _hold_for(box: Box, seconds: float) -> None:
+def _excess(ground: Ground, group: Group) -> str:
+    """As the keeper polls for it."""
+    ground.groups.turn()
+    return (group.broken_limit() or ("", ""))[0]
+
+
+def _hold_for(ground: Ground, group: Group, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        box.police()
+        _excess(ground, group)
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("kind", ENFORCING, indirect=True)
 def test_a_fork_bomb_stays_in_its_box(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(pids=8))
+    group = ground.group(limits=Limits(pids=8))
 
-    assert said(ground.start(box, _BOMB)) == "7"
-    assert box.usage().threads == 8
-    ground.kill_until_empty(box)
+    assert said(ground.start(group, _BOMB)) == "7"
+    assert group.usage().threads == 8
+    ground.kill_until_empty(group)
 
 
-@pytest.mark.parametrize("kind", LOOKING, indirect=True)
+@pytest.mark.parametrize("kind", POLLED, indirect=True)
 def test_a_fork_bomb_is_seen_by_looking(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(pids=8))
-    assert said(ground.start(box, _BOMB)) == "200"
+    group = ground.group(limits=Limits(pids=8))
+    assert said(ground.start(group, _BOMB)) == "200"
 
-    assert "pids" in (box.police() or "")
-    ground.kill_until_empty(box)
+    assert _excess(ground, group) == "pids"
+    ground.kill_until_empty(group)
     assert not ground.marked()
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_usage_is_that_of_the_whole_box(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(memory_bytes=256 << 20, cpu_percent=100))
-    _ready(ground, box, "hoard = b'x' * (20 << 20)\n" + _BUSY_PAIR)
+    group = ground.group(limits=Limits(memory_bytes=256 << 20, cpu_percent=100))
+    _ready(ground, group, "hoard = b'x' * (20 << 20)\n" + _BUSY_PAIR)
 
-    eventually(lambda: box.usage().cpu_seconds > 0.1)
-    assert box.usage().memory_bytes > 20 << 20
-    assert box.usage().threads == 2
-
-
-@pytest.mark.parametrize("kind", ENFORCING, indirect=True)
-def test_a_process_with_threads_is_fetched_in_whole(ground: Ground) -> None:
-    box = ground.box(limits=BoxLimits(pids=16))
-    code = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nenter()\n" + _SLEEP
-    process = ground.start(box, code, enter=False)
-    assert said(process) == "ready"
-
-    box.took_in(process.pid)
-
-    assert box.usage().threads == 2
-    assert box.pids() == {process.pid}
-
-
-@pytest.mark.parametrize("kind", KINDS, indirect=True)
-def test_a_box_is_found_again(ground: Ground) -> None:
-    pid = _ready(ground, ground.box(), _SLEEP)
-
-    found = ground.boxes.find("box.1", BoxLimits())
-    found.took_in(pid)
-
-    assert found.pids() == {pid}
-    ground.kill_until_empty(found)
-    found.remove()
-    found.remove()
+    eventually(lambda: group.usage().cpu_seconds > 0.1)
+    assert group.usage().memory_bytes > 20 << 20
+    assert group.usage().threads == 2
 
 
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 def test_a_sweep_ends_what_an_earlier_keeper_left(ground: Ground) -> None:
-    box = ground.box("box.1", BoxLimits(pids=50))
-    frozen = ground.box("box.2")
-    pids = {_ready(ground, box, _DAEMON), _ready(ground, frozen, _DEAF)}
-    frozen.freeze()
-    stranger = ground.start(ground.box("box.3"), _SLEEP, enter=False)
+    group = ground.group("cell.1", Limits(pids=50))
+    frozen = ground.group("cell.2")
+    pids = {_ready(ground, group, _DAEMON), _ready(ground, frozen, _DEAF)}
+    ground.freeze(frozen)
+    stranger = ground.start(ground.group("cell.3"), _SLEEP, enter=False)
     assert said(stranger) == "ready"  # before it has executed its program it has no mark
 
-    killed = probing.sweep(ground.token)
+    killed = group_probe.sweep(ground.token)
 
     assert pids | {stranger.pid} <= set(killed)
     assert not ground.marked()
-    assert not ground.groups()
-    again = ground.box("box.4", BoxLimits(pids=50, memory_bytes=256 << 20))
-    assert _ready(ground, again, _SLEEP) in again.pids()
-    assert len(ground.boxes.sweep()) == 1
-
-
-@pytest.mark.parametrize("kind", ["signals"], indirect=True)
-def test_by_signals_nobody_without_descent_or_mark_is_touched(ground: Ground) -> None:
-    mine, other = ground.box("box.1"), ground.box("box.2")
-    outsider = _ready(ground, other, _SLEEP)
-    process = ground.start(mine, "up('ready')")
-    process.wait(60)
-    # As if its pid had been given to another: known is who began then, not who has the number now.
-    ended = tree.Process(outsider, (tree.start_time(outsider) or 0) - 1)
-    assert isinstance(mine, PlainBox)
-    mine._known[ended] = None  # noqa: SLF001 - nobody can bring it about from outside
-
-    mine.kill()
-    mine.freeze()
-
-    assert not mine.pids()
-    seen = tree.stat(outsider)
-    assert seen is not None
-    assert not seen.is_stopped
+    assert not groups_of(ground.token)
+    again = ground.group("cell.4", Limits(pids=50, memory_bytes=256 << 20))
+    assert _ready(ground, again, _SLEEP) in ground.pids(again)
+    assert len(group_probe.sweep(ground.token)) == 1
 
 
 @pytest.mark.parametrize("kind", ENFORCING, indirect=True)
 def test_a_box_that_cannot_be_made_leaves_nothing(ground: Ground) -> None:
-    ground.box("twice.1")
-    with pytest.raises(OSError, match=r"no control group for box twice\.2"):
-        ground.box("twice.2", BoxLimits(pids=-5, memory_bytes=1 << 28))
+    ground.group("twice.1")
+    with pytest.raises(OSError, match="Invalid argument"):
+        ground.group("twice.2", Limits(pids=-5, memory_bytes=1 << 28))
 
-    assert not [group for group in ground.groups() if (group / "twice.2").exists()]
+    assert not [group for group in groups_of(ground.token) if (group / "twice.2").exists()]
 
 
 def test_every_kind_that_this_kernel_has_is_tested() -> None:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     has_first = any(kind == "cgroup" and "freezer" in options.split(",") for _, _, kind, options, *_ in mounts)
     has_second = any(kind == "cgroup2" for _, _, kind, *_ in mounts)
-    assert ("cgroup1" in KINDS, "hybrid" in KINDS, "cgroup2" in KINDS) == (has_first, has_first, has_second)
+    assert ("cgroup1" in KINDS, "cgroup2" in KINDS) == (has_first, has_second)
     assert bool(ENFORCING) or not has_first
 
 
 def test_the_best_that_works_here_is_found_fast() -> None:
     token = secrets.token_hex(8)
     began = time.monotonic()
-    boxes = probing.open_boxes(token)
+    groups = group_probe.open_groups(token)
     took = time.monotonic() - began
-    boxes.sweep()
+    group_probe.sweep(token)
 
-    assert boxes.title in {"cgroup v2", "cgroup v1", "signals"}
+    assert groups.title in {"cgroup v2", "cgroup v1", "process trees"}
     assert took < 10
     assert not groups_of(token)
     with pytest.raises(ValueError, match="unknown kind"):
-        probing.open_boxes(token, force="jail")
+        group_probe.open_groups(token, force="jail")

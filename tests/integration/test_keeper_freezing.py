@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from keeper_box_ground import KINDS
-from keeper_client import Home, Manager, Refused, is_alive, launch, wait_until
+from keeper_client import Home, Manager, Refused, is_alive, launch, marked, wait_until
 
-from ostler.keeper import cgroupfs
-from ostler.keeper.tree import marked
+from ostler.keeper import cgroup_files
 
 SLEEP = ["sleep", "1000"]
-#: The three ways to name what a keeper shall stop.
-PATHS = {"box": {}, "leaf": {"leaf": "two"}, "unit": {"unit": "a.1.two"}}
+#: What a keeper is told to stop: a cell, or one unit of it.
+NAMES = ["a.1", "a.1.two"]
 
 
 @pytest.fixture(params=KINDS)
@@ -38,19 +37,18 @@ def cold(tmp_path: Path) -> Iterator[Home]:
     made.end()
 
 
-def freezer_of(home: Home, box: str) -> Path:
-    own = cgroupfs.own_groups(cgroupfs.read("/proc/self/mountinfo"), cgroupfs.read("/proc/self/cgroup"))
-    return Path(own["freezer"]) / f"ostler-{home.token}" / box
+def freezer_of(home: Home, cell: str) -> Path:
+    return Path(cgroup_files.own_groups()["freezer"]) / f"ostler-{home.token}" / cell
 
 
 def stuck_start(home: Home, manager: Manager) -> tuple[int, int]:
     """A run whose newborn process is frozen before its program begins: its pid, and the number of the question."""
-    manager.start("a.1.one", SLEEP, box="a.1", leaf="one")
+    manager.start("a.1.one", SLEEP)
     group = freezer_of(home, "a.1")
     (group / "freezer.state").write_text("FROZEN")
-    number = manager.say_start("a.1.two", SLEEP, box="a.1", leaf="two")
-    wait_until(lambda: cgroupfs.members(str(group / "two")))
-    (pid,) = cgroupfs.members(str(group / "two"))
+    number = manager.say_start("a.1.two", SLEEP)
+    wait_until(lambda: cgroup_files.members(str(group / "unit-two")))
+    (pid,) = cgroup_files.members(str(group / "unit-two"))
     assert number not in manager.answers
     return pid, number
 
@@ -59,25 +57,24 @@ def test_a_freeze_in_the_midst_of_a_start_is_refused_or_waits(home: Home) -> Non
     """Every freeze hits somewhere between the fork and the program; nothing may hang, and nothing may be left."""
     for number in range(40):
         manager = home.manager(epoch=number + 1)
-        box = f"u{number}.1"
-        start = manager.say_start(f"{box}.run", SLEEP, box=box, leaf="run")
+        cell = f"u{number}.1"
+        start = manager.say_start(f"{cell}.run", SLEEP)
         time.sleep((number % 8) * 0.0005)
-        freeze = manager.say("freeze", box=box)
-        pid = manager.hear(start)[0]["pid"]
+        freeze = manager.say("freeze", cell=cell)
+        pid = manager.hear(start)["pid"]
         with contextlib.suppress(Refused):
             manager.hear(freeze)
-        assert manager.stop(box, leaf="run" if number % 2 else None, grace=(number % 3) * 1.0)["left"] == []
+        assert manager.stop(f"{cell}.run" if number % 2 else cell, (number % 3) * 1.0)["left"] == []
         assert not is_alive(pid)
-        manager.ask("forget", box=box)
-        manager.close()
+        manager.ask("forget", name=cell)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("grace", [0.0, 0.5])
-def test_one_that_was_frozen_before_its_program_can_be_stopped(cold: Home, path: str, grace: float) -> None:
+def test_one_that_was_frozen_before_its_program_can_be_stopped(cold: Home, name: str, grace: float) -> None:
     manager = cold.manager()
     pid, number = stuck_start(cold, manager)
-    assert manager.stop("a.1", grace, **PATHS[path])["left"] == []
+    assert manager.stop(name, grace)["left"] == []
     assert not is_alive(pid)
     manager.hear(number)
     assert manager.exit_of("a.1.two")["signal"] in {signal.SIGTERM, signal.SIGKILL}
@@ -107,21 +104,20 @@ def test_a_keeper_that_is_killed_with_it_is_followed_by_another(cold: Home) -> N
     assert not is_alive(pid)
     assert not marked(f"{cold.token}:")
     assert not freezer_of(cold, "a.1").exists()
-    with cold.manager(epoch=2) as second:
-        assert second.ask("list") == {"units": []}
+    assert cold.manager(epoch=2).ask("list") == {"units": []}
 
 
 def test_a_run_that_is_stopped_in_a_frozen_box_leaves_the_others_frozen(home: Home) -> None:
     manager = home.manager()
-    one = manager.start("a.1.one", SLEEP, box="a.1", leaf="one")["pid"]
-    two = manager.start("a.1.two", SLEEP, box="a.1", leaf="two")["pid"]
-    manager.ask("freeze", box="a.1")
+    one = manager.start("a.1.one", SLEEP)["pid"]
+    two = manager.start("a.1.two", SLEEP)["pid"]
+    manager.ask("freeze", cell="a.1")
     began = time.monotonic()
-    assert manager.stop("a.1", 90.0, leaf="two") == {"graceful": False, "left": []}
+    assert manager.stop("a.1.two", 90.0) == {"graceful": False, "left": []}
     assert time.monotonic() - began < 60, "what is frozen cannot heed a signal, so its grace is not waited for"
     assert is_alive(one)
     assert not is_alive(two)
     assert manager.statuses()["a.1.one"]["frozen"] is True
     with pytest.raises(Refused, match="frozen"):
-        manager.start("a.1.three", SLEEP, box="a.1", leaf="three")
+        manager.start("a.1.three", SLEEP)
     assert manager.stop("a.1", 5.0) == {"graceful": True, "left": []}

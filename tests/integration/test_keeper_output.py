@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from keeper_client import Home, Manager, wait_until
 from machine_ground import slowdown
 
+from ostler.isolation.log_files import FileLogReader
 from ostler.keeper import tree
-from ostler.lifecycle.log_files import LogLine, LogReader
+from ostler.model.log import LogLine
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 MEGABYTE = 1024 * 1024
@@ -52,7 +54,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def lines_of(folder: Path) -> list[LogLine]:
-    return list(LogReader(folder).read(lambda line: line, last=True))
+    return list(FileLogReader(folder).read(lambda line: line, last=True))
 
 
 def test_each_line_has_its_stream_and_its_time(manager: Manager, tmp_path: Path) -> None:
@@ -89,6 +91,58 @@ def test_an_unfinished_line_is_shown_at_once_and_breaks_no_other(manager: Manage
     lines = lines_of(tmp_path)
     assert "".join(line.text for line in lines if line.stream == "stderr") == "\r0 of 3\r1 of 3\r2 of 3"
     assert [line.text for line in lines if line.stream == "stdout"] == ["line 0", "line 1", "line 2"]
+
+
+def outputs_of(manager: Manager, unit: str) -> list[dict[str, Any]]:
+    """What the keeper has told of its output so far."""
+    events = [event["units"] for event in manager.events if event["event"] == "output"]
+    return [units[unit] for units in events if unit in units]
+
+
+def test_the_last_line_is_told_thinned_and_once_more_at_the_end(manager: Manager) -> None:
+    began = time.time()
+    code = (
+        "import os, time\nfor n in range(2000):\n os.write(1, b'line %d\\n' % n)\n time.sleep(0.001)\n"
+        "os.write(2, b'the end')"
+    )
+    manager.start("a.1", [*PYTHON, code])
+    manager.exit_of("a.1")
+    took = time.time() - began
+    told = outputs_of(manager, "a.1")
+    assert 1 <= len(told) <= 2 * took + 2
+    assert all(began <= output["at"] <= time.time() for output in told)
+    assert all(len(output["tail"]) <= 400 and "line" in output["tail"] for output in told)
+    last = next(event["output"] for event in manager.events if event["event"] == "exit")
+    assert last["tail"].splitlines()[-1] == "the end"
+    assert last["dropped"] == 0
+
+
+def test_many_that_write_are_told_together(manager: Manager) -> None:
+    code = "import os, time\nwhile True:\n os.write(1, b'x\\n')\n time.sleep(0.05)"
+    began = time.monotonic()
+    for number in range(8):
+        manager.start(f"a{number}.1", [*PYTHON, code])
+    wait_until(lambda: manager.listen(0.1) and all(outputs_of(manager, f"a{number}.1") for number in range(8)))
+    events = [event for event in manager.events if event["event"] == "output"]
+    assert len(events) <= 2 * (time.monotonic() - began) + 2
+    for number in range(8):
+        manager.stop(f"a{number}.1")
+
+
+def test_what_is_dropped_is_told_while_it_runs_and_in_its_status(manager: Manager) -> None:
+    manager.start("a.1", [*PYTHON, FLOOD], log_rate=1000, limits={"cpu_percent": 20})
+    wait_until(lambda: manager.listen(0.1) and any(output["dropped"] for output in outputs_of(manager, "a.1")))
+    assert manager.statuses()["a.1"]["output"]["dropped"] > 0
+    manager.stop("a.1")
+
+
+def test_nothing_is_told_of_a_unit_that_is_silent(manager: Manager) -> None:
+    manager.start("a.1", ["sleep", "600"])
+    manager.start("b.1", ["echo", "hello"])
+    manager.exit_of("b.1")
+    assert manager.statuses()["a.1"]["output"] is None
+    assert not outputs_of(manager, "a.1")
+    manager.stop("a.1")
 
 
 def test_a_file_is_turned_over_and_only_one_more_is_kept_with_its_times(manager: Manager, tmp_path: Path) -> None:

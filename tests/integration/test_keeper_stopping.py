@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from keeper_client import Home, Manager, Refused, is_alive, wait_until
-
-from ostler.keeper.tree import marked
+from keeper_box_ground import KINDS
+from keeper_client import Home, Manager, Refused, is_alive, marked, wait_until
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 STUBBORN = (
@@ -37,11 +36,11 @@ FLEEING = (
 )
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(tmp_path_factory.mktemp("home") / "keeper")
-    yield made
-    made.end()
+@pytest.fixture(scope="module", params=KINDS)
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    home = Home(tmp_path_factory.mktemp("home") / "keeper", request.param)
+    yield home
+    home.end()
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def start_up(manager: Manager, tmp_path: Path, code: str, unit: str = "a.1") -> 
     """Started, and so far that it says so."""
     log = tmp_path / f"{unit}.log"
     pid: int = manager.start(unit, [*PYTHON, code], log=str(log))["pid"]
-    wait_until(lambda: "up" in log.read_text())
+    wait_until(lambda: log.exists() and "up" in log.read_text())
     return pid
 
 
@@ -83,19 +82,19 @@ def test_one_that_ignores_it_is_killed_when_its_time_is_up(manager: Manager, tmp
 
 def test_a_second_stop_can_only_hasten_the_first(manager: Manager, tmp_path: Path) -> None:
     start_up(manager, tmp_path, STUBBORN)
-    first = manager.say("stop", box="a.1", grace_seconds=90)
-    longer = manager.say("stop", box="a.1", grace_seconds=600)
-    now = manager.say("stop", box="a.1", grace_seconds=0)
+    first = manager.say("stop", name="a.1", grace=90)
+    longer = manager.say("stop", name="a.1", grace=600)
+    now = manager.say("stop", name="a.1", grace=0)
     began = time.monotonic()
-    assert [manager.hear(one)[0]["graceful"] for one in (first, longer, now)] == [False] * 3
+    assert [manager.hear(number)["graceful"] for number in (first, longer, now)] == [False] * 3
     assert time.monotonic() - began < 60
 
 
 def test_nothing_begins_in_a_box_that_is_being_stopped(manager: Manager, tmp_path: Path) -> None:
     start_up(manager, tmp_path, STUBBORN)
-    stop = manager.say("stop", box="a.1", grace_seconds=60)
+    stop = manager.say("stop", name="a.1", grace=60)
     with pytest.raises(Refused, match="being stopped"):
-        manager.start("a.1.2", ["true"], box="a.1", leaf="2")
+        manager.start("a.1.2", ["true"])
     manager.stop("a.1")
     manager.hear(stop)
 
@@ -107,7 +106,7 @@ def test_one_that_stands_still_hears_it_too(manager: Manager, tmp_path: Path) ->
 
 def test_a_frozen_one_is_thawed_to_be_asked(manager: Manager, tmp_path: Path) -> None:
     start_up(manager, tmp_path, "import time; print('up', flush=True); time.sleep(1000)")
-    manager.ask("freeze", box="a.1")
+    manager.ask("freeze", cell="a.1")
     assert manager.stop("a.1", 10.0) == {"graceful": True, "left": []}
     assert manager.exit_of("a.1")["signal"] == signal.SIGTERM
 
@@ -126,7 +125,8 @@ def test_what_a_dead_one_leaves_goes_before_its_end_is_told(
 ) -> None:
     main, _, _ = code.rpartition("time.sleep(1000)")
     log = tmp_path / "a.1.log"
-    code = f"{main}\nwhile not os.path.getsize({str(log)!r}): time.sleep(0.001)\nos._exit(4)\n"
+    wait = f"while not os.path.exists({str(log)!r}) or not os.path.getsize({str(log)!r}): time.sleep(0.001)"
+    code = f"{main}\n{wait}\nos._exit(4)\n"
     pid = manager.start("a.1", [*PYTHON, code], log=str(log))["pid"]
     record = manager.exit_of("a.1")
     assert (record["pid"], record["code"], record["left"]) == (pid, 4, [])
@@ -138,11 +138,11 @@ def test_a_stop_right_after_the_start_never_hangs_and_nothing_survives(manager: 
     for number in range(200):
         unit = f"u{number}.1"
         start = manager.say_start(unit, ["sleep", "1000"])
-        stop = manager.say("stop", box=unit, grace_seconds=0 if number % 2 else 5)
-        assert manager.hear(stop)[0]["left"] == []
+        stop = manager.say("stop", name=unit, grace=0 if number % 2 else 5)
+        assert manager.hear(stop)["left"] == []
         manager.hear(start)
         assert manager.exit_of(unit)["signal"] in {signal.SIGTERM, signal.SIGKILL}
-        manager.ask("forget", box=unit)
+        manager.ask("forget", name=unit)
         manager.events.clear()
     assert manager.ask("list") == {"units": []}
     assert not marked(f"{home.token}:")
@@ -152,14 +152,14 @@ def test_many_stops_run_side_by_side(manager: Manager, tmp_path: Path) -> None:
     for number in range(10):
         start_up(manager, tmp_path, STUBBORN, f"u{number}.1")
     began = time.monotonic()
-    stops = [manager.say("stop", box=f"u{number}.1", grace_seconds=2.0) for number in range(10)]
-    assert [manager.hear(one)[0] for one in stops] == [{"graceful": False, "left": []}] * 10
+    stops = [manager.say("stop", name=f"u{number}.1", grace=2.0) for number in range(10)]
+    assert [manager.hear(number) for number in stops] == [{"graceful": False, "left": []}] * 10
     assert time.monotonic() - began < 15  # one after the other: 20 s
 
 
 def test_one_run_is_stopped_by_its_name(manager: Manager) -> None:
-    first = manager.start("a.1.1", ["sleep", "1000"], box="a.1", leaf="1")
-    second = manager.start("a.1.2", ["sleep", "1000"], box="a.1", leaf="2")
-    assert manager.ask("stop", box="a.1", unit="a.1.1", grace_seconds=5) == {"graceful": True, "left": []}
+    first = manager.start("a.1.1", ["sleep", "1000"])
+    second = manager.start("a.1.2", ["sleep", "1000"])
+    assert manager.stop("a.1.1", 5.0) == {"graceful": True, "left": []}
     assert not is_alive(first["pid"])
     assert is_alive(second["pid"])

@@ -22,7 +22,7 @@ from ostler import (
     Tier,
 )
 from ostler.isolation.base import Site
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.store.audit import verify
 from ostler.testing.clock import ManualClock
 

@@ -17,7 +17,6 @@ import pytest
 from lifecycle_agents import Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
 from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
-from ostler.isolation.process.cell import ProcessCell
 
 from ostler import (
     AgentGoneError,
@@ -36,7 +35,8 @@ from ostler import (
 from ostler.failpoints import FaultPlan
 from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
-from ostler.isolation.process import home as process_home
+from ostler.isolation.held.python_cell import PythonCell
+from ostler.isolation.process import keeper_client
 from ostler.isolation.process import link
 from ostler.lifecycle import open as open_
 from ostler.store.attempts import open_attempts
@@ -310,7 +310,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_SECONDS", 0.3)
     monkeypatch.setattr(link, "_SECONDS_OF", {})
     monkeypatch.setattr(link, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(process_home, "_CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(keeper_client, "_CONNECT_SECONDS", 0.5)
 
 
 async def two_alive(crew: Crew) -> dict[str, Any]:
@@ -380,15 +380,15 @@ async def test_a_keeper_that_hangs_does_not_make_a_living_agent_terminated(
 def clings(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Stopping leaves something behind so many times; what was tried is counted."""
     tries: list[int] = []
-    stop = ProcessCell.stop
+    stop = PythonCell.stop
 
-    async def stopping(cell: ProcessCell, grace: timedelta) -> StopReport:
+    async def stopping(cell: PythonCell, grace: timedelta) -> StopReport:
         tries.append(1)
         if len(tries) <= times:
             return StopReport(graceful=False, left_behind="process 7 (state D)")
         return await stop(cell, grace)
 
-    monkeypatch.setattr(ProcessCell, "stop", stopping)
+    monkeypatch.setattr(PythonCell, "stop", stopping)
     return tries
 
 

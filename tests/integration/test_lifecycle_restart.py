@@ -29,7 +29,7 @@ from ostler import (
     WaitKind,
 )
 from ostler.isolation.base import Exit
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.reports import Listener
 
 pytestmark = pytest.mark.anyio
@@ -177,11 +177,11 @@ async def test_many_notices_of_one_death_give_one_restart(crew: Crew) -> None:
     instance = crew.runtime.instances[agent.instance_id]
     listener = Listener(instance, 1)
     for _ in range(3):
-        listener.exited(1, killed)
+        listener.on_exit(1, killed)
     dying = crew.begin(agent.ask(do("exit")))  # reaches attempt 1 or, if that has been given up, attempt 2
     await asyncio.wait([dying])
     for _ in range(3):
-        listener.exited(1, killed)
+        listener.on_exit(1, killed)
     await crew.calm()
     back = await crew.reaches(agent, S.READY)
     assert back.attempt == 1 + back.lifetime_restarts
@@ -194,7 +194,7 @@ async def test_many_notices_of_one_death_give_one_restart(crew: Crew) -> None:
 async def test_how_it_ended_is_told_apart(crew: Crew, outcome: AttemptOutcome) -> None:
     agent = await crew.start(restart_policy=IMMEDIATE)
     instance = crew.runtime.instances[agent.instance_id]
-    Listener(instance, 1).exited(1, Exit(outcome=outcome, detail=f"made up: {outcome}", code=7))
+    Listener(instance, 1).on_exit(1, Exit(outcome=outcome, detail=f"made up: {outcome}", code=7))
     await crew.reaches(agent, S.READY, 2)
     first, _ = await crew.attempts(agent)
     assert (first.outcome, first.detail, first.exit_code) == (outcome, f"made up: {outcome}", 7)
@@ -207,7 +207,7 @@ async def test_a_crowd_that_dies_at_once_comes_back_by_turns_the_important_first
     gate._at_once = 1  # noqa: SLF001 - so that they queue
     for agent in agents:
         instance = crew.runtime.instances[agent.instance_id]
-        Listener(instance, 1).exited(1, Exit(outcome=AttemptOutcome.SIGNAL, detail="killed"))
+        Listener(instance, 1).on_exit(1, Exit(outcome=AttemptOutcome.SIGNAL, detail="killed"))
     for agent in agents:
         await crew.reaches(agent, S.READY, 2)
     started = {agent: (await crew.attempts(agent))[1].started_at for agent in agents}

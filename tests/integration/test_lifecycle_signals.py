@@ -208,7 +208,7 @@ async def test_a_signal_that_the_store_refuses_takes_no_other_with_it(
     listener = reports.Listener(instance, 1)
     for number in range(6):
         payload: dict[str, Any] = {"number": number, "bad": object()} if number == 3 else {"number": number}
-        listener.heard(1, Signal(name="n", payload=payload))
+        listener.on_message(1, Signal(name="n", payload=payload))
     assert await written(crew, agent, 5) == [0, 1, 2, 4, 5]
     (_,) = [line for line in caplog.messages if "not written" in line]
 

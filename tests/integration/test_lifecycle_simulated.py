@@ -64,5 +64,5 @@ def test_every_misfortune_happens() -> None:
             hits += run_batch(batch, outlives=outlives, kills=True)
     names = {one.name for one in fields(Misfortune)}
     names |= {"StoreBusyError", "StoreFullError", "manager_killed", "manager_close", "manager_keep", "clock_jump"}
-    names |= {"caller_gone", "died_alone", "rejoined", "observer", "answered_unwritten"}
+    names |= {"caller_gone", "died_alone", "joined", "observer", "answered_unwritten"}
     assert not {name for name in names if not hits[name]}

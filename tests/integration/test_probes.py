@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from ostler.clock import SystemClock
-from ostler.isolation import probes
-from ostler.isolation.probes import MAX_DETAILS, MAX_HEAD, MAX_OUTPUT, probe
+from ostler.lifecycle import probes
+from ostler.lifecycle.probes import MAX_DETAILS, MAX_HEAD, MAX_OUTPUT, probe
 from ostler.model.spawn import HealthCheckConfig
 from ostler.model.states import ProbeType
 from ostler.policy.health import ProbeOutcome, ProbeResult

@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from command_ground import (
@@ -68,10 +70,14 @@ async def forgotten(isolation: ProcessIsolation) -> None:
         await asyncio.sleep(0.01)
 
 
-async def found_again(level: ProcessIsolation, plan: StartPlan) -> Cell:
-    found = await level.recover(None, plan, RecordingListener())
-    assert isinstance(found, Cell)
-    return found
+async def adopted(
+    level: ProcessIsolation, plan: StartPlan, handle: Mapping[str, Any] | None = None
+) -> tuple[Cell, Mapping[UUID, Verb]]:
+    """The cell, and the calls that it reports."""
+    listener = RecordingListener()
+    cell = await level.adopt(handle, plan, listener)
+    assert isinstance(cell, Cell)
+    return cell, (await listener.report())[0]
 
 
 async def test_every_way_of_a_prompt(begin: Begin, place: Path) -> None:
@@ -103,7 +109,7 @@ async def test_exit_codes_mean_what_the_definition_says(begin: Begin, place: Pat
     assert (await cell.call(Verb.PROCESS, "3"))["meaning"] == "retry"
     with pytest.raises(AgentExecutionError, match=r"failed with exit code 4; its last lines:\nso it goes"):
         await cell.call(Verb.PROCESS, "4")
-    assert cell.alive_now()
+    assert cell.is_idle
     assert await cell.call(Verb.HEALTH) is None
     assert await cell.call(Verb.FINAL_STATE) is None
     assert await cell.call(Verb.CLEANUP) == []
@@ -166,7 +172,7 @@ async def test_runs_overlap_and_are_frozen_and_stopped_together(begin: Begin, pl
     cell = await begin(plan_for(place, *waiting(place)))
     calls = [asyncio.ensure_future(cell.call(Verb.PROCESS, str(number))) for number in range(3)]
     pids = await began(place, 3)
-    assert cell.alive_now() is None
+    assert not cell.is_idle
     assert (await cell.usage()).memory_bytes > 0
     await cell.freeze()
     (place / "go").touch()
@@ -189,7 +195,7 @@ async def test_runs_overlap_and_are_frozen_and_stopped_together(begin: Begin, pl
 
 
 async def test_a_run_in_flight_is_found_by_the_next_manager(
-    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -200,21 +206,20 @@ async def test_a_run_in_flight_is_found_by_the_next_manager(
         await call
     assert lives(pid)
     heir = next_level(site)
-    found = await heir.recover(cell.handle, plan, listener)
-    assert isinstance(found, Cell)
-    assert found.in_flight == {CALL: Verb.PROCESS}
-    again = asyncio.ensure_future(found.rejoin(CALL))
+    found, calls = await adopted(heir, plan, cell.handle)
+    assert calls == {CALL: Verb.PROCESS}
+    assert not found.may_have_lost_calls
+    again = asyncio.ensure_future(found.call(Verb.PROCESS, "x", call_id=CALL))
     (place / "go").touch()
     answer = await again
     assert answer["output"] == f"began {pid}\ndone\n"
     assert answer["duration_seconds"] > 0
-    assert not found.in_flight
     await found.destroy()
     await heir.close()
 
 
 async def test_a_run_that_ended_while_nobody_looked_is_answered(
-    begin: Begin, isolation: ProcessIsolation, place: Path, listener: RecordingListener, site: Site
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
 ) -> None:
     plan = plan_for(place, *waiting(place))
     cell = await begin(plan)
@@ -226,9 +231,8 @@ async def test_a_run_that_ended_while_nobody_looked_is_answered(
     (place / "go").touch()
     await until(lambda: not lives(pid))
     heir = next_level(site)
-    found = await heir.recover(None, plan, listener)
-    assert isinstance(found, Cell)
-    assert (await found.rejoin(CALL))["output"].endswith("done\n")
+    found, _ = await adopted(heir, plan)
+    assert (await found.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
     await found.destroy()
     await heir.close()
 
@@ -251,7 +255,7 @@ async def test_a_killed_keeper_takes_the_run_along_but_not_an_idle_agent(
 
 
 async def test_many_runs_leave_few_logs_and_no_records(begin: Begin, place: Path, site: Site) -> None:
-    plan = plan_for(place, "true")
+    plan = plan_for(place, "echo", "it has a log")
     cell = await begin(plan)
     for _ in range(30):
         await cell.call(Verb.PROCESS, "x")
@@ -274,24 +278,22 @@ async def test_an_answer_that_was_not_confirmed_is_given_again_and_not_run_again
     cell = await begin(plan)
     answer = await cell.call(Verb.PROCESS, "x", call_id=CALL)
     assert answer["output"] == "1 run\n"
-    assert not cell.in_flight
     assert await cell.call(Verb.PROCESS, "x", call_id=CALL) == answer, "asked once more it is joined"
     await isolation.close()
     second = next_level(site)
-    found = await found_again(second, plan)
-    assert found.in_flight == {CALL: Verb.PROCESS}
-    assert await found.rejoin(CALL) == answer
+    found, calls = await adopted(second, plan)
+    assert calls == {CALL: Verb.PROCESS}
+    assert await found.call(Verb.PROCESS, "x", call_id=CALL) == answer
     await second.close()
     third = next_level(site, 3)
-    found = await found_again(third, plan)
-    assert found.in_flight == {CALL: Verb.PROCESS}
+    found, calls = await adopted(third, plan)
+    assert calls == {CALL: Verb.PROCESS}
     assert await found.call(Verb.PROCESS, "x", call_id=CALL) == answer
-    found.confirm(CALL)
-    assert not found.in_flight
+    found.ack([CALL])
     await third.close()
     fourth = next_level(site, 4)
-    found = await found_again(fourth, plan)
-    assert not found.in_flight
+    found, calls = await adopted(fourth, plan)
+    assert not calls
     assert (place / "runs").read_text() == "x"
     await found.destroy()
     await fourth.close()
@@ -310,9 +312,9 @@ async def test_a_failure_is_kept_too_and_says_its_exit(
     assert (caught.value.exit_code, caught.value.signal) == (None, "SIGKILL")
     await isolation.close()
     heir = next_level(site)
-    found = await found_again(heir, plan)
+    found, _ = await adopted(heir, plan)
     with pytest.raises(AgentExecutionError) as again:
-        await found.rejoin(CALL)
+        await found.call(Verb.PROCESS, "x", call_id=CALL)
     assert str(again.value) == str(first.value)
     assert (again.value.exit_code, again.value.signal) == (7, None)
     await found.destroy()
@@ -326,7 +328,7 @@ async def test_what_is_answered_and_not_confirmed_is_no_running_work(
     cell = await begin(plan_for(place, PYTHON, "-S", "-c", COUNTS))
     before = (await cell.usage()).cpu_seconds
     await cell.call(Verb.PROCESS, "x", call_id=CALL)
-    assert cell.alive_now()
+    assert cell.is_idle
     assert not cell.is_stuck
     used = await cell.usage()
     assert (used.memory_bytes, used.thread_count) == (0, 0)
@@ -334,7 +336,7 @@ async def test_what_is_answered_and_not_confirmed_is_no_running_work(
     await cell.freeze()
     await cell.thaw()
     assert len(await units(isolation)) == 1
-    cell.confirm(CALL)
+    cell.ack([CALL])
     await forgotten(isolation)
     assert (await cell.usage()).cpu_seconds >= used.cpu_seconds
     assert (await cell.stop(GRACE)).graceful
@@ -349,13 +351,13 @@ async def test_the_same_call_begins_anew_once_it_is_confirmed(
     cell = await begin(plan_for(place, PYTHON, "-S", "-c", code))
     with pytest.raises(AgentExecutionError, match="exit code 3; its last lines:\n1 run"):
         await cell.call(Verb.PROCESS, "x", call_id=CALL)
-    cell.confirm(CALL)
+    cell.ack([CALL])
     answer = await cell.call(Verb.PROCESS, "x", call_id=CALL)
     assert answer["output"] == "2 run\n"
-    cell.confirm(CALL)
+    cell.ack([CALL])
     for number in range(3, 13):
         assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"] == f"{number} run\n"
-        cell.confirm(CALL)
+        cell.ack([CALL])
     await cell.destroy()
     assert await units(isolation) == []
 
@@ -368,7 +370,7 @@ async def test_a_cancelled_run_is_confirmed_by_the_cell(begin: Begin, isolation:
     await asyncio.wait((call,))
     (place / "go").touch()
     assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n"), "its name is free again"
-    cell.confirm(CALL)
+    cell.ack([CALL])
     await forgotten(isolation)
     await cell.destroy()
 
@@ -386,9 +388,38 @@ async def test_a_call_that_is_cancelled_at_any_moment_leaves_nothing(
         assert not cell.is_stuck
     (place / "go").touch()
     assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
-    cell.confirm(CALL)
+    cell.ack([CALL])
     await forgotten(isolation)
     assert [name for name in names_in(place) if name.startswith(".ostler")] == []
+    await cell.destroy()
+
+
+async def test_a_call_that_is_cancelled_twice_while_it_starts_leaves_nothing(
+    begin: Begin, isolation: ProcessIsolation, place: Path
+) -> None:
+    cell = await begin(plan_for(place, *waiting(place)))
+    for steps in range(24):
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
+        await asyncio.sleep(0 if steps < 4 else steps * 0.0004)
+        for _ in range(3):
+            call.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait((call,))
+        assert call.cancelled()
+    await forgotten(isolation)
+    assert not any(lives(pid) for pid in begun(place))
+    await cell.destroy()
+
+
+async def test_the_cpu_of_earlier_runs_counts(begin: Begin, place: Path) -> None:
+    """Each run is the last of its group, which goes with it."""
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    plan = plan_for(place, PYTHON, "-S", "-c", code)
+    cell = await begin(replace(plan, limits=replace(plan.limits, max_cpu_percent=100)))
+    for number in (1, 2):
+        await cell.call(Verb.PROCESS, "x")
+        used = (await cell.usage()).cpu_seconds
+        assert used == 0 or used >= number * 0.3, "unknown where the kernel does not count, else all of it"
     await cell.destroy()
 
 
@@ -405,9 +436,9 @@ async def test_a_run_that_lives_on_keeps_its_prompt_and_the_next_manager_removes
     await asyncio.wait((call,))
     assert isinstance(call.exception(), AgentGoneError)
     heir = next_level(site)
-    found = await found_again(heir, plan)
+    found, _ = await adopted(heir, plan)
     (place / "go").touch()
-    assert (await found.rejoin(CALL))["output"].endswith("remember me\n")
+    assert (await found.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("remember me\n")
     assert names_in(place) == ["began", "go"]
     await found.destroy()
     await heir.close()
@@ -425,8 +456,8 @@ async def test_a_run_that_its_manager_stopped_is_not_found_by_the_next(
         await call
     await isolation.close()
     heir = next_level(site)
-    found = await found_again(heir, plan)
-    assert not found.in_flight
+    found, calls = await adopted(heir, plan)
+    assert not calls
     (place / "go").touch()
     assert (await found.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
     await found.destroy()

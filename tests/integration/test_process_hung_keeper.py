@@ -23,7 +23,6 @@ from ostler.agents import CommandSpec
 from ostler.clock import SystemClock
 from ostler.errors import InvalidOperationError
 from ostler.isolation import Site, Verb
-from ostler.isolation.process import home
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 
@@ -47,8 +46,7 @@ def hung(pid: int) -> Iterator[None]:
 
 
 async def known(isolation: ProcessIsolation) -> set[str]:
-    told = await isolation._home.request("list")  # noqa: SLF001 - only the keeper knows
-    return {str(one["unit"]) for one in told["units"]}
+    return {status.unit for status in await isolation._holder.units()}  # noqa: SLF001 - only the keeper knows
 
 
 async def ended(isolation: ProcessIsolation, site: Site, kept: set[str]) -> None:
@@ -118,17 +116,14 @@ async def test_preparing_is_given_up_at_once(begin: Begin, site: Site, tmp_path:
     await cell.destroy()
 
 
-async def test_recovery_and_sweep_do_not_wait_for_ever(
-    begin: Begin, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_recovery_and_sweep_do_not_wait_for_ever(begin: Begin, site: Site) -> None:
     """However many are recovered at once, they wait for one attempt."""
-    monkeypatch.setattr(home, "_CONNECT_SECONDS", 1.0)
     plan = plan_for()
     cell = await begin(plan)
     following = ProcessIsolation(SystemClock(), Site(directory=site.directory, outlive=timedelta(seconds=20), epoch=2))
     with hung(keeper(site)):
         since = time.monotonic()
-        asking = [following.recover(None, plan, RecordingListener()) for _ in range(8)]
+        asking = [following.adopt(None, plan, RecordingListener()) for _ in range(8)]
         for error in await asyncio.gather(*asking, following.sweep(()), return_exceptions=True):
             assert isinstance(error, InvalidOperationError)
         assert time.monotonic() - since < 60
@@ -144,7 +139,7 @@ async def test_one_that_lets_nobody_in_does_not_hold_up_the_loop(begin: Begin, s
     with hung(keeper(site)), contextlib.ExitStack() as held:
         with contextlib.suppress(BlockingIOError):
             while True:
-                held.enter_context(protocol.connect(str(site.directory / "keeper"), timeout=0.0))
+                held.enter_context(protocol.connect(str(site.directory / "keeper")))
         since = time.monotonic()
         with pytest.raises(InvalidOperationError, match="so it hangs; kill it"):
             await following.prepare(plan_for())
@@ -178,3 +173,14 @@ async def test_a_cancelled_run_is_given_up_and_ended_later(
     assert (await cell.call(Verb.PROCESS, "x", call_id=CALL))["output"].endswith("done\n")
     await cell.destroy()
     await starting.destroy()
+
+
+async def test_a_freeze_that_comes_too_late_is_undone(begin: Begin, isolation: ProcessIsolation, site: Site) -> None:
+    cell = await begin()
+    with hung(keeper(site)):
+        with pytest.raises(InvalidOperationError, match="does not answer"):
+            await cell.freeze()
+        await asyncio.sleep(0)  # the request that undoes it is sent
+    await known(isolation)  # the keeper has done both
+    assert await asyncio.wait_for(cell.call(Verb.PROCESS, do("echo", value=1)), 60) == 1
+    await cell.destroy()

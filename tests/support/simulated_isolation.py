@@ -24,8 +24,6 @@ from ostler.model.states import Enforcement, IsolationLevel
 _LIMITS = {"execution_timeout": Enforcement.ENFORCED, "max_concurrent_tasks": Enforcement.ENFORCED}
 #: A cancelled call that does not stop is given up after so long.
 _GIVE_UP_SECONDS = 5.0
-#: A new manager waits so long for the report of an agent.
-_REPORT_SECONDS = 1.5
 _DETACHED = "the manager has let go of the agent"
 
 
@@ -64,51 +62,47 @@ class SimulatedIsolation(Isolation):
         try:
             await self.pause()  # it lives, and the manager does not know it yet
         except asyncio.CancelledError:
-            await cell.destroy()
+            try:
+                await cell.stop(timedelta(0))
+            finally:
+                cell.agent.vanish()  # a start that is called off leaves nothing
+                await cell.destroy()
             raise
         self._require_manager()
         return cell
 
-    async def recover(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
+    async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
         del handle
         await self.pause()
         self._require_manager()
-        if self.machine.strikes("recover_fails"):
+        if self.machine.strikes("adopt_fails"):
             raise InvalidOperationError("the keeper does not say what became of it")
         agent = self.machine.agents.get((plan.instance_id, plan.attempt))
         if agent is None:
             return Exit(outcome=AttemptOutcome.LOST, detail="it is not known on this machine")
         if agent.dead:
-            for message in agent.unconfirmed:
-                listener.heard(plan.attempt, message)
+            for message in agent.unacked:
+                listener.on_message(plan.attempt, message)
             return agent.exit or Exit(outcome=AttemptOutcome.STOPPED, detail="it was stopped")
         if agent.link is not None:
             self.machine.faults.append(f"two managers hold {plan.instance_id}")
         cell = SimulatedCell(self, agent, listener, adopted=True)
         self._cells.append(cell)
-        await cell.wait_for_report()
-        return cell.ended or cell
+        return cell
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
         await self.pause()
-        left = [one for key, one in self.machine.agents.items() if key not in keep and not one.dead]
-        for agent in [] if self.killed else left:
+        if self.killed:
+            return 0
+        own = [cell.agent for cell in self._cells if not cell.is_detached]
+        swept = {key: agent for key, agent in self.machine.agents.items() if key not in keep and agent not in own}
+        living = [agent for agent in swept.values() if not agent.dead]
+        for agent in living:
             self.machine.hits["swept"] += 1
             agent.vanish()
-        return len(left)
-
-    async def kill_survivors(self, instance_id: UUID) -> str | None:
-        await self.pause()
-        for agent in [] if self.killed else self.machine.living(instance_id):
-            if (left := _survives(agent)) is not None:
-                return left
-            agent.vanish()
-        return None
-
-    async def forget(self, instance_id: UUID, attempt: int) -> None:
-        agent = self.machine.agents.get((instance_id, attempt))
-        if agent is not None and agent.dead and not self.killed:
-            del self.machine.agents[instance_id, attempt]
+        for key in swept:
+            del self.machine.agents[key]
+        return len(living)
 
     async def close(self) -> None:
         for cell in self._cells:
@@ -141,20 +135,19 @@ class SimulatedCell(Cell):
         #: Answered when the answer of a call has arrived.
         self._waiters: dict[UUID, asyncio.Future[None]] = {}
         self._questions: dict[UUID, asyncio.Task[None]] = {}
-        #: Calls of an earlier manager.
-        self._found: dict[UUID, Verb] = {}
-        self._reported: asyncio.Future[None] = self._loop.create_future()
-        self._on_reported: list[Callable[[], None]] = []
+        self._has_reported = not adopted
         agent.link = self
         if adopted:
             late = self._machine.chance.uniform(2, 30) if self._machine.strikes("report_is_late") else 0.0
             self._machine.run(self._report(late))
-        else:
-            self._reported.set_result(None)
 
     @property
     def handle(self) -> Mapping[str, Any]:
         return {"instance_id": str(self.agent.plan.instance_id), "attempt": self.agent.plan.attempt}
+
+    @property
+    def is_detached(self) -> bool:
+        return self._detached
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -165,18 +158,14 @@ class SimulatedCell(Cell):
         await self._machine.clock.sleep(due - self._loop.time())
         self._require()
         named = call_id or self._machine.new_id()
-        self._found.pop(named, None)
-        work = self.agent.works.get(named) or self.agent.begin(named, verb, payload)
-        return await self._answered(work, confirms=call_id is None)
+        work = self.agent.works.get(named)
+        if work is None:
+            work = self.agent.begin(named, verb, payload)
+        else:
+            self._machine.hits["joined"] += 1
+        return await self._answer_of(work, acks=call_id is None)
 
-    async def rejoin(self, call_id: UUID) -> Any:
-        self._require()
-        if self._found.pop(call_id, None) is None:
-            return await super().rejoin(call_id)
-        self._machine.hits["rejoined"] += 1
-        return await self._answered(self.agent.works[call_id])
-
-    async def _answered(self, work: Work, *, confirms: bool = False) -> Any:
+    async def _answer_of(self, work: Work, *, acks: bool) -> Any:
         waiter = self._waiters[work.call_id] = self._loop.create_future()
         if work.outcome is not None:
             self.answer(work)
@@ -189,8 +178,8 @@ class SimulatedCell(Cell):
             self._waiters.pop(work.call_id, None)
         if self._detached or work.outcome is None:
             raise AgentGoneError(_DETACHED if self._detached else f"the agent ended: {self.agent.exit}")
-        if confirms:
-            self.confirm(work.call_id)
+        if acks:
+            self.ack([work.call_id])
         outcome = work.outcome
         if outcome.error is not None:
             raise outcome.error
@@ -225,55 +214,34 @@ class SimulatedCell(Cell):
         if waiter is not None:
             wake(waiter)
 
-    def confirm(self, call_id: UUID) -> None:
-        self._confirm_later(lambda: self.agent.works.pop(call_id, None))
+    def ack(self, calls: Collection[UUID] = (), message: int = 0) -> None:
+        """A manager that is killed before this arrives has not acknowledged it."""
+        self._loop.call_later(self._machine.chance.uniform(0, 0.05), self._take_ack, tuple(calls), message)
 
-    def confirm_heard(self, number: int) -> None:
-        def forget() -> None:
-            self.agent.unconfirmed = [one for one in self.agent.unconfirmed if one.number > number]
-
-        self._confirm_later(forget)
-
-    def _confirm_later(self, action: Callable[[], object]) -> None:
-        """A manager that is killed before has not confirmed it."""
-        self._loop.call_later(self._machine.chance.uniform(0, 0.05), lambda: self._detached or action())
+    def _take_ack(self, calls: tuple[UUID, ...], message: int) -> None:
+        if not self._detached:
+            for call_id in calls:
+                self.agent.works.pop(call_id, None)
+            self.agent.unacked = [unacked for unacked in self.agent.unacked if unacked.number > message]
 
     # --- an adopted agent ------------------------------------------------------------------------
 
     async def _report(self, late: float) -> None:
-        """The agent says again what was not confirmed, asks again, and says what it works on."""
+        """The agent says again what was not acknowledged, asks again, and says what it works on."""
         await self._machine.clock.sleep(late + self._machine.chance.uniform(0, 0.01))
         await self.agent.gate.wait()
         if self._detached or self.agent.dead:
             return
-        for message in self.agent.unconfirmed:
+        for message in self.agent.unacked:
             self.hear(message)
         for ask_id in self.agent.asks:
             self.ask(ask_id)
         self.send(self._take_report)
 
     def _take_report(self) -> None:
-        self._found = {call_id: work.verb for call_id, work in self.agent.works.items() if call_id not in self._waiters}
-        self._reported.set_result(None)
-        for tell in self._on_reported:
-            self._loop.call_soon(tell)
-
-    async def wait_for_report(self) -> None:
-        await asyncio.wait([self._reported], timeout=self._machine.chance.uniform(0, _REPORT_SECONDS))
-
-    def on_reported(self, tell: Callable[[], None]) -> None:
-        if self._reported.done():
-            self._loop.call_soon(tell)
-        else:
-            self._on_reported.append(tell)
-
-    @property
-    def in_flight(self) -> Mapping[UUID, Verb]:
-        return dict(self._found)
-
-    @property
-    def open_asks(self) -> frozenset[UUID]:
-        return frozenset(self.agent.asks)
+        self._has_reported = True
+        calls = {call_id: work.verb for call_id, work in self.agent.works.items() if call_id not in self._waiters}
+        self._listener.on_report(self.agent.plan.attempt, calls, frozenset(self.agent.asks))
 
     # --- the wire --------------------------------------------------------------------------------
 
@@ -302,14 +270,14 @@ class SimulatedCell(Cell):
 
     def close_wire(self) -> None:
         """The agent has ended: all that it sent arrives, and its open calls end."""
-        self.agent.unheard = not self._reported.done()
+        self.agent.unheard = not self._has_reported
         while self._wire and not self._detached:
             self._wire.popleft()()
         for waiter in list(self._waiters.values()):
             wake(waiter)
 
     def hear(self, message: Message) -> None:
-        self.send(partial(self._listener.heard, self.agent.plan.attempt, message))
+        self.send(partial(self._listener.on_message, self.agent.plan.attempt, message))
 
     def ask(self, ask_id: UUID) -> None:
         self.send(partial(self._take_question, ask_id))
@@ -329,7 +297,7 @@ class SimulatedCell(Cell):
     async def _put(self, ask_id: UUID) -> None:
         wait, _ = self.agent.asks[ask_id]
         try:
-            answer = await self._listener.asked(self.agent.plan.attempt, wait)
+            answer = await self._listener.on_question(self.agent.plan.attempt, wait)
         except OstlerError as error:
             if not self._detached:
                 self.agent.answered(ask_id, error)
@@ -348,7 +316,7 @@ class SimulatedCell(Cell):
 
     def _tell_exit(self) -> None:
         if not self._detached and self.agent.exit is not None:
-            self._listener.exited(self.agent.plan.attempt, self.agent.exit)
+            self._listener.on_exit(self.agent.plan.attempt, self.agent.exit)
 
     # --- the rest of the contract ----------------------------------------------------------------
 
@@ -362,7 +330,7 @@ class SimulatedCell(Cell):
 
     async def ping(self) -> None:
         self._require()
-        if self.agent.stuck or self.agent.gate.is_shut or not self._reported.done():
+        if self.agent.stuck or self.agent.gate.is_shut or not self._has_reported:
             await self._loop.create_future()
         await self._level.pause()
         self._require()

@@ -1,7 +1,7 @@
 """A machine that does not exist, and the agents on it: real objects that live apart from any manager.
 
-An agent keeps what it works on, what it has said and what it asks until a manager has confirmed it. A manager holds it
-by a cell (`isolation.py`); when the manager is killed the cell goes and the agent stays, or dies with it.
+An agent keeps what it works on, what it has said and what it asks until a manager has acknowledged it. A manager
+holds it by a cell (`simulated_isolation.py`); when the manager is killed the cell goes and the agent stays, or dies.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Misfortune:
     freeze_fails: float = 0.0
     freeze_hangs: float = 0.0
     thaw_fails: float = 0.0
-    recover_fails: float = 0.0
+    adopt_fails: float = 0.0
     #: An adopted agent blocks its loop, and reports late.
     report_is_late: float = 0.0
 
@@ -154,7 +154,7 @@ class Machine:
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """One call, until the manager has confirmed its answer."""
+    """One call, until the manager has acknowledged its answer."""
 
     call_id: UUID
     verb: Verb
@@ -173,10 +173,10 @@ class SimulatedAgent:
         self.link: Link | None = None
         self.works: dict[UUID, Work] = {}
         self.asks: dict[UUID, tuple[WaitAsked, asyncio.Future[WaitAnswer]]] = {}
-        #: What it has said and no manager has confirmed, in order.
-        self.unconfirmed: list[Signal | TokensUsed] = []
+        #: What it has said and no manager has acknowledged, in order.
+        self.unacked: list[Signal | TokensUsed] = []
         self.number = 0
-        #: It was ended before it could say again what an earlier manager had not confirmed.
+        #: It was ended before it could say again what an earlier manager had not acknowledged.
         self.unheard = False
         self.dead = False
         self.exit: Exit | None = None
@@ -254,7 +254,7 @@ class SimulatedAgent:
         if isinstance(message, Signal | TokensUsed) and self.machine.outlives:
             self.number += 1
             message = replace(message, number=self.number)
-            self.unconfirmed.append(message)
+            self.unacked.append(message)
         if self.link is not None:
             self.link.hear(message)
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
+from uuid import UUID
 
 import pytest
 
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.errors import AgentBusyError, AgentGoneError
-from ostler.isolation import Exit
+from ostler.isolation import Exit, Verb
 from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY, Backlog
 from ostler.isolation.mailbox import Mailbox
 from ostler.model.attempt import AttemptOutcome
@@ -22,11 +24,11 @@ class RecordingListener:
         self.asked_at: list[int] = []
         self.was_asked = asyncio.Event()
 
-    def heard(self, attempt: int, message: Message) -> None:
+    def on_message(self, attempt: int, message: Message) -> None:
         assert attempt == 7
         self.messages.append(message)
 
-    async def asked(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
+    async def on_question(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         assert attempt == 7
         self.asked_at.append(len(self.messages))
         self.was_asked.set()
@@ -34,7 +36,10 @@ class RecordingListener:
             await asyncio.Event().wait()
         return WaitAnswer(outcome="answered")
 
-    def exited(self, attempt: int, how: Exit) -> None:
+    def on_report(self, attempt: int, calls: Mapping[UUID, Verb], questions: Collection[UUID]) -> None:
+        raise AssertionError(attempt, calls, questions)
+
+    def on_exit(self, attempt: int, how: Exit) -> None:
         assert attempt == 7
         self.exits.append(how)
 

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ostler.keeper.boxes import APPROXIMATED, ENFORCED, BoxLimits
-from ostler.keeper.cgroup2 import Cgroup2Boxes, hand_down
 
-from ostler.keeper import cgroup2, cgroupfs
+from ostler.keeper import cgroup_files
+from ostler.keeper.cgroup_v2 import CgroupV2Groups, pass_controllers_on
+from ostler.keeper.groups import APPROXIMATED, ENFORCED, Limits
 
 _FILES = {
     "cgroup.type": "domain\n",
@@ -94,42 +94,38 @@ def kernel(own: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
         shutil.rmtree(path, ignore_errors=True)
         return True
 
-    monkeypatch.setattr(cgroupfs, "make", kernel.make)
-    monkeypatch.setattr(cgroupfs, "write", kernel.write)
-    monkeypatch.setattr(cgroupfs, "remove", remove)
+    monkeypatch.setattr(cgroup_files, "make", kernel.make)
+    monkeypatch.setattr(cgroup_files, "write", kernel.write)
+    monkeypatch.setattr(cgroup_files, "remove", remove)
     return kernel
 
 
-def _opened(own: Path) -> Cgroup2Boxes:
-    boxes = Cgroup2Boxes(*_in_order(own))
-    boxes.open()
-    return boxes
-
-
-def _in_order(own: Path) -> tuple[str, str, frozenset[str]]:
-    base, controllers = hand_down(str(own))
-    return base, "token", controllers
+def _opened(own: Path) -> CgroupV2Groups:
+    base, controllers = pass_controllers_on(str(own))
+    groups = CgroupV2Groups(base, "token", controllers)
+    groups.open()
+    return groups
 
 
 @pytest.mark.usefixtures("kernel")
 def test_our_group_hands_down_once_all_in_it_have_moved(own: Path) -> None:
     (own / "cgroup.procs").write_text("11\n12\n")
 
-    base, controllers = hand_down(str(own))
+    base, controllers = pass_controllers_on(str(own))
 
     assert base == str(own)
     assert controllers == {"memory", "cpu", "pids"}
     assert not (own / "cgroup.procs").read_text().split()
     assert set((own / "keeper/cgroup.procs").read_text().split()) == {"11", "12"}
     # The next keeper, and this one after an exchange, is found in the lower group.
-    assert hand_down(str(own / "keeper")) == (base, controllers)
+    assert pass_controllers_on(str(own / "keeper")) == (base, controllers)
 
 
 def test_who_may_not_hand_down_moves_back(own: Path, kernel: FakeKernel) -> None:
     (own / "cgroup.procs").write_text("11\n")
     kernel.refuses.add("cgroup.subtree_control")
 
-    assert hand_down(str(own)) == (str(own), frozenset())
+    assert pass_controllers_on(str(own)) == (str(own), frozenset())
     assert (own / "cgroup.procs").read_text().split() == ["11"]
 
 
@@ -140,104 +136,100 @@ def test_the_topmost_group_need_not_be_empty(tmp_path: Path) -> None:
     (top / "cgroup.type").unlink()
     (top / "cgroup.procs").write_text("1\n2\n")
 
-    assert hand_down(str(top)) == (str(top), frozenset())
+    assert pass_controllers_on(str(top)) == (str(top), frozenset())
     assert (top / "cgroup.procs").read_text().split() == ["1", "2"]
 
 
 @pytest.mark.usefixtures("kernel")
 def test_every_limit_is_written_where_the_kernel_reads_it(own: Path) -> None:
-    boxes = _opened(own)
-    box = boxes.make("a.1", BoxLimits(memory_bytes=64 << 20, cpu_percent=150, pids=9, weight=300))
-    group = own / "ostler-token/a.1"
+    groups = _opened(own)
+    group = groups.make("a.1", Limits(memory_bytes=64 << 20, cpu_percent=150, pids=9, weight=300))
+    directory = own / "ostler-token/a.1"
     names = ("memory.max", "memory.swap.max", "memory.oom.group", "cpu.max", "cpu.weight", "pids.max")
 
-    assert [(group / name).read_text() for name in names] == [str(64 << 20), "0", "1", "150000 100000", "300", "9"]
-    assert set(box.enforcement.values()) == {ENFORCED}
-    assert not boxes.polices
-    assert box.entrances() == [f"{group}/cgroup.procs"]
-    assert box.entrances("1") == [f"{group}/1/cgroup.procs"]
-    assert box.birthplace("1") == f"{group}/1"
+    assert [(directory / name).read_text() for name in names] == [str(64 << 20), "0", "1", "150000 100000", "300", "9"]
+    assert set(groups.enforcement().values()) == {ENFORCED}
+    assert not groups.polls
+    assert group.add("a.1") == [f"{directory}/unit-1/cgroup.procs"]
+    assert group.directory("a.1") == f"{directory}/unit-1"
 
 
 @pytest.mark.usefixtures("kernel")
 def test_without_limits_nothing_is_written(own: Path) -> None:
-    _opened(own).make("a.1", BoxLimits())
+    _opened(own).make("a.1", Limits())
 
     assert (own / "ostler-token/a.1/memory.max").read_text() == ""
     assert (own / "ostler-token/a.1/cpu.weight").read_text() == ""
 
 
 @pytest.mark.usefixtures("kernel")
-def test_members_of_all_rooms_are_seen_and_killed(own: Path) -> None:
-    box = _opened(own).make("a.1", BoxLimits())
-    box.entrances("1")
-    (own / "ostler-token/a.1/cgroup.procs").write_text("101\n")
-    (own / "ostler-token/a.1/1/cgroup.procs").write_text("102\n103\n")
+def test_members_of_all_units_are_seen_and_killed(own: Path) -> None:
+    group = _opened(own).make("a.1", Limits())
+    for unit, pids in (("a.1.x", "101\n"), ("a.1.y", "102\n103\n")):
+        Path(group.add(unit)[0]).write_text(pids)
 
-    assert box.pids() == {101, 102, 103}
-    assert box.pids("1") == {102, 103}
-    box.kill("1")
-    assert box.pids() == {101}
-    box.kill()
-    assert not box.pids()
-    box.remove()
+    assert group.pids() == {101, 102, 103}
+    assert group.pids("a.1.y") == {102, 103}
+    group.kill("a.1.y")
+    assert group.pids() == {101}
+    group.kill()
+    assert not group.pids()
+    group.remove()
     assert not (own / "ostler-token/a.1").exists()
 
 
-def test_a_freeze_waits_for_the_kernel_and_gives_up(
-    own: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    box = _opened(own).make("a.1", BoxLimits())
-    box.freeze()
+def test_a_freeze_waits_for_the_kernel(own: Path, kernel: FakeKernel) -> None:
+    group = _opened(own).make("a.1", Limits())
+    assert group.freeze()
     assert "frozen 1" in (own / "ostler-token/a.1/cgroup.events").read_text()
-    box.thaw()
+    group.thaw()
     assert "frozen 0" in (own / "ostler-token/a.1/cgroup.events").read_text()
 
     kernel.does_freeze = False
-    monkeypatch.setattr(cgroup2, "_FREEZE_SECONDS", 0.01)
-    with pytest.raises(TimeoutError):
-        box.freeze()
+    assert not group.freeze()
+    assert not group.freeze()
+    group.thaw()
     assert (own / "ostler-token/a.1/cgroup.freeze").read_text() == "0"
 
 
 @pytest.mark.usefixtures("kernel")
 def test_what_was_used_and_killed_is_read(own: Path) -> None:
-    box = _opened(own).make("a.1", BoxLimits(memory_bytes=1 << 20))
-    group = own / "ostler-token/a.1"
-    (group / "memory.current").write_text("4096\n")
-    (group / "pids.current").write_text("3\n")
-    (group / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 1\n")
+    group = _opened(own).make("a.1", Limits(memory_bytes=1 << 20))
+    directory = own / "ostler-token/a.1"
+    (directory / "memory.current").write_text("4096\n")
+    (directory / "pids.current").write_text("3\n")
+    (directory / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 1\n")
 
-    assert box.oom_kills() == 2
-    usage = box.usage()
+    assert group.oom_kills() == 2
+    usage = group.usage()
     assert (usage.cpu_seconds, usage.memory_bytes, usage.threads) == (1.5, 4096, 3)
 
 
 def test_a_limit_that_is_refused_leaves_no_box(own: Path, kernel: FakeKernel) -> None:
-    boxes = _opened(own)
+    groups = _opened(own)
     kernel.refuses.add("pids.max")
 
-    with pytest.raises(OSError, match=r"no control group for box a\.1"):
-        boxes.make("a.1", BoxLimits(pids=5))
+    with pytest.raises(PermissionError):
+        groups.make("a.1", Limits(pids=5))
     assert not (own / "ostler-token/a.1").exists()
 
 
 @pytest.mark.usefixtures("kernel")
 def test_what_the_kernel_does_not_hold_is_said(own: Path) -> None:
     (own / "cgroup.controllers").write_text("cpu pids")
-    boxes = _opened(own)
+    groups = _opened(own)
 
-    assert boxes.enforcement() == {"memory": APPROXIMATED, "cpu": ENFORCED, "pids": ENFORCED}
-    assert boxes.polices
+    assert groups.enforcement() == {"memory": APPROXIMATED, "cpu": ENFORCED, "pids": ENFORCED}
+    assert groups.polls
 
 
 @pytest.mark.usefixtures("kernel")
 def test_a_sweep_empties_and_removes_all_boxes(own: Path) -> None:
-    boxes = _opened(own)
-    boxes.make("a.1", BoxLimits())
+    groups = _opened(own)
+    groups.make("a.1", Limits())
     (own / "ostler-token/a.1/cgroup.procs").write_text("4000001\n")
 
-    assert boxes.sweep() == [4_000_001]
+    assert groups.sweep() == [4_000_001]
     assert not (own / "ostler-token").exists()
-    boxes.make("a.2", BoxLimits(pids=5))
+    groups.make("a.2", Limits(pids=5))  # the root is made again, with its controllers
     assert (own / "ostler-token/a.2/pids.max").read_text() == "5"

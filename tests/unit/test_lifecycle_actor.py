@@ -204,7 +204,7 @@ async def test_a_start_whose_agent_does_not_die_stays_until_it_does(world: World
     """The undo of a start may find what the end of an attempt may find: a process that no signal ends."""
     async with world.open() as manager:
         spawning = begin(world.spawn(SlowStart))
-        await world.until(lambda: bool(world.machine.living()))
+        await world.until(lambda: any(agent.works for agent in world.machine.living()))
         (ada,) = world.runtime.instances
         world.agent(ada).unkillable_until = world.clock.mono() + 30
         result = await manager.terminate(ada)
@@ -537,7 +537,7 @@ async def test_a_signal_that_cannot_be_written_takes_no_other_with_it(world: Wor
             world.agent(ada).say(Signal(name="said", payload=payload))
         await asyncio.sleep(1)
         assert [one.payload for one in world.of_kind(ada, AgentSignalEvent)] == [{"n": 1}, {"n": 3}]
-        assert not world.agent(ada).unconfirmed
+        assert not world.agent(ada).unacked
         assert await manager.process(ada, 1) == 1
 
 

@@ -230,7 +230,7 @@ MESSAGES: dict[str, Make] = {
     "unasked": lambda one: kinds.WaitCancelled(wait_id=present(one, "wait")),
     "exited": lambda one: kinds.Exited(attempt=one.attempt, how=LOST),
     "exited-earlier": lambda _: kinds.Exited(attempt=0, how=LOST),
-    "reported": lambda one: kinds.Reported(attempt=one.attempt),
+    "reported": lambda one: kinds.Reported(attempt=one.attempt, calls={}, questions=()),
     "probed": lambda one: kinds.Probed(attempt=one.attempt, result=ProbeResult(outcome=ProbeOutcome.FAILED)),
     "probed-gone": lambda one: kinds.Probed(attempt=one.attempt, gone=LOST),
     "probed-earlier": lambda _: kinds.Probed(attempt=0, gone=LOST),

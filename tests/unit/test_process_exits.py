@@ -8,23 +8,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
-from ostler.isolation.process.exits import ending_of, exit_of
-from ostler.isolation.process.hearing import calls_of, key_of, message_of, outcome_of, read_key, wait_of
 
 from ostler.agents import Agent
 from ostler.agents.base import FunctionMaker
 from ostler.agents.command import Ending
 from ostler.errors import AgentInitializationError
-from ostler.isolation import Exit, Verb
+from ostler.isolation import Exit
+from ostler.isolation.held.exit import ending_of, exit_of
+from ostler.isolation.holder import UnitExit
 from ostler.isolation.process.sources import source_of
-from ostler.isolation.wire import WireError
 from ostler.model.attempt import AttemptOutcome
 
 CRASH = Exit(outcome=AttemptOutcome.ERROR, detail="SystemExit: 3", exception_type="SystemExit")
-ID = UUID(int=7)
 
 
 @pytest.mark.parametrize(
@@ -46,31 +43,31 @@ ID = UUID(int=7)
     ],
 )
 def test_an_end_is_told_for_what_it_was(record: dict[str, Any], outcome: AttemptOutcome, detail: str) -> None:
-    how = exit_of(record, 64)
+    how = exit_of(UnitExit(**record), 64)
     assert how.outcome is outcome
     assert detail in (how.detail or "")
     assert (how.code, how.signal) == (record.get("code"), record.get("signal"))
 
 
 def test_the_agents_own_word_counts_but_not_against_the_kernel() -> None:
-    assert exit_of({"code": 3}, 64, CRASH) == replace(CRASH, code=3)
-    assert exit_of({"signal": 9, "by": "stop"}, 64, CRASH) == replace(CRASH, signal=9), "we only hastened it"
-    assert exit_of({"signal": 9, "oom": True}, 64, CRASH).outcome is AttemptOutcome.OOM
+    assert exit_of(UnitExit(code=3), 64, CRASH) == replace(CRASH, code=3)
+    assert exit_of(UnitExit(signal=9, by="stop"), 64, CRASH) == replace(CRASH, signal=9), "we only hastened it"
+    assert exit_of(UnitExit(signal=9, oom=True), 64, CRASH).outcome is AttemptOutcome.OOM
 
 
 def test_when_it_ended_is_told_in_utc() -> None:
-    assert exit_of({"code": 0, "ended": 1_700_000_000.5}, 64).ended_at == datetime(
+    assert exit_of(UnitExit(code=0, ended=1_700_000_000.5), 64).ended_at == datetime(
         2023, 11, 14, 22, 13, 20, 500_000, tzinfo=UTC
     )
-    assert exit_of({"code": 0}, 64).ended_at is None
+    assert exit_of(UnitExit(code=0), 64).ended_at is None
 
 
 def test_a_run_of_a_command_ends_in_its_own_terms() -> None:
-    assert ending_of({"code": 3}, 64) == Ending(code=3)
-    assert ending_of({"signal": 15}, 64) == Ending(signal_name="SIGTERM")
-    assert ending_of({}, 64) == Ending()
+    assert ending_of(UnitExit(code=3), 64) == Ending(code=3)
+    assert ending_of(UnitExit(signal=15), 64) == Ending(signal_name="SIGTERM")
+    assert ending_of(UnitExit(), 64) == Ending()
     killed = Ending(signal_name="SIGKILL", memory_limit_mb=64)
-    assert ending_of({"signal": 9, "oom": True}, 64) == ending_of({"signal": 9, "by": "memory"}, 64) == killed
+    assert ending_of(UnitExit(signal=9, oom=True), 64) == ending_of(UnitExit(signal=9, by="memory"), 64) == killed
     assert killed.failure == "used more memory than its limit of 64 MB and was killed (oom)"
 
 
@@ -123,6 +120,8 @@ def test_what_no_other_process_can_find_is_refused(maker: Any, complaint: str) -
 SCRIPT = """
 from ostler.agents import Agent
 from ostler.errors import AgentInitializationError
+from ostler.isolation.held.exit import ending_of, exit_of
+from ostler.isolation.holder import UnitExit
 from ostler.isolation.process.sources import source_of
 
 class Mine(Agent):
@@ -150,50 +149,3 @@ def test_a_class_of_the_program_itself_is_found_by_its_file(tmp_path: Path) -> N
     assert said("-m", "mine") == f"mine {script} Mine True"
     assert "typed in or read from standard input" in said("-", text=SCRIPT)
     assert "typed in or read from standard input" in said("-c", SCRIPT)
-
-
-# --- what an agent says ------------------------------------------------------------------------------
-
-
-def test_a_call_is_known_by_its_key() -> None:
-    assert read_key(key_of(Verb.PROCESS, ID)) == (Verb.PROCESS, ID)
-    assert calls_of({"calls": [{"id": key_of(Verb.HEALTH, ID)}]}) == {ID: Verb.HEALTH}
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"kind": "progress", "fraction": 2},
-        {"kind": "progress", "fraction": True},
-        {"kind": "progress", "message": 7},
-        {"kind": "progress", "details": [1]},
-        {"kind": "signal"},
-        {"kind": "signal", "name": "x" * 10_000},
-        {"kind": "signal", "name": "two\nlines"},
-        {"kind": "signal", "name": "x", "payload": {"a": "\0"}},
-        {"kind": "tokens", "count": -1},
-        {"kind": "tokens", "count": 1.5},
-        {"kind": "tokens", "count": 1, "number": "7"},
-        {"kind": "signal", "name": "x", "number": -1},
-        {"kind": "metric", "name": "x", "value": float("inf")},
-        {"kind": "rumour"},
-        {},
-    ],
-)
-def test_what_is_no_message_is_not_believed(said: dict[str, Any]) -> None:
-    with pytest.raises(WireError):
-        message_of(said)
-
-
-def test_nor_what_is_no_answer_no_question_and_no_state() -> None:
-    answers: list[dict[str, Any]] = [{}, {"error": {}}, {"error": "no"}, {"crash": None}]
-    for answer in answers:
-        with pytest.raises(WireError):
-            outcome_of(answer)
-    questions: list[dict[str, Any]] = [{}, {"kind": "human", "timeout_seconds": "soon"}, {"kind": "human", "call": 3}]
-    for question in questions:
-        with pytest.raises(WireError):
-            wait_of(question, ID)
-    for state in ({}, {"calls": 3}, {"calls": [3]}, {"calls": [{"id": "process:x"}]}):
-        with pytest.raises(WireError):
-            calls_of(state)

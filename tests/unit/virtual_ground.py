@@ -18,7 +18,7 @@ from simulated_machine import Machine, SimulatedAgent
 from ostler.agents import Agent, AgentContext, AgentManifest, AgentRegistry
 from ostler.errors import StoreError, StoreFullError
 from ostler.failpoints import FaultPoint, Seams, no_fault
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.manager import AgentLifecycleManager
 from ostler.lifecycle.open import open_manager

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
         Usage,
         Verb,
     )
-    from ostler.isolation.finding import BUILT_IN, IsolationLevels, LevelSource
+    from ostler.isolation.registry import BUILT_IN, IsolationLevels, LevelSource
 else:  # a type checker would believe in any name
     __getattr__, __dir__ = opener(
         __name__,
         {
             "base": "Capabilities Cell Exit Isolation Listener Site StartPlan StopReport Usage Verb",
-            "finding": "BUILT_IN IsolationLevels LevelSource",
+            "registry": "BUILT_IN IsolationLevels LevelSource",
         },
     )
 

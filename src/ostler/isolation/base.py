@@ -7,18 +7,20 @@ agent instance at that level. `Listener` is what a cell tells the manager. The l
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
-from ostler.agents import AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
+from ostler.agents import Agent, AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
 from ostler.clock import Clock
 from ostler.errors import AgentInitializationError, InvalidOperationError
+from ostler.isolation.log_files import FileLogs, InstanceLogs, NoLogs
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel
@@ -74,7 +76,7 @@ class StartPlan:
     attempt: int
     name: str
     manifest: AgentManifest
-    #: Makes the agent object. A level outside the program imports it by module and name instead.
+    #: Makes the agent object, only inside the program: `to_json` leaves it out, for it is an object of the manager.
     maker: AgentMaker
     limits: ResourceLimits
     #: Given to the agent as `context.data`.
@@ -93,6 +95,38 @@ class StartPlan:
     open_stdin: bool = False
     #: Options that only one level reads: image, network, mounts, user (container); sandbox (process).
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Where another process finds the code of a Python agent, as `PythonProgram.source`; None: found by `maker`.
+    source: Mapping[str, Any] | None = None
+
+    def to_json(self) -> str:
+        """For another machine. The plan of a Python agent needs its `source`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "maker"}
+        records = {name: json.loads(values[name].to_json()) for name in ("manifest", "limits")}
+        return json.dumps({**values, **records}, default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> StartPlan:
+        values = json.loads(text)
+        for name in ("workdir", "log"):
+            values[name] = None if values[name] is None else Path(values[name])
+        values["manifest"] = AgentManifest.from_json(json.dumps(values["manifest"]))
+        values["limits"] = ResourceLimits.from_json(json.dumps(values["limits"]))
+        values["instance_id"] = UUID(values["instance_id"])
+        values["priority"] = AgentPriority(values["priority"])
+        values["terminal"] = None if values["terminal"] is None else tuple(values["terminal"])
+        return cls(**values, maker=_made_elsewhere)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path | UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _made_elsewhere() -> Agent:
+    raise InvalidOperationError("this plan came from another program; only a level outside the program can start it")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +226,17 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LastOutput:
+    """What a cell wrote last, as it is known without reading a log; up to a second old."""
+
+    at: datetime
+    #: Without control sequences, and only its last part where it is long. It may not have an end yet.
+    line: str
+    #: Bytes that came faster than `Site.output_rate` allows, and are in no log.
+    dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StopReport:
     #: The agent ended by itself within its grace.
     graceful: bool
@@ -271,6 +316,11 @@ class Cell(ABC):
     def may_have_lost_calls(self) -> bool:
         """Its holder was replaced since the start: a call that the report of an adoption does not name was lost."""
         return False
+
+    @property
+    def last_output(self) -> LastOutput | None:
+        """Of what the store has not been told to forget; None: it has written nothing."""
+        return None
 
     @abstractmethod
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
@@ -372,6 +422,10 @@ class Isolation(ABC):
         """
         del keep
         return 0
+
+    def logs(self, instance_id: UUID) -> InstanceLogs:
+        """What an instance of this level wrote: files of the home, where a level does not keep it elsewhere."""
+        return NoLogs() if self._site.directory is None else FileLogs(self._site.directory, instance_id)
 
     async def close(self) -> None:  # noqa: B027 - optional
         """Release what the level holds. Cells that were not destroyed are detached, or end where nothing outlives."""

@@ -1,12 +1,13 @@
 """The contract between cells and what holds their processes: our keeper, or a container engine.
 
 A *unit* is one main process with everything it starts: a Python agent, or one run of a command. A *cell* is all units
-of one attempt: limits, freeze and usage act on a cell. Names are strings: a cell is `INSTANCEHEX.ATTEMPT`; the unit of a
-Python agent has the name of its cell, a run of a command `INSTANCEHEX.ATTEMPT.CALLHEX`.
+of one attempt: limits, freeze and usage act on a cell. Names are strings: a cell is `INSTANCEHEX.ATTEMPT`; the unit of
+a Python agent has the name of its cell, a run of a command `INSTANCEHEX.ATTEMPT.CALLHEX`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.isolation.base import NO_TERMINALS, Input, Screen, StartPlan, Usage
+from ostler.isolation.base import NO_TERMINALS, Input, LastOutput, Screen, StartPlan, Usage
 
 ErrorKind = Literal[
     "unknown",  # the holder has no such unit or cell
@@ -108,6 +109,8 @@ class UnitExit:
     written: int = 0
     dropped: int = 0
     left: tuple[str, ...] = ()
+    #: CPU seconds of the whole cell where this unit was its last, so that the counter went with it; else 0.
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,12 +169,17 @@ class Holder(ABC):
         """
 
     @abstractmethod
-    async def units(self) -> list[UnitStatus]:
-        """Every unit that is not forgotten, living or ended."""
+    async def units(self, cell: str | None = None) -> list[UnitStatus]:
+        """Every unit, or every unit of one cell, that is not forgotten, living or ended."""
 
     @abstractmethod
     async def connect(self, status: UnitStatus) -> socket.socket:
         """A connected, non-blocking stream socket to the Python agent of this unit. The agent need not answer yet."""
+
+    def last_output(self, unit: str) -> LastOutput | None:
+        """What the holder has told of it, also of one that has ended and is not forgotten. Answered from memory."""
+        del unit
+        return None
 
     def read_unsent(self, unit: str) -> bytes:
         """Lines that a Python agent that has ended could not deliver, as far as it could keep them."""
@@ -219,6 +227,10 @@ class Holder(ABC):
         """A sentence when `program` cannot be run where the unit will run; None when it can, or is not known yet."""
         del program, path, plan
         return None
+
+    async def answers(self) -> None:
+        """Return when a holder that was late answers again or is gone; where that cannot be told, after a while."""
+        await asyncio.sleep(5.0)
 
     @abstractmethod
     async def close(self, *, leave: bool) -> None:

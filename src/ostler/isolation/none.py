@@ -11,7 +11,7 @@ from ostler.clock import Clock
 from ostler.errors import AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import MemoryGauge, Outcome, close_code
-from ostler.isolation.loopcell import LoopCell
+from ostler.isolation.in_process import InProcessCell
 from ostler.model.states import Enforcement, IsolationLevel
 
 _LIMITS: Mapping[str, Enforcement] = MappingProxyType(
@@ -47,7 +47,7 @@ class NoIsolation(Isolation):
         return cell
 
 
-class InlineCell(LoopCell):
+class InlineCell(InProcessCell):
     level = IsolationLevel.NONE
     LEFT_BEHIND = "its task does not end; it is cut off and ends with the program"
     _pushes = 0

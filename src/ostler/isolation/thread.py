@@ -18,7 +18,7 @@ from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan, Usage
 from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
-from ostler.isolation.loopcell import LoopCell
+from ostler.isolation.in_process import InProcessCell
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
 
@@ -64,7 +64,7 @@ class ThreadIsolation(Isolation):
         return cell
 
 
-class ThreadCell(LoopCell):
+class ThreadCell(InProcessCell):
     level = IsolationLevel.THREAD
     LEFT_BEHIND = "its thread does not end; it is cut off and ends with the program"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
 import signal
 import socket
 import time
@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostler.keeper import tree
+from ostler.keeper.directory import Directory
 from ostler.keeper.exits import Children, ExitRecorder
+from ostler.keeper.freeze import Freezer
 from ostler.keeper.loop import Loop
-from ostler.keeper.protocol import VERSION
+from ostler.keeper.output import OutputReporter
+from ostler.keeper.protocol import RUN, UNIT_NAME, VERSION
+from ostler.keeper.remove import Remover
 from ostler.keeper.server import Connection, Handler, Reply, Server
 from ostler.keeper.start import Starter
 from ostler.keeper.state import ENDED, RUNNING, STARTING, RequestError, State, Unit
@@ -21,43 +25,57 @@ from ostler.keeper.stop import Stopper
 from ostler.keeper.templates import Templates
 
 _POLL_SECONDS = 0.1
-_TIDY_SECONDS = 10.0
+_TIDY_SECONDS = 2.0
+#: After the last unit has ended without a manager; one that comes soon need not start another keeper.
+_ALONE_SECONDS = 2.0
 _END_GRACE = 5.0
+#: How long a new keeper waits for its first manager, which may have died in between.
+FIRST_HELLO_SECONDS = 60.0
+_MAX_SECONDS = 1e9
+#: How often a lease is looked at, at most.
+_LOOK_SECONDS = 1.0
 Refuse = Callable[[str, str], None]
 
 
 class Keeper:
     def __init__(
-        self, loop: Loop, listener: socket.socket, state: State, log: int, warn: Callable[[str], None]
+        self, loop: Loop, listener: socket.socket, state: State, directory: Directory, warn: Callable[[str], None]
     ) -> None:
         self.loop = loop
         self.state = state
+        self.directory = directory
         self.warn = warn
         self.ending = False
+        self._is_stopping_all = False
         self._epoch = 0
         self._lease = Lease(loop, self)
-        self.children = Children()
-        self.exits = ExitRecorder(loop, state, self._exited)
-        self.templates = Templates(loop, state, self.children, log)
-        self.starter = Starter(loop, state, self.children, self.exits, self.templates)
+        self.children = Children(loop)
+        self.exits = ExitRecorder(loop, state, self.children, self._exited)
+        self.templates = Templates(loop, state, self.children)
+        self.remover = Remover(self.children, os.path.join(state.home, RUN), warn)
+        self.starter = Starter(loop, state, self.children, self.exits, self.templates, self.remover)
         self.starter.on_failed(self._ended)
+        self.freezer = Freezer(loop)
+        self.starter.on_output(self._has_written)
+        self._reporter = OutputReporter(loop, self._tell_output)
         self.stopper = Stopper(loop, state, self.starter.cancel)
         self.server = Server(loop, listener, self._handlers())
         self.server.hello = self._hello
+        self.server.about = self._about
         self.server.heard = self._lease.renew
         self.server.manager_left = self._manager_left
         loop.after_turn = self.exits.after_turn
-        loop.on_signal(signal.SIGCHLD, self._reap)
         loop.on_signal(signal.SIGTERM, lambda: self.end("stop"))
         loop.later(_TIDY_SECONDS, self._tidy)
         if state.groups.polls:
             loop.later(_POLL_SECONDS, self._poll_limits)
+        self._lease.begin(FIRST_HELLO_SECONDS)
 
     def _handlers(self) -> dict[str, Handler]:
         return {
             "start": self._start,
             "status": lambda request, reply, _: reply(self.state.status(str(request["unit"]))),
-            "list": lambda _, reply, __: reply({"units": self.state.statuses()}),
+            "list": lambda request, reply, _: reply({"units": self.state.statuses(request.get("cell"))}),
             "freeze": self._freeze,
             "thaw": self._thaw,
             "usage": self._usage,
@@ -71,9 +89,9 @@ class Keeper:
     # --- the manager ---
 
     def _hello(self, connection: Connection, request: Mapping[str, Any], reply: Reply) -> None:
-        epoch, lease = int(request["epoch"]), float(request["lease_seconds"])
         if request.get("version") != VERSION:
             raise RequestError("version", f"this keeper speaks version {VERSION}, not {request.get('version')!r:.20}")
+        epoch, lease = int(request["epoch"]), _seconds(request["lease_seconds"])
         if epoch < self._epoch:
             raise RequestError("stale", f"a manager of epoch {self._epoch} was here; {epoch} is older")
         if self.ending:
@@ -85,15 +103,18 @@ class Keeper:
         self._lease.begin(lease)
         reply(
             {
-                "pid": os.getpid(),
-                "start_time": tree.start_time(os.getpid()),
-                "boot_id": tree.boot_id(),
+                **_identity(),
                 "token": self.state.token,
                 "title": self.state.groups.title,
                 "enforcement": dict(self.state.groups.enforcement()),
                 "units": self.state.statuses(),
             }
         )
+
+    def _about(self) -> dict[str, Any]:
+        """For a manager of another version, which leaves these units alone until they have ended."""
+        living = sorted(unit.name for unit in self.state.units.values() if unit.state != ENDED)
+        return {"version": VERSION, **_identity(), "living": len(living), "units": living}
 
     def _manager_left(self) -> None:
         if not self.ending:
@@ -106,7 +127,7 @@ class Keeper:
             if unit.state == STARTING:
                 self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
 
-    def _bye(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         reply({})
         if request.get("leave") and self.state.units:
             if self.server.manager is not None:
@@ -125,56 +146,81 @@ class Keeper:
         cell = self.state.cell(str(request["cell"]))
         if any(unit.state == STARTING for unit in cell.units.values()):
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
-        try:
-            cell.group.freeze()
-        except OSError as error:
-            raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = True
-        reply({})
+        if cell.stopping:
+            raise RequestError("busy", f"cell {cell.name} is being stopped")
+        self.freezer.freeze(cell, lambda: reply({}), lambda sentence: refuse("freeze", f"cell {cell.name}: {sentence}"))
 
-    def _thaw(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _thaw(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
         try:
-            cell.group.thaw()
+            self.freezer.thaw(cell)
         except OSError as error:
             raise RequestError("freeze", f"cell {cell.name}: {error}") from error
-        cell.frozen = False
         reply({})
 
-    def _usage(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _usage(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         usage = self.state.cell(str(request["cell"])).group.usage()
         reply({"cpu_seconds": usage.cpu_seconds, "memory_bytes": usage.memory_bytes, "threads": usage.threads})
 
-    def _stop(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _stop(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         def stopped(report: dict[str, Any]) -> None:
             reply(report)
             self._end_if_empty()
 
-        self.stopper.stop(str(request["name"]), float(request["grace"]), "stop", stopped)
+        self.stopper.stop(str(request["name"]), _seconds(request["grace"]), "stop", stopped)
 
-    def _forget(self, request: Mapping[str, Any], reply: Reply, refuse: Refuse) -> None:
+    def _forget(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         """A unit, or all units of a cell. Their run directories go too."""
         name = str(request["name"])
-        for unit in (name, *(u for u in self.state.journal.records if u.startswith(f"{name}."))):
-            if unit in self.state.units:
-                raise RequestError("busy", f"unit {unit} has not ended")
+        if UNIT_NAME.fullmatch(name) is None:
+            raise RequestError("request", f"{name!r:.80} is no name of a unit or a cell")
+        units = {name, *(unit for unit in self._ended_units() if unit.startswith(f"{name}."))}
+        for unit in units & self.state.units.keys():
+            raise RequestError("busy", f"unit {unit} has not ended")
+        for unit in units:
             self.state.journal.forget(unit)
-            shutil.rmtree(self.state.run_directory(unit), ignore_errors=True)
+            self.remover.remove(self.state.run_directory(unit))
         reply({})
+
+    def _ended_units(self) -> set[str]:
+        """With a record, or only a directory, which a keeper that was killed left. Without those that live."""
+        try:
+            directories = os.listdir(os.path.join(self.state.home, RUN))
+        except OSError:
+            directories = []
+        return {*self.state.journal.records, *directories} - self.state.units.keys()
 
     # --- by itself ---
 
-    def _reap(self) -> None:
-        if self.children.reap():
-            self.loop.later(0.0, self._reap)
+    def _has_written(self, unit: Unit) -> None:
+        if unit.output is not None:
+            self._reporter.add(unit.name, unit.output)
+
+    def _tell_output(self, event: Mapping[str, Any]) -> bool:
+        manager = self.server.manager
+        if manager is None:
+            return True  # the next one sees it in the statuses
+        if not manager.has_unsent:
+            manager.send(event)
+            return True
+        return False
 
     def _exited(self, unit: Unit) -> None:
-        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit})
+        output = None if unit.output is None else unit.output.last()
+        self.server.tell({"event": "exit", "unit": unit.name, "exit": unit.exit, "output": output})
         self._ended(unit)
 
     def _ended(self, unit: Unit) -> None:
+        self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
+        if self.server.manager is None:
+            self.loop.later(_ALONE_SECONDS, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        """No manager is there and nothing lives. The exits are on the disk, where the next keeper finds them."""
+        if self.server.manager is None and not self.state.units:
+            self.end("stop")
 
     def _poll_limits(self) -> None:
         for cell in list(self.state.cells.values()):
@@ -183,29 +229,37 @@ class Keeper:
             if excess is not None:
                 for unit in running:
                     unit.by, unit.why = excess
+                    unit.killed = True
                 cell.group.kill()
         self.loop.later(_POLL_SECONDS, self._poll_limits)
 
     def _tidy(self) -> None:
-        self.templates.retire_idle()
-        if not os.path.isdir(self.state.home):
-            self.warn("the home was removed")
-            self.end("lease")
         self.loop.later(_TIDY_SECONDS, self._tidy)
+        if not self.ending and not self.directory.is_ours():
+            self.warn("the home was removed")
+            self.end("lease", "its home was removed")
+        self.directory.trim_log()
+        self.templates.retire_idle()
+        self.exits.note_oom_kills()
 
     # --- the end ---
 
-    def end(self, by: str) -> None:
+    def end(self, by: str, why: str = "") -> None:
         if self.ending:
             return
         self.ending = True
         self.server.stop_listening()
+        for unit in self.state.units.values():
+            if unit.state in {STARTING, RUNNING} and not unit.by:
+                unit.why = why
         for cell in list(self.state.cells.values()):
             self.stopper.stop(cell.name, _END_GRACE, by, lambda _: self._end_if_empty())
+        self._is_stopping_all = True
         self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self.ending and not len(self.stopper) and all(u.state == ENDED or u.left for u in self.state.units.values()):
+        """A stop ends also when something cannot be killed: that does not keep the keeper."""
+        if self._is_stopping_all and not len(self.stopper):
             self.loop.end()
 
     def close(self) -> None:
@@ -218,13 +272,18 @@ class Keeper:
 
 
 class Lease:
-    """Ends everything when no manager was heard for `seconds`, connected or not. 0: at once when it disconnects."""
+    """Ends everything when no manager was heard for `seconds`, connected or not. 0: at once when it disconnects.
+
+    Only time in which the keeper itself ran is counted: when the whole machine stood still, the manager could not renew
+    either, and gets the rest of its lease for that.
+    """
 
     def __init__(self, loop: Loop, keeper: Keeper) -> None:
         self._loop = loop
         self._keeper = keeper
         self._seconds = 0.0
-        self._heard = time.monotonic()
+        self._silent = 0.0
+        self._looked = 0.0
         self._round = 0
 
     def begin(self, seconds: float) -> None:
@@ -232,21 +291,41 @@ class Lease:
         self._round += 1
         self.renew()
         if seconds:
-            self._check(self._round)
+            self._look_later(self._round)
 
     def renew(self) -> None:
-        self._heard = time.monotonic()
+        self._silent = 0.0
+        self._looked = time.monotonic()
 
-    def _check(self, number: int) -> None:
+    def _look_later(self, number: int) -> None:
+        pause = min(_LOOK_SECONDS, self._seconds / 4)
+        self._loop.later(pause, lambda: self._look(number, pause))
+
+    def _look(self, number: int, pause: float) -> None:
         if number != self._round:
             return  # a later manager has its own lease
-        left = self._heard + self._seconds - time.monotonic()
-        if left <= 0:
-            self._keeper.warn(f"no manager was heard for {self._seconds:g} s")
-            self._keeper.end("lease")
+        now = time.monotonic()
+        self._silent += min(now - self._looked, 2 * pause)
+        self._looked = now
+        if self._silent < self._seconds:
+            self._look_later(number)
         else:
-            self._loop.later(left + 0.01, lambda: self._check(number))
+            sentence = f"no manager was heard for {self._seconds:g} s"
+            self._keeper.warn(sentence)
+            self._keeper.end("lease", sentence)
 
     def manager_left(self) -> None:
         if not self._seconds or not self._keeper.state.units:
             self._keeper.end("lease")
+
+
+def _identity() -> dict[str, Any]:
+    return {"pid": os.getpid(), "start_time": tree.start_time(os.getpid()), "boot_id": tree.boot_id()}
+
+
+def _seconds(value: Any) -> float:
+    """Raises `ValueError` for what is no length of time."""
+    seconds = float(value)
+    if not math.isfinite(seconds) or not 0 <= seconds <= _MAX_SECONDS:
+        raise ValueError(f"{value!r:.20} is no number of seconds")
+    return seconds

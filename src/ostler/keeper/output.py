@@ -6,7 +6,9 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from ostler.keeper.loop import Loop, Timer
 
@@ -25,6 +27,11 @@ TIME_PAIR, STREAM_SHIFT = struct.Struct(">QQ"), 56
 UNKNOWN, STDOUT, STDERR, OURS = range(4)
 _TIME_STEP = 0.01
 _DRAIN = 4 << 20
+#: Bytes that cannot begin a character of UTF-8.
+_CONTINUATION = bytes(range(0x80, 0xC0))
+#: Of what was written last, so many bytes are told to the manager, at most so often, of so many units at once.
+_TAIL_BYTES, _REPORT_SECONDS, _REPORTED_AT_ONCE = 400, 0.5, 256
+_REPORT_PAUSE = 0.02
 #: So long a stream waits for the other one to end its line, before that line is broken.
 _LINE_SECONDS = 0.1
 
@@ -148,6 +155,9 @@ class Output:
         self._streams = dict(zip(descriptors, streams, strict=True))  #: of what is open
         self._waiting = -1  #: the descriptor that is not read until the other stream has ended its line
         self._waits_until: Timer | None = None
+        self._tail = b""
+        self._heard = 0.0  #: seconds since 1970
+        self.on_data: Callable[[], None] = lambda: None
         for descriptor in descriptors:
             os.set_blocking(descriptor, False)
             self._watch(descriptor)
@@ -206,6 +216,7 @@ class Output:
         now = time.monotonic()
         self._allowed = min(float(self._rate * BURST_SECONDS), self._allowed + (now - self._counted) * self._rate)
         self._counted = now
+        self._keep_tail(data, self._streams[descriptor])
         if self._allowed < len(data):
             self._drop(len(data))
         else:
@@ -214,7 +225,20 @@ class Output:
             written = self._log.write(data, self._streams[descriptor])
             self.written += written
             self._drop(len(data) - written)
+        self.on_data()
         return count
+
+    def _keep_tail(self, data: bytes, stream: int) -> None:
+        breaks = b"\n" if not self._log.ends_line and self._log.stream != stream else b""
+        self._tail = (self._tail + breaks + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._heard = time.time()
+
+    def last(self) -> dict[str, Any] | None:
+        """When it wrote last, the end of that, and how much was dropped so far; None before the first output."""
+        if not self._heard:
+            return None
+        tail = self._tail.lstrip(_CONTINUATION).decode("utf-8", "replace")
+        return {"at": self._heard, "tail": tail, "dropped": self.dropped}
 
     def _drop(self, count: int) -> None:
         if not count:
@@ -247,3 +271,36 @@ class Output:
         self._loop.unwatch(descriptor)
         del self._streams[descriptor]
         os.close(descriptor)
+
+
+class OutputReporter:
+    """Tells the manager what units wrote last: one event for all that changed, and not more than two in a second.
+
+    `tell` returns False when the manager does not read now; then it is told later.
+    """
+
+    def __init__(self, loop: Loop, tell: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._loop = loop
+        self._tell = tell
+        self._changed: dict[str, Output] = {}
+        self._timer: Timer | None = None
+        self._told = 0.0
+
+    def add(self, unit: str, output: Output) -> None:
+        """It has written something."""
+        self._changed[unit] = output
+        if self._timer is None:
+            pause = max(_REPORT_PAUSE, self._told + _REPORT_SECONDS - time.monotonic())
+            self._timer = self._loop.later(pause, self._report)
+
+    def discard(self, unit: str) -> None:
+        self._changed.pop(unit, None)
+
+    def _report(self) -> None:
+        self._timer, self._told = None, time.monotonic()
+        units = {unit: output.last() for unit, output in islice(self._changed.items(), _REPORTED_AT_ONCE)}
+        if units and self._tell({"event": "output", "units": units}):
+            for unit in units:
+                del self._changed[unit]
+        if self._changed:
+            self._timer = self._loop.later(_REPORT_SECONDS, self._report)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from ostler.isolation.base import Exit
-from ostler.isolation.process.logs import run_log, start_log
 from ostler.lifecycle.instance import Instance
 from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.operations import fail_with
@@ -99,7 +96,9 @@ def _with_memory(instance: Instance, health: AgentHealthStatus) -> AgentHealthSt
 def stall_of(instance: Instance) -> StallVerdict:
     """Whether it stands still although it owes work."""
     liveness, phase = instance.liveness, instance.phase
-    _look_at_log(instance)
+    output = None if instance.cell is None else instance.cell.last_output
+    if output is not None:
+        liveness.note_output(output.at)
     working = [call for call in instance.calls.values() if not call.ended]
     oldest = min((call.began_at for call in working), default=None)
     return judge_stall(
@@ -117,18 +116,3 @@ def stall_of(instance: Instance) -> StallVerdict:
             stall_after=instance.runtime.settings.stall_after,
         )
     )
-
-
-def _look_at_log(instance: Instance) -> None:
-    """What it printed is a sign of life, too; the keeper writes it as it comes."""
-    home, instance_id, attempt = instance.runtime.home, instance.instance_id, instance.attempt
-    if home is None:
-        return
-    files = [start_log(home, instance_id, attempt)]
-    files += [run_log(home, instance_id, attempt, call_id) for call_id in instance.calls]
-    times = []
-    for file in files:
-        with contextlib.suppress(OSError):
-            times.append(file.stat().st_mtime)
-    if times:
-        instance.liveness.note_log(max(times))

@@ -26,7 +26,7 @@ from ostler.errors import AgentGoneError, InvalidOperationError, OstlerError, St
 from ostler.failpoints import FaultPoint
 from ostler.ids import IdSource
 from ostler.isolation.base import Cell, Isolation
-from ostler.isolation.finding import IsolationLevels
+from ostler.isolation.registry import IsolationLevels
 from ostler.lifecycle.definitions import Definitions
 from ostler.lifecycle.disk import DiskMeter
 from ostler.lifecycle.liveness import Counters, ObservedLiveness, Outbox
@@ -108,6 +108,8 @@ class Runtime:
     closing: OstlerError | None = None
     #: Tries again what recovery could not do.
     recovering: asyncio.Task[Any] | None = None
+    #: Attempts of earlier managers that recovery has not found yet, or whose end is not committed yet.
+    unfinished: set[tuple[UUID, int]] = field(default_factory=set)
     #: What recovery could not do, by instance.
     unrecovered: dict[UUID, str] = field(default_factory=dict)
     #: Hooks whose last run failed, by name: since when, and why.

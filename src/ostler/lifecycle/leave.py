@@ -36,7 +36,7 @@ from ostler.lifecycle.messages import (
     Resume,
     Terminate,
 )
-from ostler.lifecycle.operations import WORKDIRS, StopResult, begin_leave, begin_start, fail_with
+from ostler.lifecycle.operations import WORKDIRS, StopResult, begin_leave, begin_start, fail_with, sweep
 from ostler.lifecycle.phases import Backoff, Detached, Ended, Goal, Leaving, Suspended
 from ostler.lifecycle.retry_writes import write_intent, write_rest
 from ostler.model.access import SYSTEM
@@ -390,11 +390,13 @@ def _attempt_end(phase: Leaving) -> AttemptEnd:
 def _release(instance: Instance, attempt: int) -> None:
     """The end of this attempt is committed."""
     cell, instance.cell = instance.cell, None
-    if cell is None:
-        others = {(other.instance_id, other.attempt) for other in instance.runtime.instances.values()}
-        instance.runtime.run(instance.level.sweep(others - {(instance.instance_id, attempt)}), "ostler-let-go")
-    else:
+    if cell is not None:
         instance.runtime.run(cell.destroy(), "ostler-let-go")
+    unfinished = instance.runtime.unfinished
+    if (instance.instance_id, attempt) in unfinished:
+        unfinished.remove((instance.instance_id, attempt))
+        if not unfinished:  # one sweep for all the exit records that recovery has found
+            instance.runtime.run(sweep(instance.runtime), "ostler-sweep")
     for waiting in instance.waits.values():
         if waiting.timer is not None:
             waiting.timer.cancel()

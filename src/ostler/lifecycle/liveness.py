@@ -100,8 +100,8 @@ class ObservedLiveness:
     __slots__ = (
         "_clock",
         "_cpu_seconds",
-        "_log_looked",
-        "_log_modified",
+        "_output_at",
+        "_output_noted",
         "_usage",
         "cpu_change",
         "cpu_percent",
@@ -142,9 +142,9 @@ class ObservedLiveness:
         self.reason_written = float("-inf")
         self.cpu_percent = 0.0
         self._cpu_seconds: float | None = None
-        #: When its log was last looked at, and when that had last been written, by the wall clock.
-        self._log_looked = now
-        self._log_modified = float("-inf")
+        #: When it wrote last, by the wall clock, and when that was noted.
+        self._output_at: datetime | None = None
+        self._output_noted = now
         self._usage: Usage | None = None
 
     def note_usage(self, usage: Usage) -> None:
@@ -161,13 +161,13 @@ class ObservedLiveness:
         self.sampled = self.measured = now
         self._usage = usage
 
-    def note_log(self, modified: float) -> None:
-        """Its log was last written at this time of the wall clock. A jump of that clock makes no silence longer."""
+    def note_output(self, at: datetime) -> None:
+        """It wrote last at this time of the wall clock. A jump of that clock makes no silence longer."""
         now = self._clock.mono()
-        if modified > self._log_modified:
-            age = max(self._clock.wall().timestamp() - modified, 0.0)
-            self.output = max(self.output, now - min(age, now - self._log_looked))
-        self._log_modified, self._log_looked = modified, now
+        if self._output_at is None or at > self._output_at:
+            age = max((self._clock.wall() - at).total_seconds(), 0.0)
+            self.output = max(self.output, now - min(age, now - self._output_noted))
+        self._output_at, self._output_noted = at, now
 
     def metrics_with(self, counters: Counters, open_tasks: int, sampled_at: datetime) -> AgentMetrics | None:
         """None before the first sample and the first request."""

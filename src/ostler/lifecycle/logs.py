@@ -1,30 +1,29 @@
-"""What an agent wrote, line by line with times and cursors, from the files that the keeper fills."""
+"""What an agent wrote, line by line with times and cursors, as its level gives it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
-from ostler.isolation.process.logs import HOMES, LOGS, run_log, start_log
-from ostler.lifecycle.instance import Instance, Runtime
-from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader, line_text
+from ostler.home import HOMES, LOGS
+from ostler.isolation.log_files import MAX_LINE, InstanceLogs, LogRange
+from ostler.lifecycle.instance import Runtime
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
+from ostler.model.log import LogLine, Stream
+from ostler.model.spawn import AgentSpawnOptions
 
 #: How often a followed file is looked at.
 LOOK_SECONDS = 0.2
 _MAX_RENDERED = 8 * 1024 * 1024
-_LAST_BYTES = 400
 #: Lines that are read at once in a thread, and about how many characters of them.
 _LINES_AT_ONCE = 500
 _CHARACTERS_AT_ONCE = 256 * 1024
@@ -42,6 +41,8 @@ class LogWindow:
     #: The number of last lines; None: all.
     tail: int | None = None
     since: datetime | None = None
+    #: Only of this stream; a line whose stream is not known is of standard output.
+    stream: Stream | None = None
     #: Go on over restarts, until the instance has ended.
     follow: bool = False
     #: As a person reads it; None: as it was written. A line for which it gives None is left out.
@@ -51,24 +52,29 @@ class LogWindow:
 
     def select(self, line: LogLine) -> LogLine | None:
         """The line as it is shown. Text of several lines stays one line of the log: it has one cursor."""
+        if self.stream not in {None, line.stream or "stdout"}:
+            return None
         if self.render is None:
             return line
         text = self.render(line.text)
         return None if text is None else line.evolve(text=text)
 
 
+def logs_of(runtime: Runtime, instance: AgentInstance) -> InstanceLogs:
+    options = instance.spawn_options or AgentSpawnOptions()
+    return runtime.levels.get(options.isolation_level).logs(instance.instance_id)
+
+
 async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow) -> AsyncIterator[LogLine]:
-    """Attempt by attempt, oldest first. Files are read in a thread: a log may be long."""
-    if runtime.home is None:
-        return
-    reader = LogReader(
-        runtime.home / LOGS / str(instance.instance_id),
+    """Attempt by attempt, oldest first. It is read in a thread: a log may be long."""
+    part = LogRange(
         attempt=window.attempt,
         after=window.after,
         since=window.since,
         max_line=MAX_LINE if window.render is None else _MAX_RENDERED,
         exact=window.exact,
     )
+    reader = logs_of(runtime, instance).reader(part)
     tail = window.tail
     last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:
@@ -98,48 +104,10 @@ def _some(lines: Iterator[LogLine]) -> list[LogLine]:
     return batch
 
 
-#: Control sequences of a terminal: those with parameters, strings up to their end, the rest of two or three characters.
-_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*([@-~])|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~])")
-#: Sequences that move the cursor, so that what follows is another word.
-_MOVES = frozenset("ABCDEFGHadefjk")
-_GAP = re.compile(r" {3,}")
-
-
-def visible_text(line: str) -> str | None:
-    """What a person reads of a line that a program drew on a terminal; None for nothing."""
-    if "\x1b" not in line and "\b" not in line and "\r" not in line:
-        return line
-    text = _SEQUENCE.sub(lambda match: " " if match[1] in _MOVES else "", line)
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return _GAP.sub("  ", words).rstrip() or None
-
-
 def render_of(manifest: AgentManifest) -> Render | None:
     """How the output of such an agent is shown to people; None: as it is."""
     driver = driver_of(manifest)
     return None if driver is None else driver.render
-
-
-def last_line(home: Path, instance: Instance) -> str | None:
-    """The last line that the present attempt wrote. A file is read again only where it has changed."""
-    about = home, instance.instance_id, instance.attempt
-    paths = [start_log(*about), *(run_log(*about, call_id) for call_id in instance.calls)]
-    newest: tuple[int, int, Path] | None = None
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            newest = max(newest or (0, 0, path), (status.st_mtime_ns, status.st_size, path))
-    return None if newest is None else _last_line_of(*newest)
-
-
-@lru_cache(maxsize=1024)
-def _last_line_of(modified: int, size: int, path: Path) -> str | None:
-    del modified  # with the size it says which content is meant
-    with contextlib.suppress(OSError), path.open("rb") as opened:
-        opened.seek(max(size - _LAST_BYTES, 0))
-        lines = opened.read().splitlines()
-        return visible_text(line_text(lines[-1])) if lines else None
-    return None
 
 
 def remove_logs(home: Path, instance_id: UUID) -> int:

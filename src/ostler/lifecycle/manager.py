@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -18,15 +17,13 @@ from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
 from ostler.isolation.base import Input
-from ostler.isolation.process.logs import dropped_bytes
 from ostler.lifecycle import terminal
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import LogLine
-from ostler.lifecycle.logs import LogWindow, last_line, read_log, remove_logs, render_of, visible_text
+from ostler.lifecycle.logs import LogWindow, logs_of, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
@@ -41,10 +38,12 @@ from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, InstanceDetails, TerminationResult, Why
+from ostler.model.log import LogLine, Stream
 from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminalSize, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
 from ostler.model.task import TaskState
+from ostler.model.text import visible_text
 from ostler.model.validation import fault
 from ostler.model.wait import Wait, WaitKind
 from ostler.policy.access import decide_access
@@ -222,6 +221,7 @@ class AgentLifecycleManager:
         attempt: int | None = None,
         tail: int | None = None,
         since: datetime | None = None,
+        stream: Stream | None = None,
         follow: bool = False,
         raw: bool = False,
         exact: bool = False,
@@ -239,15 +239,22 @@ class AgentLifecycleManager:
         if render is None and not (raw or exact) and await terminal.has_terminal(self._reach, record):
             render = visible_text
         window = LogWindow(
-            after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
+            after=after,
+            attempt=attempt,
+            tail=tail,
+            since=since,
+            stream=stream,
+            follow=follow,
+            render=render,
+            exact=exact,
         )
         async for line in read_log(self._runtime, record, window):
             yield line
 
     async def dropped_output(self, instance_id: InstanceId) -> int:
         """Bytes that the agent wrote faster than `output_rate` allows, and that are in no log."""
-        record, home = await self.require_instance(instance_id), self._runtime.home
-        return 0 if home is None else await asyncio.to_thread(dropped_bytes, home, record.instance_id)
+        record = await self.require_instance(instance_id)
+        return await asyncio.to_thread(logs_of(self._runtime, record).dropped)
 
     def metrics(self) -> str:
         """The text of Prometheus."""
@@ -612,13 +619,13 @@ class AgentLifecycleManager:
         ]
 
     def _details(self, record: AgentInstance, definition: str, exit_code: int | None) -> InstanceDetails:
-        live, home = self._runtime.instances.get(record.instance_id), self._runtime.home
+        live = self._runtime.instances.get(record.instance_id)
         if live is None:
             problem = self._runtime.unrecovered.get(record.instance_id)
             return InstanceDetails(definition=definition, doing=problem, exit_code=exit_code)
         # A coding agent tells what it does; its last line is not for people.
-        line = None if home is None or render_of(live.manifest) is not None else partial(last_line, home, live)
-        return InstanceDetails(definition=definition, doing=doing(live, line), metrics_now=live.metrics_now())
+        words = doing(live, shows_output=render_of(live.manifest) is None)
+        return InstanceDetails(definition=definition, doing=words, metrics_now=live.metrics_now())
 
     async def remove(self, instance_id: InstanceId) -> dict[str, Any]:
         """Remove the record and the output of an instance that has ended. Events and audit stay."""

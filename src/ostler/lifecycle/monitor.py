@@ -9,10 +9,10 @@ from ostler.clock import Deadline
 from ostler.durations import duration_text
 from ostler.errors import AgentExecutionError, AgentGoneError, OstlerError
 from ostler.isolation.base import Cell, Exit, Verb
-from ostler.isolation.probes import probe
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.messages import Probed
 from ostler.lifecycle.phases import Adopting, Pausing, Serving
+from ostler.lifecycle.probes import probe
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.events import AgentMetricsUpdatedEvent
 from ostler.model.states import HealthState, ProbeType

@@ -29,9 +29,8 @@ from ostler.errors import (
 )
 from ostler.failpoints import Seams
 from ostler.home import LOCK_FILE, SOCKET_FILE, default_home
-from ostler.isolation.finding import IsolationLevels
-from ostler.isolation.forks import keep_from_children
-from ostler.isolation.walls import harden, is_kept
+from ostler.isolation.hardening import harden, is_kept, keep_from_children
+from ostler.isolation.registry import IsolationLevels
 from ostler.keeper.protocol import MARK
 from ostler.keeper.rlimit_tag import TEMPLATE
 from ostler.lifecycle.definitions import Definitions

@@ -23,9 +23,9 @@ from ostler.errors import (
     InvalidOperationError,
     OstlerError,
 )
-from ostler.isolation.base import LAST_CALL, Cell, Exit, StartPlan, Verb
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Isolation, StartPlan, Verb
 from ostler.isolation.process.logs import start_log
-from ostler.lifecycle.instance import Instance
+from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.liveness import Counters, ObservedLiveness
 from ostler.lifecycle.messages import Verb as Caller
 from ostler.lifecycle.phases import Goal, Leaving, Pausing, Starting
@@ -110,8 +110,9 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
                     began()
                 await _initialize(cell)
     except BaseException as error:
+        instance.cell = cell  # what the undo cannot end, the end of the attempt tries again
         # In a task of its own: a start that is called off twice must still be undone.
-        undo = runtime.run(_undo(plan, cell), "ostler-undo-start")
+        undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([undo], timeout=_UNDO_SECONDS)
         start_error = _start_error(error, limit)
@@ -151,11 +152,14 @@ def _start_error(error: BaseException, limit: timedelta) -> BaseException:
             return error  # cancelled
 
 
-async def _undo(plan: StartPlan, cell: Cell | None) -> None:
+async def _undo(instance: Instance, plan: StartPlan, cell: Cell | None) -> None:
     """Leave no process, socket or directory of this start."""
     if cell is not None:
-        await cell.stop(NO_GRACE)
+        report = await cell.stop(NO_GRACE)
+        if report.left_behind is not None and instance.level.capabilities.kills:
+            return
         await cell.destroy()
+        instance.cell = None if instance.cell is cell else instance.cell
     if plan.attempt == 1 and plan.owns_workdir and plan.workdir is not None:
         remove_without_work(plan.workdir)
 
@@ -165,6 +169,26 @@ def enforcement_of(instance: Instance, cell: Cell) -> Mapping[str, Enforcement]:
     if cell.enforcement is not None:
         return {**dict.fromkeys(LIMITS, Enforcement.ADVISORY), **cell.enforcement}
     return {name: instance.level.capabilities.holds(name) for name in LIMITS}
+
+
+async def sweep(runtime: Runtime) -> None:
+    """End what lives without a record, and forget how attempts ended whose end is committed."""
+    keep = set(runtime.unfinished)
+    keep |= {
+        (instance.instance_id, instance.attempt)
+        for instance in runtime.instances.values()
+        if isinstance(instance.phase, Starting)
+    }
+    levels: dict[Isolation, None] = {}
+    for name in runtime.levels.known():
+        with contextlib.suppress(OstlerError):  # it is not installed
+            levels[runtime.levels.get(name)] = None
+    for level in levels:
+        try:
+            if level.capabilities.outlives_manager:
+                await level.sweep(keep)
+        except Exception as error:  # noqa: BLE001 - what one level cannot end now, the others can
+            runtime.log.emit("recovery_failed", instance_id="", error=str(error))
 
 
 # --- leaving -----------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.registry import AgentKind, AgentManifest
-from ostler.errors import AgentNotFoundError, OstlerError, StoreError
-from ostler.isolation.base import Cell, Exit, Isolation, OtherVersionError
+from ostler.errors import AgentNotFoundError, StoreError
+from ostler.isolation.base import Cell, Exit, OtherVersionError
 from ostler.lifecycle.adopt import begin_adopted, first_phase
 from ostler.lifecycle.instance import ActorEndedError, Instance, Runtime
 from ostler.lifecycle.job import ended_job
 from ostler.lifecycle.messages import Phase
-from ostler.lifecycle.operations import plan_for
+from ostler.lifecycle.operations import plan_for, sweep
 from ostler.lifecycle.reports import Listener
 from ostler.model.attempt import Attempt, AttemptOutcome
 from ostler.model.instance import AgentInstance
@@ -43,7 +43,6 @@ class _OpenWaits:
     pauses: dict[UUID, Wait] = field(default_factory=dict)
     backoffs: dict[UUID, Wait] = field(default_factory=dict)
     asks: dict[UUID, list[Wait]] = field(default_factory=dict)
-    levels: dict[Isolation, None] = field(default_factory=dict)
 
 
 async def recover(runtime: Runtime) -> None:
@@ -51,8 +50,9 @@ async def recover(runtime: Runtime) -> None:
     open_waits = _by_kind(await runtime.store.read(waits.all_open_waits))
     gate = asyncio.Semaphore(_AT_ONCE)
     opened = await runtime.store.read(attempts.open_attempts)
+    runtime.unfinished = {(attempt.instance_id, attempt.number) for attempt in opened}
     unclear = await _recover_all(runtime, opened, open_waits, gate)
-    await _sweep(runtime, open_waits, unclear)
+    await sweep(runtime)  # before anything new is started
     await _finish_terminations(runtime)
     await _resume_waits(runtime, open_waits)
     if unclear:
@@ -106,9 +106,9 @@ async def _recover(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits) -
     record = await runtime.store.read(moves.get_instance, attempt.instance_id)
     if record is None or record.attempt != attempt.number or record.state in INACTIVE_STATES:
         await runtime.store.run(_close_attempt, attempt)
+        runtime.unfinished.discard((attempt.instance_id, attempt.number))
         return
     instance = await instance_of(runtime, record)
-    open_waits.levels[instance.level] = None
     plan = plan_for(instance, partial(_make, runtime, instance))
     listener = Listener(instance, record.attempt, committed=attempt.heard)
     seen = await instance.level.adopt(attempt.handle, plan, listener)
@@ -122,6 +122,8 @@ async def _recover(runtime: Runtime, attempt: Attempt, open_waits: _OpenWaits) -
     if runtime.closing is not None and cell is not None:
         cell.detach()  # the next manager finds it
     runtime.require_open()
+    if cell is not None:
+        runtime.unfinished.discard((record.instance_id, record.attempt))
     instance.start(lambda new_instance: begin_adopted(new_instance, phase, cell, asks))
     outcome = "adopted" if cell is not None else seen.detail if isinstance(seen, Exit) else ""
     runtime.log.emit("recovered", instance_id=record.instance_id, outcome=outcome)
@@ -135,24 +137,6 @@ def _make(runtime: Runtime, instance: Instance) -> Any:
 def _close_attempt(tx: Transaction, attempt: Attempt) -> None:
     end = AttemptEnd(outcome=AttemptOutcome.LOST, detail=_LOST)
     attempts.end_attempt(tx, attempt.instance_id, attempt.number, end)
-
-
-async def _sweep(runtime: Runtime, open_waits: _OpenWaits, unclear: list[Attempt]) -> None:
-    """What still lives and no record names ends, before anything new is started."""
-    for name in runtime.levels.known():
-        try:
-            level = runtime.levels.get(name)
-        except OstlerError:
-            continue  # it is not installed
-        if level.capabilities.outlives_manager:
-            open_waits.levels[level] = None
-    keep = {(attempt.instance_id, attempt.number) for attempt in unclear}
-    keep |= {(instance.instance_id, instance.attempt) for instance in runtime.instances.values()}
-    for level in open_waits.levels:
-        try:
-            await level.sweep(keep)
-        except Exception as error:  # noqa: BLE001 - what one level cannot end now, the others can
-            runtime.log.emit("recovery_failed", instance_id="", error=str(error))
 
 
 async def _finish_terminations(runtime: Runtime) -> None:
@@ -194,6 +178,7 @@ async def _try_again(runtime: Runtime, unclear: list[Attempt], gate: asyncio.Sem
         with contextlib.suppress(StoreError):  # a store that cannot be read now is asked again
             open_waits = _by_kind(await runtime.store.read(waits.all_open_waits))
             unclear = await _recover_all(runtime, unclear, open_waits, gate)
+    await sweep(runtime)
 
 
 # --- an instance without a task ----------------------------------------------------------------------

@@ -72,8 +72,8 @@ async def started(instance: Instance, message: OperationDone) -> None:
     if message.error is None and phase.cancelled_because is None:
         await _ready(instance, phase, message)
         return
-    # It may have become ready in the very moment in which it was called off.
-    instance.cell = message.result
+    # It may have become ready in the very moment in which it was called off, or the undo could not end it.
+    instance.cell = message.result or instance.cell
     _failed(instance, phase, message.error)
 
 

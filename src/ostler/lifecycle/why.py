@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ostler.durations import span
 from ostler.lifecycle.health import stall_of
 from ostler.lifecycle.instance import Instance, Runtime
@@ -96,7 +94,7 @@ def _depth(record: AgentInstance) -> SuspendDepth | None:
     return SuspendDepth.PARK if record.state is AgentState.SUSPENDED else None
 
 
-def doing(instance: Instance, last_output: Callable[[], str | None] | None = None) -> str | None:
+def doing(instance: Instance, *, shows_output: bool) -> str | None:
     """What a list says of it in a few words; its last line of output where nothing better is known."""
     phase, runtime = instance.phase, instance.runtime
     if isinstance(phase, Suspended):
@@ -114,8 +112,10 @@ def doing(instance: Instance, last_output: Callable[[], str | None] | None = Non
     if instance.liveness.doing is not None:
         return instance.liveness.doing
     running = sum(not call.ended for call in instance.calls.values())
-    line = last_output() if running and last_output is not None else None
-    return None if not running else line or f"{running} request{'s' if running > 1 else ''}"
+    if not running:
+        return None
+    output = instance.cell.last_output if shows_output and instance.cell is not None else None
+    return (output and output.line) or f"{running} request{'s' if running > 1 else ''}"
 
 
 class _NoChance:

@@ -17,6 +17,11 @@ MAX_REASON = 2000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"[A-Za-z0-9-]{1,50}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Control sequences of a terminal: those with parameters, strings up to their end, the rest of two or three characters.
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*([@-~])|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~])")
+#: Sequences that move the cursor, so that what follows is another word.
+_MOVES = frozenset("ABCDEFGHadefjk")
+_GAP = re.compile(r" {3,}")
 #: Variables that say who an agent is; only Ostler sets them.
 _OURS = "OSTLER_"
 
@@ -31,6 +36,23 @@ def clean_text(text: str) -> str:
     if "\0" not in text and text.isascii():
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def visible_text(line: str) -> str | None:
+    """What a person reads of a line that a program drew on a terminal; None for nothing."""
+    if "\x1b" not in line and "\b" not in line and "\r" not in line:
+        return line
+    text = _SEQUENCE.sub(lambda match: " " if match[1] in _MOVES else "", line)
+    words = "".join(character if character.isprintable() else " " for character in text)
+    return _GAP.sub("  ", words).rstrip() or None
+
+
+def last_line(text: str) -> str:
+    """The last line of foreign text in which something can be read, without control sequences."""
+    for line in reversed(text.splitlines()):
+        if words := (visible_text(line) or "").strip():
+            return clean_text(words)
+    return ""
 
 
 def clipped(text: str, limit: int) -> str:

@@ -49,6 +49,9 @@ class ScriptedAgent(Agent):
     async def echo(self, request: Mapping[str, Any]) -> Any:
         return request.get("value")
 
+    async def log(self, request: Mapping[str, Any]) -> None:
+        self._context.logger.info(request["text"])
+
     async def tell(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         """What it knows of itself."""
         mine = self._context

@@ -163,6 +163,7 @@ class IsolationGround:
                 limits=ResourceLimits(),
                 context=context or {},
                 workdir=tmp_path / "workdir",
+                log=tmp_path / "inside.log",
             )
 
         return plan

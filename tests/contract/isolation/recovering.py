@@ -74,6 +74,24 @@ class RecoveringContract(IsolationGround):
         assert (await found.stop(timedelta(seconds=30))).graceful
         await found.destroy()
 
+    async def test_what_it_wrote_last_is_known_to_the_next_manager(
+        self, isolation: Isolation, heir: Isolation | None, listener: RecordingListener, plan: StartPlan
+    ) -> None:
+        if heir is None:
+            return
+        cell = await _started(isolation, plan, listener)
+        await cell.call(Verb.PROCESS, do("log", text="before the adoption"))
+        await until(lambda: cell.last_output is not None)
+        await isolation.close()
+        adopted = await heir.adopt(cell.handle, plan, listener)
+        assert isinstance(adopted, Cell)
+        assert adopted.last_output == cell.last_output
+        assert cell.last_output is not None
+        assert cell.last_output.line.endswith("before the adoption")
+        await adopted.call(Verb.PROCESS, do("log", text="after it"))
+        await until(lambda: adopted.last_output is not None and adopted.last_output.line.endswith("after it"))
+        await adopted.destroy()
+
     async def test_a_call_in_flight_is_answered_to_the_next_manager(
         self, isolation: Isolation, heir: Isolation | None, listener: RecordingListener, plan: StartPlan
     ) -> None:

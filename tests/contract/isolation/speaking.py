@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,6 +13,7 @@ from isolation.ground import ATTEMPT, IsolationGround, RecordingListener, Start,
 from ostler.agents import Progress, Signal, TokensUsed, WaitAnswer
 from ostler.errors import AgentGoneError
 from ostler.isolation import Isolation, Verb
+from ostler.isolation.held.cell import HeldCell
 from ostler.testing.clock import ManualClock
 
 
@@ -51,6 +52,18 @@ class SpeakingContract(IsolationGround):
             await cell.call(Verb.PROCESS, do("exit"))
         await until(lambda: len(listener.exits) == 1)
         assert "failed" in caplog.text
+
+    async def test_what_it_wrote_last_is_known_without_its_log(self, start: Start) -> None:
+        cell, before = await start(), datetime.now(UTC)
+        assert cell.last_output is None
+        await cell.call(Verb.PROCESS, do("log", text="the first line"))
+        await cell.call(Verb.PROCESS, do("log", text="\x1b[31mthe last line\x1b[0m, coloured\n\n"))
+        await until(lambda: cell.last_output is not None and cell.last_output.line.endswith("coloured"))
+        output = cell.last_output
+        assert output is not None
+        assert output.line.endswith("the last line, coloured")
+        assert output.at >= before or not isinstance(cell, HeldCell), "levels inside the program use the test's clock"
+        assert output.dropped == 0
 
     async def test_a_question_is_answered(self, start: Start, listener: RecordingListener) -> None:
         cell = await start()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
-from ostler.isolation.base import LAST_CALL, Cell, Exit, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 
@@ -50,6 +50,15 @@ def require_workdir(plan: StartPlan) -> None:
 def wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+async def finish(task: asyncio.Task[Any]) -> None:
+    """Wait until it is done, however often the caller is cancelled meanwhile. Only for work that is bounded."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # the caller was cancelled, and looks at no result
 
 
 class Tasks:
@@ -107,6 +116,10 @@ class HeldCell(Cell):
     def _disconnect(self) -> None:
         """Close sockets and files; the units themselves stay with the holder."""
 
+    def _units(self) -> Iterable[str]:
+        """Names of the units that are not forgotten."""
+        return (self.name,)
+
     # --- the contract ---
 
     @property
@@ -118,6 +131,11 @@ class HeldCell(Cell):
         return self._ended
 
     @property
+    def last_output(self) -> LastOutput | None:
+        outputs = (self._holder.last_output(unit) for unit in self._units())
+        return max((output for output in outputs if output is not None), key=lambda output: output.at, default=None)
+
+    @property
     def is_gone(self) -> bool:
         return self._gone.done()
 
@@ -125,10 +143,23 @@ class HeldCell(Cell):
         # Before it is asked for: a cancelled caller may leave it frozen, and then it must be thawed.
         before, self._frozen = self._frozen, True
         try:
-            await self._ask(self._holder.freeze(self.name))
+            await self._freeze_units(was_frozen=before)
         except InvalidOperationError:
             self._frozen = before
             raise
+
+    async def _freeze_units(self, *, was_frozen: bool) -> None:
+        try:
+            await self._ask(self._holder.freeze(self.name))
+        except InvalidOperationError as error:
+            if not was_frozen and isinstance(error.__cause__, HolderError) and error.__cause__.kind == "late":
+                # It may still be carried out. Requests keep their order, so this one undoes it.
+                self._tasks.run(self._thaw_late())
+            raise
+
+    async def _thaw_late(self) -> None:
+        with contextlib.suppress(HolderError):
+            await self._holder.thaw(self.name)
 
     async def thaw(self) -> None:
         if self._frozen:
@@ -167,8 +198,24 @@ class HeldCell(Cell):
             await self.stop(timedelta(0))
         if not self._detached:
             self._disconnect()
-            with contextlib.suppress(HolderError):
+            try:
                 await self._holder.forget(self.name)
+            except HolderError as error:
+                if error.kind == "late":
+                    _log.warning("the keeper does not answer; cell %s is ended when it does", self.name)
+                    self._tasks.run(self._erase(self.name))
+
+    async def _erase(self, name: str) -> None:
+        """End and forget a cell or a unit of which the holder did not answer; as soon as it does."""
+        while True:
+            await self._holder.answers()
+            try:
+                await self._holder.stop(name, 0.0)
+                await self._holder.forget(name)
+            except HolderError as error:
+                if error.kind == "late":
+                    continue
+            return
 
     def detach(self) -> None:
         self._quiet = self._detached = self._closing = True

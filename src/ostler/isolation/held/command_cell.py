@@ -7,33 +7,26 @@ the holder until the manager acknowledges the answer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from ostler.agents import AgentContext, CommandSpec
-from ostler.agents.command import (
-    STOP_GRACE_S,
-    Place,
-    Start,
-    answer_of,
-    place_of,
-    prompt_file_of,
-    prompt_of,
-    require_runnable,
-    start_of,
-)
+from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
 from ostler.clock import Clock
+from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, require_workdir, wake
-from ostler.isolation.held.exit import LOST, ending_of
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir, wake
+from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
+from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus
 from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.limits import box_limits, niceness
-from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, read_output, remove_log
+from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, remove_log
 from ostler.isolation.process.umask import own_umask
 from ostler.keeper.terminal import DEFAULT_SIZE
 from ostler.model.context import ContextData
@@ -43,24 +36,8 @@ _TERM = "xterm-256color"
 _TERM_SECONDS = 3600.0
 
 
-class _Run:
-    """One request, until its answer is acknowledged."""
-
-    def __init__(self, cell: CommandCell, call_id: UUID, place: Place) -> None:
-        self.call_id = call_id
-        self.unit = f"{cell.name}.{call_id.hex}"
-        self.place = place
-        self.record: UnitExit | None = None
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.given_up = False
-
-    @property
-    def is_running(self) -> bool:
-        return not self.over.done()
-
-
 class CommandCell(HeldCell):
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what every held cell has, and what a command needs
         self,
         clock: Clock,
         holder: Holder,
@@ -76,9 +53,13 @@ class CommandCell(HeldCell):
         self._spec = spec
         self._level = level
         self._log_rate = log_rate
+        #: The holder that the stored handle names, and the present one.
         self._started_at: str | None = holder.identity
+        self._held_by = holder.identity
         self._quiet = False
         self._enforcement = enforcement_of(holder.about.get("enforcement") or {})
+        mailbox = Mailbox(self._loop, listener, plan.attempt)
+        self._driver = None if spec.driver is None else DriverOutput(holder.directory, plan, spec, spec.driver, mailbox)
         self._context = AgentContext(
             instance_id=plan.instance_id,
             attempt=plan.attempt,
@@ -87,31 +68,41 @@ class CommandCell(HeldCell):
             data=ContextData(plan.context),
             limits=plan.limits,
             clock=clock,
-            voice=Mailbox(self._loop, listener, plan.attempt),
+            voice=mailbox,
             directory=plan.workdir,
             owns_directory=plan.owns_workdir,
             env=plan.env,
         )
-        self._runs: dict[UUID, _Run] = {}
+        self._runs: dict[UUID, Run] = {}
+        self._forgetting: dict[UUID, asyncio.Task[None]] = {}
         self._starting: set[asyncio.Future[Any]] = set()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._changing = asyncio.Lock()
-        self._cpu_before = 0.0
+        #: CPU seconds of runs whose group is gone, and the most that was ever reported: the count never falls.
+        self._cpu_before = self._cpu_reported = 0.0
 
     # --- adoption ---
 
     async def adopt(self, status: UnitStatus) -> None:
-        """A run that an earlier manager began."""
+        """A run that an earlier manager began. Raises `HolderError`."""
         call_id = UUID(hex=status.unit.rpartition(".")[2])
-        run = self._runs[call_id] = _Run(self, call_id, self._old_place(call_id))
-        status = await self._holder.attach(run.unit, lambda record: self._run_ended(run, record))
-        self._frozen = self._frozen or status.frozen
-        if self._frozen:
+        run = self._add_run(call_id, adopted_place(self._plan, self._spec, call_id))
+        run.is_asked = run.is_started = True
+        try:
+            status = await self._holder.attach(run.unit, partial(self._run_ended, run))
+        except HolderError as error:
+            if error.kind != "unknown":
+                raise
+            del self._runs[call_id]  # forgotten meanwhile
+            return
+        if status.frozen:
+            self._frozen = True
             self._thawed.clear()
+        self._follow(run)
         if status.exit is not None:
             self._run_ended(run, status.exit)
-            if status.exit.by in {"stop", "lease"}:  # nobody waits for the answer of a run that was stopped
+            if status.exit.by in {"stop", "lease"}:  # no manager waits for the answer of a run that it stopped
                 self.ack([call_id])
 
     def report(self, handle: Mapping[str, Any] | None) -> None:
@@ -120,22 +111,16 @@ class CommandCell(HeldCell):
         calls = dict.fromkeys(self._runs, Verb.PROCESS)
         self._loop.call_soon(self._listener.on_report, self._plan.attempt, calls, frozenset())
 
-    def _old_place(self, call_id: UUID) -> Place:
-        workdir = self._plan.workdir
-        if workdir is None:
-            return Place(cwd=self._holder.directory, workdir=self._holder.directory)
-        return Place(cwd=workdir, workdir=workdir, prompt_file=prompt_file_of(workdir, call_id.hex))
-
     # --- the contract ---
 
     @property
     def handle(self) -> Mapping[str, Any]:
         who = {"instance_id": str(self._plan.instance_id), "attempt": self._plan.attempt}
-        return {"level": self._level.value, **who, "holder": self._started_at}
+        return {"level": self._level.value, **who, "holder": self._held_by}
 
     @property
     def may_have_lost_calls(self) -> bool:
-        return self._started_at != self._holder.identity
+        return self._started_at != self._held_by
 
     @property
     def is_stuck(self) -> bool:
@@ -146,8 +131,11 @@ class CommandCell(HeldCell):
         return not self._running and not self._closing
 
     @property
-    def _running(self) -> list[_Run]:
+    def _running(self) -> list[Run]:
         return [run for run in self._runs.values() if run.is_running]
+
+    def _units(self) -> list[str]:
+        return [run.unit for run in self._runs.values()]
 
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         if self._closing:
@@ -156,6 +144,8 @@ class CommandCell(HeldCell):
             match verb:
                 case Verb.INITIALIZE:
                     require_workdir(self._plan)
+                    if self._driver is not None:
+                        require_installed(self._driver.driver, self._spec, self._context)
                     require_runnable(self._spec, self._context)
                 case Verb.PROCESS:
                     return await self._process(payload, call_id)
@@ -170,68 +160,123 @@ class CommandCell(HeldCell):
         return None
 
     async def _process(self, payload: Any, call_id: UUID | None) -> dict[str, Any]:
-        run = self._runs.get(call_id) if call_id is not None else None
+        number = call_id or uuid4()
+        while (forgetting := self._forgetting.get(number)) is not None:
+            await asyncio.wait((forgetting,))  # the same call again: what was acknowledged is gone before it begins
+        if self._closing:
+            raise AgentGoneError
+        run, start = self._runs.get(number), None
         if run is None:
-            prompt = prompt_of(payload, self._plan.manifest.prompt)
-            require_workdir(self._plan)
-            number = call_id or uuid4()
-            run = self._runs[number] = _Run(self, number, place_of(self._spec, self._context, prompt, number.hex))
-            try:
-                await self._start(run, prompt)
-            except BaseException:
-                self._forget(run)
-                raise
-        try:
-            await asyncio.wait((run.over,))
-        except asyncio.CancelledError:
-            await self._stop_run(run)
-            raise
+            run, start = self._make_run(number, payload)
+        await self._complete(run, start)
         try:
             if run.record is None or self._stopping is not None:
                 raise AgentGoneError
-            return self._answer(run, run.record)
+            return run.answer(self._spec, run.record, self._plan.limits.max_memory_mb)
         finally:
             if call_id is None:
-                self.ack([run.call_id])
+                self.ack([number])
 
-    async def _start(self, run: _Run, prompt: str) -> None:
-        """A cancelled start is undone by the holder's stop."""
-        await self._thawed.wait()
-        if self._closing:
-            raise AgentGoneError
-        await self._holder.open()
-        start = start_of(self._spec, self._context, run.place, prompt)
-        log = log_of(self._holder.directory, self._plan, run.call_id)
-        remove_log(log)
-        order = StartOrder(
+    # --- one run ---
+
+    async def _complete(self, run: Run, start: Start | None) -> None:
+        """Until its end; `start` when it does not run yet. The run of a cancelled caller is stopped."""
+        try:
+            if start is not None:
+                await self._start(run, start)
+            await asyncio.wait((run.over,))
+            if run.reading is not None:
+                await asyncio.wait((run.reading,))
+        except asyncio.CancelledError:
+            await self._stop_run(run)
+            raise
+        except BaseException:
+            self._forget(run)
+            raise
+
+    def _make_run(self, call_id: UUID, payload: Any) -> tuple[Run, Start]:
+        prompt = prompt_of(payload, self._plan.manifest.prompt)
+        wishes = Wishes() if self._driver is None else Wishes.of(payload)
+        require_workdir(self._plan)
+        place = place_of(self._spec, self._context, prompt, call_id.hex)
+        try:
+            if self._driver is None:
+                start = start_of(self._spec, self._context, place, prompt)
+            else:
+                homes = self._holder.directory / HOMES
+                start = driven_start(self._driver.driver, self._spec, self._context, place, prompt, wishes, homes)
+                self._driver.journal.begin(call_id.hex, wishes.session, wishes.session_usage)
+        except BaseException:
+            place.remove()
+            raise
+        return self._add_run(call_id, place), start
+
+    def _add_run(self, call_id: UUID, place: Place) -> Run:
+        run = self._runs[call_id] = Run(self.name, call_id, place, log_of(self._holder.directory, self._plan, call_id))
+        return run
+
+    def _follow(self, run: Run) -> None:
+        if self._driver is not None:
+            self._driver.follow(run, lambda: self._detached)
+
+    async def _start(self, run: Run, start: Start) -> None:
+        """Cancelled, it waits until the holder has answered: a stop that is sent before would miss the run."""
+        while True:
+            await self._holder.open()
+            if self._thawed.is_set():
+                break
+            await self._thawed.wait()
+        starting = self._tasks.run(self._start_unit(run, self._order(run, start)))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await finish(starting)
+            raise
+        except HolderError as error:
+            if error.kind == "lost" or self._closing:
+                raise AgentGoneError from error
+            raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
+        self._follow(run)
+
+    def _order(self, run: Run, start: Start) -> StartOrder:
+        return StartOrder(
             unit=run.unit,
             cell=self.name,
             program=self._program(start),
             limits=CellLimits(**box_limits(self._plan)),
             env=self._environment(start),
             cwd=str(start.cwd),
-            log=log,
+            log=run.log,
             log_bytes=max(LOG_BYTES, self._spec.max_output_bytes),
             log_rate=self._log_rate,
             nice=niceness(self._plan),
             umask=own_umask(),
             options=self._plan.options,
         )
-        starting = self._tasks.run(self._start_unit(run, order))
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
-        try:
-            status = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(HolderError):
-                await starting
-            await self._stop_run(run)
-            raise
-        except HolderError as error:
-            if error.kind == "lost" or self._closing:
-                raise AgentGoneError from error
-            raise AgentExecutionError(f"{start.argv[0]} cannot be run: {error}") from error
+
+    async def _start_unit(self, run: Run, order: StartOrder) -> None:
+        for is_last in (False, True):
+            if self._closing:
+                raise AgentGoneError
+            remove_log(run.log)  # of an earlier run of the same call
+            run.is_asked, run.early = True, None
+            try:
+                status = await self._holder.start(order, partial(self._run_ended, run))
+            except HolderError as error:
+                run.is_late = error.kind == "late"
+                if error.kind != "taken" or is_last:
+                    raise
+                # An earlier manager was killed while it began the same call.
+                await self._holder.stop(run.unit, 0.0)
+                await self._holder.forget(run.unit)
+            else:
+                break
+        run.is_started = True
         self._enforcement = enforcement_of(status.enforcement)
+        if run.early is not None:
+            self._run_ended(run, run.early)
 
     def _environment(self, start: Start) -> Mapping[str, str]:
         return {**start.env, "TERM": _TERM} if self._plan.terminal and start.env["TERM"] == "dumb" else start.env
@@ -240,22 +285,18 @@ class CommandCell(HeldCell):
         terminal = self._plan.terminal or (DEFAULT_SIZE if start.pty else None)
         return Command(argv=start.argv, stdin=start.stdin, open_stdin=self._plan.open_stdin, terminal=terminal)
 
-    async def _start_unit(self, run: _Run, order: StartOrder) -> UnitStatus:
-        try:
-            return await self._holder.start(order, lambda record: self._run_ended(run, record))
-        except HolderError as error:
-            if error.kind != "taken":
-                raise
-        # An earlier manager was killed while it began the same call.
-        await self._holder.stop(run.unit, 0.0)
-        await self._holder.forget(run.unit)
-        return await self._holder.start(order, lambda record: self._run_ended(run, record))
-
-    def _run_ended(self, run: _Run, record: UnitExit) -> None:
-        run.place.remove()
+    def _run_ended(self, run: Run, record: UnitExit) -> None:
+        if self._detached:
+            return
         if record.by == "taken":
             self.detach()
-        elif record.by == "lost":
+            return
+        if not run.is_started and record.by != "lost":
+            run.early = record
+            return
+        run.place.remove()
+        self._cpu_before += record.cpu_seconds
+        if record.by == "lost":
             self._end_unasked(LOST)
         else:
             run.record = record
@@ -263,74 +304,94 @@ class CommandCell(HeldCell):
         if run.given_up:
             self._forget(run)
 
-    def _answer(self, run: _Run, record: UnitExit) -> dict[str, Any]:
-        """From the record and the log, so that every manager answers the same. Raises for a run that failed."""
-        log = log_of(self._holder.directory, self._plan, run.call_id)
-        output, missing = read_output(log, record.written, self._spec.max_output_bytes)
-        return answer_of(self._spec, ending_of(record), output, record.lasted, missing + record.dropped)
-
-    async def _stop_run(self, run: _Run) -> None:
+    async def _stop_run(self, run: Run) -> None:
         """The caller was cancelled; further cancelling does not shorten the wait, which the holder bounds."""
-        if run.is_running:
+        if run.is_running and run.is_started:
+            # A frozen run cannot handle a signal, and thawing for it would thaw the others.
             stopping = self._tasks.run(self._kill(0.0 if self._frozen else STOP_GRACE_S, run.unit))
-            while not stopping.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((stopping,))
-            run.given_up = bool(stopping.result())
+            await finish(stopping)
+            run.given_up = bool(stopping.result()) and run.is_running
         if not run.given_up:
             self._forget(run)
 
+    # --- after it ---
+
     def ack(self, calls: Collection[UUID] = (), message: int = 0) -> None:
+        if message and self._driver is not None:
+            self._driver.journal.confirm(message)
         for call_id in calls:
             run = self._runs.get(call_id)
             if run is not None and not run.is_running:
                 self._forget(run)
 
-    def _forget(self, run: _Run) -> None:
-        self._runs.pop(run.call_id, None)
+    def _forget(self, run: Run) -> None:
+        """Its answer is acknowledged, or it has none: no record of it stays with the holder."""
+        if self._detached or self._runs.get(run.call_id) is not run:
+            return
+        del self._runs[run.call_id]
         run.place.remove()
-        if not self._closing:
-            self._tasks.run(self._forget_unit(run))
+        wake(run.over)
+        if self._driver is not None:
+            self._driver.end(run)
+        if run.is_asked and not self._closing:
+            task = self._forgetting[run.call_id] = self._tasks.run(self._forget_unit(run))
+            task.add_done_callback(lambda _: self._forgetting.pop(run.call_id, None))
 
-    async def _forget_unit(self, run: _Run) -> None:
+    async def _forget_unit(self, run: Run) -> None:
         prune_runs(self._holder.directory, self._plan, self._runs)
-        with contextlib.suppress(HolderError):
+        if run.is_late:
+            await self._erase(run.unit)
+            return
+        try:
             await self._holder.forget(run.unit)
+        except HolderError as error:
+            if error.kind == "late":
+                await self._erase(run.unit)
 
     async def ping(self) -> None:
         if self._closing:
             raise AgentGoneError
 
     async def usage(self) -> Usage:
-        if not self._running:
-            return Usage(cpu_seconds=self._cpu_before)
-        try:
-            return await super().usage()
-        except AgentGoneError:
-            return Usage(cpu_seconds=self._cpu_before)
+        used, before = Usage(), self._cpu_before
+        if self._running:
+            try:
+                used = await super().usage()
+            except AgentGoneError:
+                if self._closing:
+                    raise
+                before = self._cpu_before  # the group went with the last run
+        self._cpu_reported = max(self._cpu_reported, before + used.cpu_seconds)
+        return Usage(cpu_seconds=self._cpu_reported, memory_bytes=used.memory_bytes, thread_count=used.thread_count)
 
     async def freeze(self) -> None:
         async with self._changing:
-            self._frozen = True
-            self._thawed.clear()
+            before, self._frozen = self._frozen, True
+            self._thawed.clear()  # a run that would begin waits
             while self._starting:  # a process frozen before its program begins would never answer its start
                 await asyncio.wait(self._starting)
+            if self._closing:
+                raise AgentGoneError
             if not self._running:
                 return
             try:
-                await super().freeze()
-            except AgentGoneError:  # the cell went with its last run; the next run waits all the same
+                await self._freeze_units(was_frozen=before)
+            except AgentGoneError:  # the group went with its last run; the next run waits all the same
                 if self._ended is not None:
                     raise
             except InvalidOperationError:
-                self._frozen = False
-                self._thawed.set()
+                self._frozen = before
+                if not before:
+                    self._thawed.set()
                 raise
 
     async def thaw(self) -> None:
         async with self._changing:
-            with contextlib.suppress(AgentGoneError):  # the cell went with its last run
+            try:
                 await super().thaw()
+            except AgentGoneError:  # the group went with its last run
+                if self._ended is not None:
+                    raise
             self._frozen = False
             self._thawed.set()
 
@@ -345,9 +406,10 @@ class CommandCell(HeldCell):
         return False, await self._kill()
 
     def _release(self, how: Exit | None) -> None:
+        del how
         self._thawed.set()
         for run in self._runs.values():
             wake(run.over)
 
     def _disconnect(self) -> None:
-        return
+        """There is no channel to a command."""

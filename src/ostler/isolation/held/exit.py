@@ -39,7 +39,7 @@ def ended_at(record: UnitExit) -> datetime:
 
 
 def _exit_of(record: UnitExit, memory_mb: int, crash: Exit | None) -> Exit:
-    if record.oom or record.by == "memory":
+    if _is_out_of_memory(record):
         return Exit(outcome=AttemptOutcome.OOM, detail=f"it used more memory than its limit of {memory_mb} MB")
     if crash is not None:
         return crash
@@ -59,9 +59,16 @@ def _exit_of(record: UnitExit, memory_mb: int, crash: Exit | None) -> Exit:
     return Exit(outcome=AttemptOutcome.EXIT_CODE, detail=f"exit code {record.code}")
 
 
-def ending_of(record: UnitExit) -> Ending:
+def ending_of(record: UnitExit, memory_mb: int) -> Ending:
     """The same for one run of a command."""
-    return Ending(code=record.code) if record.signal is None else Ending(signal_name=signal_name(record.signal))
+    limit = memory_mb if _is_out_of_memory(record) else None
+    if record.signal is not None:
+        return Ending(signal_name=signal_name(record.signal), memory_limit_mb=limit)
+    return Ending(code=record.code, memory_limit_mb=limit)
+
+
+def _is_out_of_memory(record: UnitExit) -> bool:
+    return bool(record.oom) or record.by == "memory"
 
 
 def signal_name(number: int) -> str:

@@ -67,7 +67,7 @@ class HeldIsolation(Isolation):
 
     async def prepare(self, plan: StartPlan) -> None:
         if plan.manifest.kind is AgentKind.PYTHON:
-            source_of(plan.maker)
+            _source_of(plan)
         prune(self._holder.directory, plan)
         await self._holder.open()
 
@@ -76,7 +76,7 @@ class HeldIsolation(Isolation):
         if plan.manifest.kind is AgentKind.COMMAND:
             return self._command_cell(plan, listener)
         require_workdir(plan)
-        source = source_of(plan.maker)
+        source = _source_of(plan)
         cell = self._remember(self._python_cell(plan, listener))
         try:
             await cell.open(self._order(plan, source), _begin(plan, source))
@@ -182,9 +182,15 @@ class HeldIsolation(Isolation):
     async def _adopt_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is no process, so there is always a cell."""
         cell = self._command_cell(plan, listener)
-        for status in await self._holder.units():
-            if status.cell == cell.name:
+        try:
+            for status in await self._holder.units(cell.name):
                 await cell.adopt(status)
+        except HolderError as error:
+            cell.detach()
+            raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
+        except BaseException:
+            cell.detach()
+            raise
         cell.report(handle)
         return cell
 
@@ -233,6 +239,10 @@ def _begin(plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:
         "env": dict(plan.env),
         "source": dict(source),
     }
+
+
+def _source_of(plan: StartPlan) -> Mapping[str, Any]:
+    return source_of(plan.maker) if plan.source is None else plan.source
 
 
 def _working_directory() -> str:

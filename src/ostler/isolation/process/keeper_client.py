@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -15,12 +16,15 @@ import struct
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
-from ostler.isolation.base import Input, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.hardening import harden, keep_from_children
+from ostler.isolation.held.cell import wake
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -34,12 +38,25 @@ from ostler.isolation.holder import (
 from ostler.isolation.process import launch
 from ostler.isolation.process.templates import Templates
 from ostler.keeper import protocol
+from ostler.keeper.state import cell_of
+from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
 KEEPER = "keeper"
-_CONNECT_SECONDS = 60.0
+_CONNECT_SECONDS = 20.0
 _REPLY_SECONDS = 30.0
+#: A start may import a large module first.
+_START_SECONDS = 150.0
 _STOP_SECONDS = 15.0
+_BYE_SECONDS = 5.0
+#: While replies are awaited: after so many seconds of silence the keeper is asked whether it lives, after so many it is
+#: taken to hang. One that hangs is given less time by the next requests. Counted in turns of a timer and not by a
+#: clock, so that a pause of this program or of the whole machine counts as one.
+_TURN_SECONDS = 1.0
+_ASK_TURNS, _HANGS_TURNS, _STILL_HANGS_TURNS = 2, 5, 2
+_DYING_LOOKS = 80
+#: This program is short of something; keeper and agents are as well as ever.
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _PAUSE = 0.02
 _END_SECONDS = 20.0
 
@@ -62,8 +79,14 @@ class _Connection:
         self._buffer = bytearray()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._turn: asyncio.TimerHandle | None = None
+        self._silent_turns = 0
+        self._hangs = False
+        #: Done when the keeper says anything, or the connection is closed.
+        self._word: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(sock.fileno(), self._readable)
+        keep_from_children(self)
 
     @property
     def is_open(self) -> bool:
@@ -75,8 +98,10 @@ class _Connection:
         number = next(self._numbers)
         reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._waiting[number] = reply
-        self._buffer += protocol.encode({"id": number, "op": op, **fields})
-        self._flush()
+        self._send({"id": number, "op": op, **fields})
+        if self._turn is None:
+            self._silent_turns = 0
+            self._turn = self._loop.call_later(_TURN_SECONDS, self._check)
         try:
             async with asyncio.timeout(seconds):
                 return await reply
@@ -84,6 +109,31 @@ class _Connection:
             raise HolderError("late", f"the keeper did not answer {op} within {seconds:g} s") from None
         finally:
             self._waiting.pop(number, None)
+
+    async def word(self) -> None:
+        """Return when the keeper says anything, or the connection is closed."""
+        await asyncio.wait((self._word,))
+
+    def _check(self) -> None:
+        """Once in a turn while replies are awaited: does the keeper live?"""
+        self._turn = None
+        if not self._waiting or not self.is_open:
+            return
+        self._silent_turns += 1
+        if self._silent_turns >= (_STILL_HANGS_TURNS if self._hangs else _HANGS_TURNS):
+            self._hangs = True
+            for reply in self._waiting.values():
+                if not reply.done():
+                    reply.set_exception(HolderError("late", "the keeper of this home does not answer"))
+                    reply.exception()  # the caller may have been cancelled
+            return
+        if self._silent_turns == _ASK_TURNS:
+            self._send({"id": 0, "op": "renew"})
+        self._turn = self._loop.call_later(_TURN_SECONDS, self._check)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._buffer += protocol.encode(message)
+        self._flush()
 
     def _flush(self) -> None:
         try:
@@ -103,12 +153,27 @@ class _Connection:
             return
         except OSError:
             data = b""
+        self._silent_turns, self._hangs = 0, False
         if not data:
-            self.close()
-            self._on_lost()
+            self._end()
             return
-        for line in self._reader.feed(data):
-            self._take(protocol.decode(line))
+        try:
+            for line in self._reader.feed(data):
+                self._take(protocol.decode(line))
+        except protocol.LineError:
+            _log.exception("the keeper does not keep to its protocol")
+            self._end()
+            return
+        word, self._word = self._word, self._loop.create_future()
+        wake(word)
+
+    def _end(self) -> None:
+        self.close()
+        self._on_lost()
+
+    def forked(self) -> None:
+        """In a forked child: without a word to the loop, which is that of the parent."""
+        self._sock.close()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "event" in message:
@@ -130,6 +195,9 @@ class _Connection:
             self._loop.remove_writer(self._sock.fileno())
             self._sock.close()
             self.closed.set_result(None)
+            if self._turn is not None:
+                self._turn.cancel()
+            wake(self._word)
             for reply in self._waiting.values():
                 if not reply.done():
                     reply.set_exception(_lost())
@@ -146,7 +214,9 @@ class KeeperHolder(Holder):
         self._connection: _Connection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
-        self._listeners: dict[str, OnExit] = {}
+        #: Both by cell and unit.
+        self._listeners: dict[str, dict[str, OnExit]] = {}
+        self._outputs: dict[str, dict[str, LastOutput]] = {}
         self._templates = Templates()
         self._renewing: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[Any]] = set()
@@ -189,29 +259,23 @@ class KeeperHolder(Holder):
         directory, loop = self.directory / KEEPER, asyncio.get_running_loop()
         end = loop.time() + _CONNECT_SECONDS
         reason = "does not answer"
+        if start or launch.left_something(directory):
+            harden()  # before there is an agent that could read this program's memory
         while loop.time() < end:
             try:
-                sock = protocol.connect(str(directory))
+                sock = await self._open_socket(directory)
             except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
                 if not start and not launch.left_something(directory):
                     return
                 if not await launch.start(directory):
                     await asyncio.sleep(_PAUSE)
                 continue
-            except OSError as error:
-                await self._refuse_other_version(directory)
-                raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
             connection = _Connection(sock, self._event, self._lost)
             try:
                 await self._hello(connection)
             except HolderError as error:
                 connection.close()
-                if error.kind == "version":
-                    await self._refuse_other_version(directory)
-                if error.kind == "stale":
-                    raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
-                if error.kind not in {"ending", "lost", "late", "refused"}:
-                    raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
+                await self._require_leaving(error, directory)
                 reason = str(error)
                 await asyncio.sleep(_PAUSE)
             except BaseException:
@@ -221,6 +285,35 @@ class KeeperHolder(Holder):
                 self._connection = connection
                 return
         raise InvalidOperationError(f"the keeper of {directory} cannot be used: {reason}")
+
+    async def _open_socket(self, directory: Path) -> socket.socket:
+        """Raises `FileNotFoundError` and the like where no keeper is; `InvalidOperationError` for one that hangs."""
+        try:
+            return protocol.connect(str(directory))
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            raise
+        except BlockingIOError as error:
+            raise InvalidOperationError(
+                f"the keeper of {directory} lets no more managers in, so it hangs; kill it, and open again"
+            ) from error
+        except OSError as error:
+            await self._refuse_other_version(directory)
+            raise InvalidOperationError(f"the keeper of {directory} cannot be reached: {error}") from error
+
+    async def _require_leaving(self, error: HolderError, directory: Path) -> None:
+        """Raises for a keeper that stays and does not take this manager; one that is ending is followed by another."""
+        match error.kind:
+            case "ending" | "lost" | "refused":
+                return
+            case "stale":
+                raise StaleWriterError(f"a newer manager has the keeper of {directory}") from error
+            case "late":
+                raise InvalidOperationError(
+                    f"the keeper of {directory} does not answer; if it stays so, kill it, and open again"
+                ) from error
+            case "version":
+                await self._refuse_other_version(directory)
+        raise InvalidOperationError(f"the keeper of {directory} refuses: {error}") from error
 
     @staticmethod
     async def _refuse_other_version(directory: Path) -> None:
@@ -232,6 +325,9 @@ class KeeperHolder(Holder):
         lease = self._site.outlive.total_seconds() if self.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
+        self._outputs.clear()
+        for status in self.about["units"]:
+            self._note_output(str(status["unit"]), status.get("output"))
         self._renew(connection, lease)
 
     def _renew(self, connection: _Connection, lease: float) -> None:
@@ -258,10 +354,20 @@ class KeeperHolder(Holder):
             await asyncio.wait((self._replacing,))
 
     def _event(self, message: Mapping[str, Any]) -> None:
-        if message.get("event") == "exit":
-            on_exit = self._listeners.pop(str(message.get("unit")), None)
+        if message.get("event") == "output":
+            for unit, fields in message["units"].items():
+                self._note_output(unit, fields)
+        elif message.get("event") == "exit":
+            self._note_output(str(message.get("unit")), message.get("output"))
+            on_exit = self._set_listener(str(message.get("unit")), None)
             if on_exit is not None:
                 _tell(on_exit, _exit(message["exit"]))
+
+    def _note_output(self, unit: str, fields: Mapping[str, Any] | None) -> None:
+        if fields is not None:
+            at = datetime.fromtimestamp(fields["at"], UTC)
+            output = LastOutput(at=at, line=last_line(fields["tail"]), dropped=fields["dropped"])
+            self._outputs.setdefault(cell_of(unit), {})[unit] = output
 
     # --- the keeper was killed ---
 
@@ -276,33 +382,52 @@ class KeeperHolder(Holder):
 
     async def _replace(self) -> None:
         """A new keeper sweeps before it listens, and knows the exits that the old one recorded."""
-        listeners, by = dict(self._listeners), "lost"
+        listeners = {unit: on_exit for units in self._listeners.values() for unit, on_exit in units.items()}
+        by = "lost"
         exits: dict[str, UnitExit] = {}
         alive: set[str] = set()
         try:
             if listeners:
-                await self._connect(start=True)
+                await self._connect_patiently()
                 statuses = await self.units()
                 exits = {status.unit: status.exit for status in statuses if status.exit is not None}
                 alive = {status.unit for status in statuses if status.exit is None}
         except StaleWriterError:
             by = "taken"
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged; then it is swept without one
             _log.exception("no new keeper could be started for %s", self.directory)
-            await _quietly(launch.sweep_dead(self.directory / KEEPER))
+            await _quietly(self._sweep_dead())
         finally:
             self._replacing = None
             for unit, on_exit in listeners.items():
                 if unit in alive:
                     continue  # it is the same keeper, and only the connection was lost
-                self._listeners.pop(unit, None)
+                self._set_listener(unit, None)
                 _tell(on_exit, exits.get(unit, UnitExit(by=by)))
+
+    async def _connect_patiently(self) -> None:
+        """A program that has no descriptors left may have some again in a moment."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _CONNECT_SECONDS
+        while True:
+            try:
+                return await self._connect(start=True)
+            except InvalidOperationError as error:
+                if not _is_short(error.__cause__) or loop.time() > end:
+                    raise
+            await asyncio.sleep(_PAUSE)
+
+    async def _sweep_dead(self) -> None:
+        """A keeper that was killed holds its lock until it is quite dead."""
+        for _ in range(_DYING_LOOKS):
+            if await launch.sweep_dead(self.directory / KEEPER):
+                return
+            await asyncio.sleep(_PAUSE)
 
     # --- the contract ---
 
     async def start(self, order: StartOrder, on_exit: OnExit) -> UnitStatus:
-        before = self._listeners.get(order.unit)
-        self._listeners[order.unit] = on_exit
+        before = self._set_listener(order.unit, on_exit)
         fields: dict[str, Any] = {
             "unit": order.unit,
             "limits": asdict(order.limits),
@@ -323,13 +448,13 @@ class KeeperHolder(Holder):
                 if order.program.stdin is not None:
                     self._write_stdin(order.unit, order.program.stdin)
             else:
-                fields["template"] = self._template(order.program, order)
-            return _status(await self._request("start", **fields))
+                fields["template"] = self._template(order.program)
+            return _status(await self._request("start", _START_SECONDS, **fields))
         except BaseException:
-            self._restore(order.unit, before)
+            self._set_listener(order.unit, before)
             raise
 
-    def _template(self, program: PythonProgram, order: StartOrder) -> dict[str, Any]:
+    def _template(self, program: PythonProgram) -> dict[str, Any]:
         spec = self._templates.find(program.source, dict(program.env), program.cwd)
         return {
             "key": spec["template"],
@@ -346,27 +471,31 @@ class KeeperHolder(Holder):
         return self.directory / protocol.RUN / unit
 
     async def attach(self, unit: str, on_exit: OnExit) -> UnitStatus:
-        before = self._listeners.get(unit)
-        self._listeners[unit] = on_exit  # before the request: the exit may follow the reply at once
+        before = self._set_listener(unit, on_exit)  # before the request: the exit may follow the reply at once
         try:
             status = _status(await self._request("status", unit=unit))
         except BaseException:
-            self._restore(unit, before)
+            self._set_listener(unit, before)
             raise
         if status.exit is not None:
-            self._restore(unit, before)
+            self._set_listener(unit, before)
         elif before is not None:
             before(UnitExit(by="taken"))
         return status
 
-    def _restore(self, unit: str, before: OnExit | None) -> None:
-        if before is None:
-            self._listeners.pop(unit, None)
-        else:
-            self._listeners[unit] = before
+    def _set_listener(self, unit: str, on_exit: OnExit | None) -> OnExit | None:
+        """None: no listener. Returns the one before."""
+        cell = cell_of(unit)
+        units = self._listeners.setdefault(cell, {})
+        before = units.pop(unit, None)
+        if on_exit is not None:
+            units[unit] = on_exit
+        elif not units:
+            del self._listeners[cell]
+        return before
 
-    async def units(self) -> list[UnitStatus]:
-        return [_status(fields) for fields in (await self._request("list"))["units"]]
+    async def units(self, cell: str | None = None) -> list[UnitStatus]:
+        return [_status(fields) for fields in (await self._request("list", cell=cell))["units"]]
 
     async def connect(self, status: UnitStatus) -> socket.socket:
         try:
@@ -374,6 +503,8 @@ class KeeperHolder(Holder):
         except BlockingIOError as error:  # too many connections wait; it lives, and does not take them
             raise HolderError("busy", f"the agent of unit {status.unit} takes no connection now") from error
         except OSError as error:
+            if _is_short(error):  # it lives, and this program cannot reach it now
+                raise HolderError("busy", f"the agent of unit {status.unit} cannot be reached now: {error}") from error
             raise HolderError("gone", f"the agent of unit {status.unit} cannot be reached: {error}") from error
         # The kernel shows who called listen(): the keeper, never an agent that put its own socket there.
         pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
@@ -382,11 +513,14 @@ class KeeperHolder(Holder):
             raise HolderError("request", f"the socket of unit {status.unit} was not made by the keeper")
         return sock
 
+    def last_output(self, unit: str) -> LastOutput | None:
+        return self._outputs.get(cell_of(unit), {}).get(unit)
+
     def read_unsent(self, unit: str) -> bytes:
         """The agent could write there: no link, no FIFO, and not more than `MAX_UNSENT` of it."""
         path, flags = self._run_directory(unit) / protocol.UNSENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            with open(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
+            with os.fdopen(os.open(path, flags | os.O_CLOEXEC), "rb") as file:
                 return file.read(MAX_UNSENT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         except OSError:
             return b""
@@ -420,12 +554,18 @@ class KeeperHolder(Holder):
         return [str(text) for text in report["left"]]
 
     async def forget(self, name: str) -> None:
-        for unit in [unit for unit in self._listeners if unit == name or unit.startswith(f"{name}.")]:
-            del self._listeners[unit]
+        cell = cell_of(name)
+        if name == cell:
+            self._listeners.pop(cell, None)
+            self._outputs.pop(cell, None)
+        else:
+            self._set_listener(name, None)
+            self._outputs.get(cell, {}).pop(name, None)
         await self._request("forget", name=name)
 
-    def held_cells(self) -> set[str]:
-        return {".".join(unit.split(".")[:2]) for unit in self._listeners}
+    async def answers(self) -> None:
+        if self._connection is not None:
+            await self._connection.word()
 
     async def close(self, *, leave: bool) -> None:
         if self._replacing is not None:
@@ -437,7 +577,7 @@ class KeeperHolder(Holder):
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
             with contextlib.suppress(HolderError):
-                await connection.request("bye", leave=leave)
+                await connection.request("bye", _BYE_SECONDS, leave=leave)
             if not leave and connection.is_open:
                 await asyncio.wait((connection.closed,), timeout=_END_SECONDS)
             connection.close()
@@ -452,8 +592,12 @@ def _tell(on_exit: OnExit, how: UnitExit) -> None:
     """One listener that fails must not keep the others from their exits."""
     try:
         on_exit(how)
-    except Exception:
+    except Exception:  # noqa: BLE001 - logged
         _log.exception("the exit of a unit could not be taken")
+
+
+def _is_short(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in _SHORT
 
 
 async def _quietly(work: Any) -> None:
@@ -463,7 +607,8 @@ async def _quietly(work: Any) -> None:
 
 def _exit(fields: Mapping[str, Any]) -> UnitExit:
     names = ("code", "signal", "oom", "by", "why", "ended", "lasted", "written", "dropped")
-    return UnitExit(**{name: fields[name] for name in names}, left=tuple(fields["left"]))
+    cpu_seconds = float(fields.get("cpu_seconds") or 0.0)
+    return UnitExit(**{name: fields[name] for name in names}, left=tuple(fields["left"]), cpu_seconds=cpu_seconds)
 
 
 def _status(fields: Mapping[str, Any]) -> UnitStatus:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ostler.clock import Clock
-from ostler.isolation.base import Site, StartPlan
+from ostler.isolation.base import Site
 from ostler.isolation.held.level import HeldIsolation
 from ostler.isolation.process.keeper_client import KeeperHolder
 from ostler.isolation.process.limits import likely_enforcement
-from ostler.isolation.walls import harden
 from ostler.model.states import IsolationLevel
 
 
@@ -27,7 +26,3 @@ class ProcessIsolation(HeldIsolation):
         if self._likely is None:
             self._likely = likely_enforcement()
         return self._likely
-
-    async def prepare(self, plan: StartPlan) -> None:
-        harden()  # before there is an agent that could read this program's memory
-        await super().prepare(plan)

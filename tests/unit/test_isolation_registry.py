@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from ostler.errors import InvalidOperationError, MissingExtraError
-from ostler.isolation import BUILT_IN, Cell, Isolation, IsolationLevels, LevelSource, Listener, StartPlan, finding
+from ostler.isolation import BUILT_IN, Cell, Isolation, IsolationLevels, LevelSource, Listener, StartPlan, registry
 from ostler.isolation.base import Capabilities
 from ostler.isolation.none import NoIsolation
 from ostler.isolation.thread import ThreadIsolation
@@ -45,8 +45,8 @@ def levels() -> IsolationLevels:
 
 def brought(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """As if installed packages brought these levels."""
-    entries = EntryPoints(EntryPoint(name, value, finding.GROUP) for name, value in values.items())
-    monkeypatch.setattr(finding, "entry_points", lambda group: entries.select(group=group))
+    entries = EntryPoints(EntryPoint(name, value, registry.GROUP) for name, value in values.items())
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries.select(group=group))
 
 
 def test_each_level_is_made_once(levels: IsolationLevels) -> None:

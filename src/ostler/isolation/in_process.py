@@ -12,7 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
@@ -21,17 +21,19 @@ from ostler.agents import AgentContext, AgentRunner
 from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
-from ostler.isolation.base import Cell, Exit, Listener, StartPlan, StopReport, Verb
+from ostler.isolation.base import Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
 from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.logs import LogFile
 from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
+from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
+_LAST_CHARACTERS = 400
 
 
-class LoopCell(Cell):
+class InProcessCell(Cell):
     """A cell inside our own program. What is left to the levels is how to reach the place, and how to end it."""
 
     level: ClassVar[IsolationLevel]
@@ -48,6 +50,8 @@ class LoopCell(Cell):
         self._clock = clock
         self._home = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._home, listener, plan.attempt)
+        self._log = None if plan.log is None else LogFile(plan.log)
+        self._last_write: tuple[datetime, str] | None = None
         self._context = AgentContext(
             instance_id=plan.instance_id,
             attempt=plan.attempt,
@@ -60,7 +64,7 @@ class LoopCell(Cell):
             directory=plan.workdir,
             owns_directory=plan.owns_workdir,
             env=plan.env,
-            write_log=None if plan.log is None else LogFile(plan.log).write,
+            write_log=None if self._log is None else self._write_log,
         )
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those whose caller was cancelled.
@@ -113,6 +117,17 @@ class LoopCell(Cell):
     @property
     def ended(self) -> Exit | None:
         return self._how
+
+    @property
+    def last_output(self) -> LastOutput | None:
+        last = self._last_write
+        return None if last is None else LastOutput(at=last[0], line=last_line(last[1]))
+
+    def _write_log(self, text: str) -> None:
+        """From any thread."""
+        self._last_write = self._clock.wall(), text[-_LAST_CHARACTERS:]
+        if self._log is not None:
+            self._log.write(text)
 
     @property
     def dropped_messages(self) -> int:
