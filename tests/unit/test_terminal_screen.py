@@ -7,7 +7,7 @@ import pytest
 
 from ostler.cli.attach import DetachKeys
 from ostler.keeper.terminal import KEPT_BYTES, Modes, Screen
-from ostler.lifecycle.logs import visible_text
+from ostler.model.text import visible_text
 
 RESET = b"\x1b[!p"
 
