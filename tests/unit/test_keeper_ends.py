@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import socket
@@ -16,11 +15,9 @@ from typing import Any
 import pytest
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Children, Ended
-from ostler.keeper.digest import blake2b
 from ostler.keeper.plainboxes import PlainBoxes
 from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, has_descriptors, spawn
-from ostler.keeper.tag import tag_for, tag_of
 from ostler.keeper.template import Birth, Recipe, Template
 
 from ostler.keeper import protocol, template
@@ -109,29 +106,6 @@ def test_a_birth_that_cannot_be_told_fails_with_a_sentence(loop: Loop, monkeypat
 
 
 # --- small ones --------------------------------------------------------------------------------------
-
-
-def test_its_hash_is_the_one_that_everybody_knows() -> None:
-    """A newer keeper must know its processes by the tags that an older one gave them."""
-    assert blake2b(b"ostler", digest_size=8).digest() == hashlib.blake2b(b"ostler", digest_size=8).digest()
-
-
-def test_a_tag_goes_on_to_all_that_come_after() -> None:
-    tag = tag_for("0" * 16, "a.1")
-    assert tag is not None
-    assert tag == tag_for("0" * 16, "a.1") != tag_for("0" * 16, "a.2")
-    assert tag < (tag_for("0" * 16, "template-1") or 0)
-    read, write = os.pipe()
-    argv = ["/bin/sh", "-c", "setsid env -i sleep 1000 >/dev/null 2>&1 & echo $!; wait"]
-    pid, report = spawn(argv, {**settle(), "tag": tag}, Files(output=write))
-    os.close(write)
-    grandchild = int(os.read(read, 100))
-    assert (tag_of(pid), tag_of(grandchild), tag_of(os.getpid())) == (tag, tag, None)
-    os.kill(grandchild, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(read)
-    os.close(report)
-    assert tag_of(pid) is None
 
 
 def test_a_few_descriptors_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:

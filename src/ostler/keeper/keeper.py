@@ -26,6 +26,8 @@ from ostler.keeper.templates import Templates
 
 _POLL_SECONDS = 0.1
 _TIDY_SECONDS = 2.0
+#: After the last unit has ended without a manager; one that comes soon need not start another keeper.
+_ALONE_SECONDS = 2.0
 _END_GRACE = 5.0
 #: How long a new keeper waits for its first manager, which may have died in between.
 FIRST_HELLO_SECONDS = 60.0
@@ -212,6 +214,13 @@ class Keeper:
         self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
+        if self.server.manager is None:
+            self.loop.later(_ALONE_SECONDS, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        """No manager is there and nothing lives. The exits are on the disk, where the next keeper finds them."""
+        if self.server.manager is None and not self.state.units:
+            self.end("stop")
 
     def _poll_limits(self) -> None:
         for cell in list(self.state.cells.values()):
