@@ -1,4 +1,4 @@
-"""Numbers that are somebody else's by now: of a log that was closed, of a template that has ended."""
+"""Numbers that are somebody else's by now: of a template that has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ostler.keeper.template import Birth, Recipe, Template
 
 from ostler.keeper import protocol, template
 from ostler.keeper.loop import Loop
-from ostler.keeper.output import Log, Output
 from ostler.keeper.protocol import Line
 
 
@@ -38,44 +37,6 @@ def loop() -> Iterator[Loop]:
 
 def settle() -> dict[str, Any]:
     return {"env": {"PATH": os.environ["PATH"]}, "cwd": "/", "keeper": os.getpid()}
-
-
-# --- a log -------------------------------------------------------------------------------------------
-
-
-def none_left(path: str, flags: int, mode: int = 0o777) -> int:
-    raise OSError(errno.ENOSPC, f"No space left on device: {path} {flags} {mode}")
-
-
-def test_a_log_that_cannot_be_opened_anew_closes_nothing_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log(str(tmp_path / "a.log"), 4096)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    assert log.write(b"x" * 5000) == 4096
-    assert log.write(b"y") == 0
-    monkeypatch.undo()
-    stranger = os.open(os.devnull, os.O_RDONLY)  # it has the number that the log had
-    log.close()
-    os.close(stranger)  # raises when it was closed already
-    again = Log(str(tmp_path / "b.log"), 4096)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    again.write(b"x" * 5000)
-    monkeypatch.undo()
-    assert again.write(b"there is room again") == 19
-    again.close()
-    assert (tmp_path / "b.log").read_text() == "there is room again"
-
-
-def test_the_end_of_an_output_never_raises(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.pipe()
-    kept = Output(loop, [read], Log(str(tmp_path / "a.log"), 4096))
-    os.write(write, b"x" * 5000)
-    os.close(write)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    kept.finish()
-    kept.finish()
-    assert (kept.written, kept.dropped) == (4096, 904)
 
 
 # --- a template --------------------------------------------------------------------------------------
