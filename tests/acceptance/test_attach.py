@@ -169,7 +169,7 @@ def test_the_window_is_left_as_it_was_by_the_end_by_detaching_and_by_a_signal(wi
 def test_keys_that_detach_are_chosen_and_ctrl_c_is_the_programs(windows: Windows) -> None:
     windows.open("one")
     script = "trap 'echo cau''ght' INT; echo beg''un; while :; do read x && echo got:$x; done"
-    words = [windows.shell.program, "run", "-it", "--detach-keys", "ctrl-p,ctrl-q", "--name", "b"]
+    words: list[str | Path] = [windows.shell.program, "run", "-it", "--detach-keys", "ctrl-p,ctrl-q", "--name", "b"]
     windows.enter("one", *words, "--", "bash", "-c", script)
     windows.sees("one", "begun")
     windows.keys("one", "C-c")
