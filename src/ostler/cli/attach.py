@@ -153,7 +153,7 @@ class Attachment:
         handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._poke(b"w"))
         try:
             tty.setraw(0, termios.TCSANOW)
-            self._resize(redraw=redraw)
+            self._resize(_size(), redraw=redraw)
             threading.Thread(target=self._show, daemon=True).start()
             threading.Thread(target=self._send, daemon=True).start()
             has_detached = self._serve()
@@ -192,9 +192,9 @@ class Attachment:
                 if b"e" in words:
                     return False
                 if b"w" in words:
-                    self._resize(redraw=False)
+                    self._resize(_size(), redraw=False)
                 if b"r" in words:
-                    self._resize(redraw=True)
+                    self._resize(None, redraw=True)
             if 0 in ready:
                 data = os.read(0, _CHUNK)
                 if not data:  # the terminal is gone
@@ -217,8 +217,8 @@ class Attachment:
         with contextlib.suppress(OSError):
             os.write(self._wake[1], word)
 
-    def _resize(self, *, redraw: bool) -> None:
-        rows, columns = _size()
+    def _resize(self, size: tuple[int, int] | None, *, redraw: bool) -> None:
+        rows, columns = size or (None, None)
         with contextlib.suppress(DaemonError):  # it has ended, or the next daemon is told
             self._daemon.raw().call(
                 "resize", instance=self._instance_id, within=5.0, rows=rows, columns=columns, redraw=redraw
@@ -321,6 +321,11 @@ def attach(agent: str, keys: str) -> None:
     name = plain(str(instance["name"]))
     if instance["state"] in ENDED:
         raise fail(f"{name} is {instance['state']}; `ostler logs {name}` shows what it wrote", ExitCode.WRONG_STATE)
+    try:
+        daemon.call("resize", instance=instance["instance_id"])  # refused where it has no terminal
+    except DaemonError as error:
+        if error.code != "forbidden":  # who may only read may look
+            raise
     require_terminal()
     if instance["state"] == "suspended":
         note(f"{name} is suspended and draws nothing; let it go on with: ostler resume {name}")

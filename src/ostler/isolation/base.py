@@ -170,8 +170,8 @@ class Console(Protocol):
         """How many bytes were taken, perhaps none after 10 s, and whether the program reads no more."""
         ...
 
-    async def resize(self, size: tuple[int, int], *, redraw: bool = False) -> None:
-        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+    async def resize(self, size: tuple[int, int] | None, *, redraw: bool = False) -> None:
+        """None: the size it has. `redraw`: a program that sees the size it had is made to draw its screen again."""
         ...
 
 

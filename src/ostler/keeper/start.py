@@ -15,7 +15,7 @@ from typing import Any
 from ostler.keeper import tree
 from ostler.keeper.exec_child import exec_child
 from ostler.keeper.exits import Children, ExitRecorder
-from ostler.keeper.groups import Limits
+from ostler.keeper.groups import ENFORCED, Limits, nice_for
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
 from ostler.keeper.protocol import AGENT_BACKLOG, AGENT_SOCKET, MARK, SPEC, STDIN, UNIT_NAME, listen
@@ -122,13 +122,19 @@ class Starter:
             "group_directory": unit.cell.group.directory(unit.name),
             "env": {**request["env"], MARK: f"{self._state.token}:{unit.name}"},
             "cwd": request["cwd"],
-            "nice": int(request.get("nice") or 0),
+            "nice": self._nice(request),
             "umask": request.get("umask"),
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._state.token, unit.name),
             "terminal": request.get("terminal") is not None,
         }
+
+    def _nice(self, request: Mapping[str, Any]) -> int:
+        nice = int(request.get("nice") or 0)
+        if self._state.groups.enforcement()["cpu"] == ENFORCED:
+            return nice
+        return max(nice, nice_for(Limits(**request["limits"]).weight))
 
     def _execute(
         self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]

@@ -456,7 +456,7 @@ class AgentLifecycleManager:
         """What the terminal of a command shows: first the screen as it is, then all that comes, until the instance has
         ended. With the cursor of a part it goes on behind that.
         """
-        return terminal.follow(self._reach, instance_id, after)
+        return terminal.follow(self._reach, instance_id, terminal.parse_cursor(after))
 
     async def require_terminal(self, instance_id: InstanceId) -> None:
         """Raises `InvalidOperationError`, with what to do instead, where it has none."""
@@ -469,8 +469,10 @@ class AgentLifecycleManager:
         chosen = data if isinstance(data, Input) else Input(data=data)
         return await terminal.write_input(self._reach, instance_id, chosen)
 
-    async def resize_terminal(self, instance_id: InstanceId, size: TerminalSize, *, redraw: bool = False) -> None:
-        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+    async def resize_terminal(
+        self, instance_id: InstanceId, size: TerminalSize | None, *, redraw: bool = False
+    ) -> None:
+        """None: the size it has. `redraw`: a program that sees the size it had is made to draw its screen again."""
         await terminal.resize(self._reach, instance_id, size, redraw=redraw)
 
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:
