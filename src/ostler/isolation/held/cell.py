@@ -244,7 +244,7 @@ class HeldCell(Cell):
         try:
             return await self._holder.stop(name or self.name, grace)
         except HolderError as error:
-            return [] if error.kind == "unknown" or self._gone.done() else [str(error)]
+            return [] if error.kind in {"unknown", "lost"} or self._gone.done() else [str(error)]
 
     async def _terminate(self, over: asyncio.Future[None], seconds: float) -> list[str] | None:
         """TERM by the holder; None when `over` came first. `seconds` bound it should this manager die meanwhile."""
