@@ -36,7 +36,7 @@ _NAMES = {
         "AgentLifecycleLoop Breakpoint BreakpointType ContextBuilder ContextSnapshot LoopResult LoopResultType "
         "LoopSettings"
     ),
-    "lifecycle.log_files": "LogLine",
+    "model.log": "LogLine",
     "lifecycle.manager": "AgentHandle AgentLifecycleManager",
     "lifecycle.observe": "Observation",
     "lifecycle.open": "open_manager",

@@ -14,7 +14,6 @@ from ostler.errors import AgentBusyError as AgentBusyError, AgentExecutionError 
 from ostler.failpoints import Seams as Seams
 from ostler.home import default_home as default_home
 from ostler.ids import IdSource as IdSource, Uuid7Source as Uuid7Source
-from ostler.lifecycle.log_files import LogLine as LogLine
 from ostler.lifecycle.manager import AgentHandle as AgentHandle, AgentLifecycleManager as AgentLifecycleManager
 from ostler.lifecycle.observe import Observation as Observation
 from ostler.lifecycle.open import open_manager as open_manager
@@ -28,6 +27,7 @@ from ostler.model.crew import CrewAction as CrewAction, CrewPolicy as CrewPolicy
 from ostler.model.disk import DiskUsage as DiskUsage, TaskDisk as TaskDisk
 from ostler.model.events import AgentErrorEvent as AgentErrorEvent, AgentEvent as AgentEvent, AgentHealthChangedEvent as AgentHealthChangedEvent, AgentMetricsUpdatedEvent as AgentMetricsUpdatedEvent, AgentProgressEvent as AgentProgressEvent, AgentRestartingEvent as AgentRestartingEvent, AgentSignalEvent as AgentSignalEvent, AgentSpawnedEvent as AgentSpawnedEvent, AgentStateChangedEvent as AgentStateChangedEvent, AgentTerminatedEvent as AgentTerminatedEvent, AgentWaitEndedEvent as AgentWaitEndedEvent, AgentWaitOpenedEvent as AgentWaitOpenedEvent, CrewChangedEvent as CrewChangedEvent, CrewEvent as CrewEvent, Event as Event, EventsMissed as EventsMissed, TaskEvent as TaskEvent, TaskStateChangedEvent as TaskStateChangedEvent, TaskWaitEndedEvent as TaskWaitEndedEvent, TaskWaitOpenedEvent as TaskWaitOpenedEvent
 from ostler.model.instance import AgentHealthStatus as AgentHealthStatus, AgentInstance as AgentInstance, AgentMetrics as AgentMetrics, TerminationResult as TerminationResult, Why as Why
+from ostler.model.log import LogLine as LogLine
 from ostler.model.query import GetInstancesFilter as GetInstancesFilter, InboxKind as InboxKind, InboxRow as InboxRow, LifecycleStatistics as LifecycleStatistics, ObservationOptions as ObservationOptions, Report as Report
 from ostler.model.record import Record as Record
 from ostler.model.spawn import AgentSpawnOptions as AgentSpawnOptions, Definition as Definition, HealthCheckConfig as HealthCheckConfig, ResourceLimits as ResourceLimits, RestartPolicy as RestartPolicy, SpawnRequest as SpawnRequest, TerminalSize as TerminalSize, TerminationOptions as TerminationOptions

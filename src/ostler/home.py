@@ -17,6 +17,8 @@ SOCKET_FILE = "daemon.sock"
 DAEMON_LOG = "daemon.log"
 #: Of the program that parents agent processes.
 KEEPER = "keeper"
+#: What agents wrote, and the private homes of instances: a directory for each.
+LOGS, HOMES = "logs", "homes"
 #: Definitions of agents, in a home that belongs to a project.
 AGENTS_FOLDER = "agents"
 #: Settings of a project, beside its home.

@@ -69,7 +69,20 @@ def background(sh: Shell, name: str, *more: str) -> str:
 def test_run_shows_the_output_and_passes_the_exit_code_on(sh: Shell) -> None:
     said = sh.run("run", "--", "sh", "-c", "for i in 1 2 3; do echo step $i; done; echo oops >&2; exit 7")
     assert said.code == 7
-    assert said.out == "step 1\nstep 2\nstep 3\noops\n"
+    assert said.out == "step 1\nstep 2\nstep 3\n"
+    assert said.err.endswith("oops\n")
+
+
+def test_the_lines_of_each_stream_are_told_apart(sh: Shell) -> None:
+    program = "printf 'no end'; sleep 0.3; echo oops >&2; sleep 0.3; echo; echo done"
+    ran = sh.run("run", "--name", "two", "--", "sh", "-c", program)
+    assert (ran.out, ran.err.splitlines()[-1]) == ("no end\ndone\n", "oops")
+    assert sh.ok("logs", "-T", "--stderr", "two") == "oops\n"
+    assert sh.ok("logs", "-T", "--stdout", "-n", "1", "two") == "done\n"
+    lines = [json.loads(line) for line in sh.ok("logs", "-o", "jsonl", "two").splitlines()]
+    streams = {line["text"]: line["stream"] for line in lines if line["text"]}
+    assert streams == {"no end": "stdout", "oops": "stderr", "done": "stdout"}
+    assert all(line["time"] for line in lines)
 
 
 @pytest.mark.parametrize(

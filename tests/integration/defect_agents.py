@@ -55,24 +55,20 @@ class Nuisance(Agent):
 
     async def fill_alone(self, request: Any) -> None:
         """The same once its manager is gone; then it says in a file how often that went well."""
-        while _outbox()._sock is not None:
-            await asyncio.sleep(0.001)
-        count = await self.fill(request)
-        _note(request["note"], count)
+        await _be_alone()
+        _note(request["note"], await self.fill(request))
+        await asyncio.Event().wait()
 
     async def answer_alone(self, request: Any) -> Any:
-        """Answers when its manager is gone, and says in a file that it has."""
-        while _outbox()._sock is not None:
-            await asyncio.sleep(0.001)
-        asyncio.get_running_loop().call_later(0.05, _note, request["note"], os.getpid())
+        """Answers when its manager is gone."""
+        await _be_alone()
         return request["value"]
 
     async def crash_alone(self, request: Any) -> None:
-        while _outbox()._sock is not None:
-            await asyncio.sleep(0.001)
+        await _be_alone()
         raise SystemExit(request["value"])
 
-    async def fork_and_speak(self, request: Any) -> int:
+    async def fork_and_speak(self, _request: Any) -> int:
         """A child says what only the agent may say, while another thread of the agent speaks too."""
         held = threading.Event()
         free = threading.Event()
@@ -94,15 +90,15 @@ class Nuisance(Agent):
 
     async def fork_alone(self, request: Any) -> None:
         """The same without a manager."""
-        while _outbox()._sock is not None:
-            await asyncio.sleep(0.001)
+        await _be_alone()
         self.context.signal("parent")
         child = os.fork()
         if child == 0:
             self.context.signal("child")
             os._exit(7)
-        os.waitpid(child, 0)
+        await asyncio.to_thread(os.waitpid, child, 0)
         _note(request["note"], os.getpid())
+        await asyncio.Event().wait()
 
     async def tell(self, request: Any) -> str:
         """As it should: by its context. What came of it."""
@@ -151,6 +147,11 @@ def _send(body: bytes) -> None:
             body = body[sock.send(body) :]
         except BlockingIOError:
             time.sleep(0.0005)
+
+
+async def _be_alone() -> None:
+    while _outbox()._sock is not None:  # noqa: ASYNC110 - nothing tells an agent that its manager is gone
+        await asyncio.sleep(0.001)
 
 
 def _note(path: str, value: object) -> None:

@@ -156,9 +156,9 @@ def template(shared: Template) -> Iterator[Template]:
 def load(tmp_path: Path) -> Iterator[Callable[..., Template]]:
     made: list[Template] = []
 
-    def start(text: str, module: str = "mine", *, main: bool = False, spares: bool = True) -> Template:
+    def start(text: str, module: str = "mine", *, main: bool = False) -> Template:
         (tmp_path / f"{module}.py").write_text(text)
-        made.append(Template(tmp_path, module, main=main, spares=spares))
+        made.append(Template(tmp_path, module, main=main))
         return made[-1]
 
     yield start

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ostler.isolation import wire
-from ostler.keeper.protocol import Line
+from ostler.agent_process.framing import LineReader, encode
+from ostler.keeper.protocol import AGENT_SOCKET, AHEAD, NOW, connect, listen
 
-_PATIENCE_SECONDS = 20.0
-_PROGRAM = "import sys; from ostler.isolation.inside.template import main; main(int(sys.argv[1]))"
+_PATIENCE_SECONDS = 60.0
+_PROGRAM = """
+import os, sys
+given = int(sys.argv.pop(1))
+if given != 3:
+    os.dup2(given, 3)
+    os.close(given)
+from ostler.agent_process.template import main
+main()
+"""
 INSTANCE = "01890000-0000-7000-8000-00000000a9e7"
 ATTEMPT = 3
 EPOCH = 7
+KEY = "a key"
 #: What template and agents have in common.
 ENVIRONMENT = {"COLOUR": "red"}
 
@@ -29,12 +41,10 @@ ENVIRONMENT = {"COLOUR": "red"}
 class Template:
     """One template process. Its agents are our children too: they are born as its siblings."""
 
-    def __init__(
-        self, directory: Path, module: str, *, main: bool = False, package: str | None = None, spares: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, module: str, *, main: bool = False, package: str | None = None) -> None:
         self.path = directory / f"{module}.py"
         self._log = directory / f"{self.path.stem}.log"
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(its.fileno())],
@@ -45,78 +55,54 @@ class Template:
                 env={**os.environ, **ENVIRONMENT},
             )
         its.close()
-        self.line = Line(ours)
-        self._spare: tuple[int, Line] | None = None
+        self._spares: deque[tuple[int, socket.socket]] = deque()
         source = {"module": "__main__" if main else module, "path": str(self.path), "main": main, "package": package}
-        setup = {"setup": {"sys_path": [str(directory), *sys.path], "source": source}}
-        self.line.send(setup | {"spares": True} if spares else setup)
-        self.answer = self.hear()
+        self.send({"setup": {"sys_path": [str(directory), *sys.path], "source": source}})
+        self.answer = self.hear()[0]
         self.agents: list[Started] = []
 
-    def hear(self) -> dict[str, Any]:
-        while "spare" in (message := self._next()):
-            pass
-        return message
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.sock.send(json.dumps(message).encode())
 
-    def await_spare(self) -> int:
-        """Until the next agent need not wait for a fork. Its pid."""
-        while self._spare is None:
-            self._next()
-        return self._spare[0]
+    def hear(self) -> tuple[dict[str, Any], list[int]]:
+        _wait_for(self.sock)
+        packet, fds, _, _ = socket.recv_fds(self.sock, 1 << 18, 2, socket.MSG_CMSG_CLOEXEC)
+        assert packet, f"the template is gone: {self._log.read_text()}"
+        return json.loads(packet), fds
 
-    def _next(self) -> dict[str, Any]:
-        _wait_for(self.line.sock)
-        heard = self.line.receive()
-        assert heard is not None, f"the template is gone: {self._log.read_text()}"
-        message, fds = heard
-        if "spare" in message:
-            self._dismiss_spare()
-            self._spare = message["spare"], Line(socket.socket(fileno=fds[0]))
-        return message
+    def fork(self, when: str) -> tuple[int, socket.socket]:
+        """A child that waits for its order."""
+        self.send({"fork": when})
+        answer, fds = self.hear()
+        return int(answer["forked"]), socket.socket(fileno=fds[0])
 
-    def _dismiss_spare(self) -> None:
-        if self._spare is not None:
-            self._spare[1].close()
+    def fork_spare(self) -> int:
+        self._spares.append(self.fork(AHEAD))
+        return self._spares[-1][0]
 
-    def start(self, qualname: str, *, begins: bool = True, word: str = "fork", **plan: Any) -> Started:
-        ours, its = wire.channel()
+    def start(self, qualname: str, *, begins: bool = True, **plan: Any) -> Started:
+        run = tempfile.TemporaryDirectory(prefix="ostler-run-")
+        settings = {"env": {**ENVIRONMENT, "MARK": "of the agent"}, "keeper": os.getpid()}
         read, write = os.pipe()
-        settle: dict[str, Any] = {
-            "entrances": [],
-            "env": {**ENVIRONMENT, "MARK": "of the agent"},
-            "cwd": None,
-            "nice": 0,
-            "keeper": os.getpid(),
-        }
-        pid = self._begun({word: "a.1", "settle": settle}, [its.fileno(), write])
-        its.close()
+        listener = listen(run.name, AGENT_SOCKET, 8)
+        pid, sock = self._spares.popleft() if self._spares else self.fork(NOW)
+        with sock, listener:
+            order = json.dumps({"plan": settings, "key": KEY, "run": run.name}).encode()
+            socket.send_fds(sock, [order], [listener.fileno(), write, write])
         os.close(write)
-        agent = Started(pid, ours, read)
+        agent = Started(pid, run, read)
         self.agents.append(agent)
         if begins:
             agent.begin(qualname, **plan)
             assert agent.hear("made") == {"t": "made"}
         return agent
 
-    def _begun(self, order: Mapping[str, Any], fds: list[int]) -> int:
-        """By the spare, if there is one; as the keeper does it."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            pid, line = spare
-            line.send({"settle": order["settle"]}, fds)
-            line.close()
-            self.line.send({"spent": pid})
-            return pid
-        self.line.send(order, fds)
-        answer = self.hear()
-        assert answer.get("forked") == "a.1", answer
-        return int(answer["pid"])
-
     def close(self) -> None:
         for agent in self.agents:
             agent.close()
-        self._dismiss_spare()
-        self.line.close()
+        while self._spares:
+            self._spares.popleft()[1].close()
+        self.sock.close()
         self.process.wait(_PATIENCE_SECONDS)
 
     def log(self) -> str:
@@ -126,14 +112,28 @@ class Template:
 class Started:
     """The manager's side of one agent process."""
 
-    def __init__(self, pid: int, sock: socket.socket, output: int) -> None:
+    def __init__(self, pid: int, run: tempfile.TemporaryDirectory[str], output: int) -> None:
         self.pid = pid
-        self.sock = sock
-        self.epoch = EPOCH
         self.code: int | None = None
+        self._run = run
         self._output = output
-        self._joiner = wire.Joiner()
         self._calls = 0
+        self.welcome: dict[str, Any] = {}
+        self._sockets: list[socket.socket] = []
+        self.sock = self.connect(EPOCH)
+
+    @property
+    def unsent(self) -> Path:
+        return Path(self._run.name, "unsent.jsonl")
+
+    def connect(self, epoch: int, key: str = KEY) -> socket.socket:
+        """As a new manager; it is known by its epoch."""
+        self.sock = connect(self._run.name, AGENT_SOCKET)
+        self._sockets.append(self.sock)
+        self._reader = LineReader()
+        self._messages: deque[dict[str, Any]] = deque()
+        self.tell({"t": "hello", "key": key, "epoch": epoch})
+        return self.sock
 
     def begin(self, qualname: str, **plan: Any) -> None:
         given = {
@@ -148,23 +148,22 @@ class Started:
         }
         self.tell({"t": "begin", "plan": given | plan})
 
-    def tell(self, message: Mapping[str, Any], *, attempt: int = ATTEMPT) -> None:
-        for packet in wire.packets(wire.encode(message), attempt, self.epoch):
-            self.sock.send(packet)
+    def tell(self, message: Mapping[str, Any]) -> None:
+        self.sock.setblocking(True)
+        self.sock.sendall(encode(message))
 
     def next(self) -> dict[str, Any]:
-        while True:
+        while not self._messages:
             _wait_for(self.sock)
-            packet = wire.receive(self.sock)
-            if packet is None:
+            data = self.sock.recv(1 << 18)
+            if not data:
                 raise EOFError(self.pid)
-            read = wire.read(packet)
-            assert read.attempt == ATTEMPT
-            if read.epoch < self.epoch:
-                continue
-            message = self._joiner.take(read)
-            if message is not None:
-                return message
+            for message in self._reader.feed(data):
+                if message["t"] == "welcome":
+                    self.welcome = message
+                self._messages.append(message)
+        message = self._messages.popleft()
+        return self.next() if message["t"] == "welcome" else message
 
     def hear(self, kind: str) -> dict[str, Any]:
         """The next of that kind; what comes before it is passed over."""
@@ -181,7 +180,7 @@ class Started:
         number = self.call(payload, verb)
         answer = self.hear("answer")
         assert answer["id"] == number
-        self.tell({"t": "acks", "ack": [number]})
+        self.tell({"t": "ack", "ack": [number]})
         return answer
 
     def wait(self) -> int:
@@ -210,7 +209,9 @@ class Started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.wait()
-        self.sock.close()
+        for sock in self._sockets:
+            sock.close()
+        self._run.cleanup()
         if self._output >= 0:
             os.close(self._output)
             self._output = -1

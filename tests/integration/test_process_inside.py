@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 import pytest
 from inside_agents import directory, shared, template
-from inside_ground import ATTEMPT, ENVIRONMENT, EPOCH, INSTANCE, Template, until
+from inside_ground import ENVIRONMENT, EPOCH, INSTANCE, KEY, Template, until
 
-from ostler.isolation import wire
+from ostler.agent_process import framing
 
 __all__ = ["directory", "shared", "template"]
 
@@ -45,9 +46,9 @@ def test_an_agent_knows_itself_and_holds_nothing_of_others(template: Template) -
     assert (one["session"], one["parent"]) == (one["pid"], os.getpid())
     assert one["stdin"] == ""
     assert one["dice"] != other["dice"]
-    # Besides stdio: the channel, and the loop's own three.
+    # Besides stdio: the socket it listens on, the channel, and the loop's own three.
     kinds = sorted(target.split(":")[0] for number, target in other["fds"].items() if int(number) > 2)
-    assert kinds == ["anon_inode", "socket", "socket", "socket"]
+    assert kinds == ["anon_inode", *["socket"] * 4]
 
 
 def test_what_is_printed_goes_to_the_log_and_nowhere_else(template: Template) -> None:
@@ -102,7 +103,7 @@ def test_what_it_raises_is_rendered(template: Template) -> None:
     error = agent.ask({"do": "fail"})["error"]
     assert (error["message"], error["exception_type"]) == ("ValueError: as told", "ValueError")
     assert 'raise ValueError("as told")' in error["stack_trace"]
-    assert "inside/host.py" not in error["stack_trace"]
+    assert "agent_process/host.py" not in error["stack_trace"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_what_it_raises_is_rendered(template: Template) -> None:
     [
         ({"do": "set"}, "answer plain JSON data"),
         ({"do": "nan"}, "answer plain JSON data"),
-        ({"do": "long", "length": wire.MAX_MESSAGE}, "write it to a file and answer the path"),
+        ({"do": "long", "length": framing.MAX_MESSAGE}, "write it to a file and answer the path"),
     ],
 )
 def test_what_cannot_be_sent_is_an_error_of_the_agent(
@@ -168,7 +169,7 @@ def test_the_same_call_twice_is_done_once(template: Template) -> None:
     agent.tell(again)
     assert agent.hear("answer") == {"t": "answer", "id": number, "ok": 1}
     # Once it is confirmed its name is free again; the acknowledgement may come with the very call.
-    agent.tell(again | {"ack": [number], "heard": 0})
+    agent.tell(again | {"ack": [number], "seen": 0})
     assert agent.hear("answer") == {"t": "answer", "id": number, "ok": 2}
 
 
@@ -213,11 +214,11 @@ def test_a_question_waits_for_its_answer(template: Template) -> None:
         "detail": None,
         "call": number,
     }
-    agent.tell({"t": "told", "id": 99, "outcome": "answered", "answer": None})
-    agent.tell({"t": "told", "id": 1, "outcome": "answered", "answer": {"colour": "red"}})
+    agent.tell({"t": "reply", "id": 99, "outcome": "answered", "answer": None})
+    agent.tell({"t": "reply", "id": 1, "outcome": "answered", "answer": {"colour": "red"}})
     assert agent.next()["ok"] == ["answered", {"colour": "red"}]
     agent.call({"do": "wait"})
-    agent.tell({"t": "told", "id": agent.hear("ask")["id"], "error": "a later start has taken over"})
+    agent.tell({"t": "reply", "id": agent.hear("ask")["id"], "error": "a later start has taken over"})
     assert agent.next()["error"]["message"] == "AgentGoneError: a later start has taken over"
 
 
@@ -227,7 +228,7 @@ def test_a_question_from_another_loop_is_answered_there(template: Template) -> N
     number = agent.call({"do": "own_loop"})
     question = agent.next()
     assert question["call"] == number
-    agent.tell({"t": "told", "id": question["id"], "outcome": "answered", "answer": None})
+    agent.tell({"t": "reply", "id": question["id"], "outcome": "answered", "answer": None})
     assert agent.next()["ok"] == ["answered", None]
 
 
@@ -251,25 +252,39 @@ def test_a_new_manager_gets_what_nobody_confirmed(template: Template) -> None:
     held = agent.call({"do": "echo", "value": "held"})
     asking = agent.call({"do": "wait"})
     question = agent.hear("ask")
-    agent.epoch = EPOCH + 1
-    agent.tell({"t": "hello", "epoch": EPOCH + 1})
-    calls = [{"id": asking, "verb": "process"}]
-    assert agent.next() == {"t": "state", "calls": calls, "made": True, "asks": [question["id"]], "dropped": 0}
+    agent.connect(EPOCH + 1)
     assert agent.next() == {"t": "answer", "id": held, "ok": "held"}
+    assert agent.welcome == {
+        "t": "welcome",
+        "calls": [asking, held],
+        "questions": [question["id"]],
+        "made": {"t": "made"},
+        "dropped": 0,
+    }
     assert agent.next() == question
-    agent.tell({"t": "acks", "ack": [held], "heard": 0})
-    agent.tell({"t": "told", "id": question["id"], "outcome": "answered", "answer": None})
+    agent.tell({"t": "ack", "ack": [held], "seen": 0})
+    agent.tell({"t": "reply", "id": question["id"], "outcome": "answered", "answer": None})
     assert agent.next()["id"] == asking
-    # The one before has not heard that it was replaced; nobody obeys it any more.
-    agent.epoch = EPOCH
-    agent.tell({"t": "stop"})
-    agent.epoch = EPOCH + 2
-    agent.tell({"t": "hello", "epoch": EPOCH + 2})
-    assert agent.hear("state")["calls"] == []
+    agent.connect(EPOCH + 2)
     assert agent.next() == {"t": "answer", "id": asking, "ok": ["answered", None]}
+    assert agent.welcome["calls"] == [asking]
     agent.tell({"t": "ping", "n": 1})
     assert agent.next()["t"] == "pong", "what was confirmed does not come again"
     assert confirmed["ok"] == "confirmed"
+
+
+@pytest.mark.parametrize(("epoch", "key"), [(EPOCH - 1, KEY), (EPOCH, "another key")])
+def test_an_older_manager_or_one_without_the_key_is_not_obeyed(template: Template, epoch: int, key: str) -> None:
+    agent = template.start("Scripted")
+    agent.ask(verb="initialize")
+    present = agent.sock
+    agent.connect(epoch, key)
+    with contextlib.suppress(BrokenPipeError):
+        agent.tell({"t": "stop"})
+    with pytest.raises((EOFError, ConnectionResetError)):
+        agent.next()
+    agent.sock = present
+    assert agent.ask({"do": "echo", "value": "here"})["ok"] == "here"
 
 
 def test_a_manager_that_died_in_mid_read_leaves_nothing_half_heard(template: Template) -> None:
@@ -279,9 +294,7 @@ def test_a_manager_that_died_in_mid_read_leaves_nothing_half_heard(template: Tem
     until(lambda: _is_idle(agent.pid))
     flood = agent.call({"do": "flood", "count": 3000})
     until(lambda: _is_idle(agent.pid))
-    agent.epoch += 1
-    agent.tell({"t": "hello", "epoch": agent.epoch})
-    assert agent.next()["t"] == "state"
+    agent.connect(EPOCH + 1)
     heard = [agent.next()]
     while sum(one["t"] == "answer" for one in heard) < 2:
         heard.append(agent.next())
@@ -292,36 +305,29 @@ def test_a_manager_that_died_in_mid_read_leaves_nothing_half_heard(template: Tem
 
 def test_a_hello_before_the_beginning_is_answered(template: Template) -> None:
     agent = template.start("Scripted", begins=False)
-    agent.tell({"t": "hello", "epoch": EPOCH})
-    assert agent.next()["made"] is False
     agent.begin("Scripted")
     assert agent.next() == {"t": "made"}
+    assert agent.welcome["made"] is None
 
 
 def test_nonsense_is_passed_over(template: Template) -> None:
     agent = template.start("Scripted")
     agent.ask(verb="initialize")
-    header = next(wire.packets(b"", ATTEMPT, EPOCH))
-    for junk in (b"x", header + b"no json", b"\x09" * 40):
-        agent.sock.send(junk)
+    agent.sock.send(b"no json\n[]\n" + b"[" * 600 + b"]" * 600 + b"\n")
     for message in (
         {"t": "sing"},
         {"t": "call"},
-        {"t": "acks", "ack": 3},
-        {"t": "told"},
+        {"t": "ack", "ack": 3},
+        {"t": "reply"},
         {"t": "ping"},
         {"t": "begin"},
     ):
         agent.tell(message)
-    agent.tell({"t": "stop"}, attempt=1)
-    agent.epoch = EPOCH + 1
-    agent.tell({"t": "stop"})
-    agent.epoch = EPOCH
     assert agent.ask({"do": "echo", "value": 1})["ok"] == 1
     agent.tell({"t": "stop"})
     complaints = agent.output().splitlines()
-    assert len(complaints) == 11
-    assert all(one.startswith("ostler: what the manager says makes no sense: ") for one in complaints)
+    assert len(complaints) == 9
+    assert all(line.startswith("ostler: what the manager sent makes no sense: ") for line in complaints)
 
 
 def _is_idle(pid: int) -> bool:

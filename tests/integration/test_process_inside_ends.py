@@ -73,12 +73,6 @@ def test_term_shuts_it_down(template: Template) -> None:
     assert agent.wait() == 0
 
 
-def test_one_whom_nobody_looks_after_ends(template: Template) -> None:
-    agent = template.start("Scripted")
-    agent.sock.close()
-    assert agent.wait() == 70
-
-
 def test_one_dies_alone(template: Template) -> None:
     first, second = template.start("Scripted"), template.start("Scripted")
     os.kill(first.pid, signal.SIGKILL)
@@ -89,6 +83,6 @@ def test_one_dies_alone(template: Template) -> None:
 def test_agents_live_on_without_their_template(load: Callable[..., Template]) -> None:
     template = load(MODULE)
     agent = template.start("Scripted")
-    template.line.close()
+    template.sock.close()
     assert template.process.wait(60) == 0
     assert agent.ask(verb="initialize")["ok"] is None

@@ -113,7 +113,7 @@ def test_a_child_that_comes_back_to_the_loop_says_nothing(agent: Any, *, raises:
     assert agent.ask({"do": "echo", "value": "here"})["ok"] == "here"
     agent.tell({"t": "stop"})
     assert agent.wait() == 0
-    assert "came back to the loop" in agent.output()
+    assert "came back to the agent's loop" in agent.output()
 
 
 def test_an_agent_may_raise_what_it_likes(agent: Any) -> None:

@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from machine_ground import lives, until
-from ostler.isolation.process.home import KeeperHome
 from promise_ground import Fleet, opened
 
 from ostler import AgentGoneError, AgentInstance, TerminationOptions
+from ostler.isolation.process.keeper_client import KeeperHolder
 
 pytestmark = pytest.mark.anyio
 
@@ -86,12 +85,12 @@ async def test_one_that_could_not_be_ended_is_not_talked_to_again(
 ) -> None:
     """The first stop has closed its channel, so that the second would wait for nothing."""
     one = await fleet.spawn()
-    real, powerless = KeeperHome.request, True
+    real, powerless = KeeperHolder.stop, True
 
-    async def request(self: KeeperHome, op: str, **fields: Any) -> dict[str, Any]:
-        return {"left": ["process 99 (state D)"]} if op == "stop" and powerless else await real(self, op, **fields)
+    async def stop(self: KeeperHolder, name: str, grace: float) -> list[str]:
+        return ["process 99 (state D)"] if powerless else await real(self, name, grace)
 
-    monkeypatch.setattr(KeeperHome, "request", request)
+    monkeypatch.setattr(KeeperHolder, "stop", stop)
     cell = fleet.manager._runtime.instances[one.instance_id].cell  # noqa: SLF001 - a manager tries again only without a grace
     assert cell is not None
     assert (await cell.stop(timedelta(0))).left_behind == "process 99 (state D)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ostler
-from ostler.isolation.wire import Joiner, encode, packets, read
+from ostler.agent_process.framing import LineReader, encode
 
 ODD = "caf\udce9"
 PROGRAM = """
@@ -33,9 +33,10 @@ class Settler(Agent):
         return [ascii(Path(__file__).parent.name), ascii(Path.cwd().name)]
 
 class Mute:
-    def heard(self, attempt, message): pass
-    async def asked(self, attempt, wait): raise NotImplementedError
-    def exited(self, attempt, how): pass
+    def on_message(self, attempt, message): pass
+    async def on_question(self, attempt, wait): raise NotImplementedError
+    def on_report(self, attempt, calls, questions): pass
+    def on_exit(self, attempt, how): pass
 
 async def main(home, room):
     level, found = ProcessIsolation(SystemClock(), Site(directory=Path(home))), []
@@ -75,9 +76,7 @@ def test_agents_live_and_work_where_a_name_is_no_utf8(tmp_path: Path) -> None:
 
 def test_a_path_goes_over_the_channel_as_it_is_and_nothing_else_does() -> None:
     plan = {"t": "begin", "plan": {"workdir": f"/x/{ODD}", "name": "café"}}
-    body = encode(plan, paths=True)
-    (packet,) = packets(body, 1, 1)
-    assert Joiner().take(read(packet)) == plan
+    assert list(LineReader().feed(encode(plan, paths=True))) == [plan]
     with pytest.raises(ValueError, match="surrogates"):
         encode(plan)
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
 from machine_ground import PATIENCE, end_keeper, keeper_of, kill_keeper_of, lacking, lives, swept, until
-from ostler.keeper.asking import RefusedError
-from ostler.keeper.records import Journal
-from ostler.keeper.remains import records_of_swept
-from ostler.keeper.units import House
 from promise_ground import Fleet, opened
 
 import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, InvalidOperationError, RestartPolicy, TerminationOptions
-from ostler.keeper import tree
-from ostler.keeper.protocol import MARK
 
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 _AT_ONCE = TerminationOptions.immediate()
@@ -174,52 +166,3 @@ async def test_a_dead_agent_does_not_return_while_something_of_it_lives_and_ends
             await fleet.comes_to(back, AgentState.READY, 2)
             await fleet.comes_to(ended, AgentState.TERMINATED)
             assert len(await fleet.attempts(ended)) == 1
-
-
-def test_a_record_of_an_end_names_them_for_the_next_keeper(tmp_path: Path) -> None:
-    """By pid, beginning and boot; and what they belonged to is not forgotten before they are gone."""
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        began = tree.start_time(child.pid)
-        record = {"unit": "a.1", "box": "a.1", "boot_id": tree.boot_id(), "survivors": [[child.pid, began]]}
-        other = {**record, "unit": "b.1", "box": "b.1", "survivors": [[child.pid, (began or 0) + 1]]}
-        earlier = {**record, "unit": "c.1", "box": "c.1", "boot_id": "of yesterday"}
-        before = _journal(tmp_path)
-        for one in (record, other, earlier):
-            before.add(one)
-        before.flush()
-        house = House(Mock(), _journal(tmp_path), token="t", boot_id=tree.boot_id())  # noqa: S106 - nobody's secret
-        assert [len(house.remains(box)) for box in ("a.1", "b.1", "c.1", "d.1")] == [1, 0, 0, 0]
-        with pytest.raises(RefusedError, match="not empty"):
-            house.forget("a.1")
-        with pytest.raises(RefusedError, match="something of it lives"):
-            house.forget_unit("a.1")
-        house.forget("b.1")
-        assert house.journal.known.keys() == {"a.1", "c.1"}
-    finally:
-        child.kill()
-        child.wait()
-    assert house.remains("a.1") == set()
-    house.forget("a.1")
-    assert house.journal.known.keys() == {"c.1"}
-
-
-def test_who_outlived_a_killed_keeper_is_known_by_its_mark(tmp_path: Path) -> None:
-    """A run of a command is one of many in its box; what carries no mark and is in no group is nobody's."""
-    marked = subprocess.Popen(["sleep", "60"], env={MARK: "token:a.1.run", "PATH": os.environ["PATH"]})
-    bare = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
-    try:
-        (record,) = records_of_swept([marked.pid, bare.pid], "token")
-        assert (record["unit"], record["box"], record["by"]) == ("a.1.run", "a.1", "lost")
-        journal = _journal(tmp_path)
-        journal.add(record)
-        assert list(journal.outlived("a.1")) == ["a.1.run"]
-    finally:
-        for one in (marked, bare):
-            one.kill()
-            one.wait()
-    assert list(records_of_swept([marked.pid, bare.pid], "token")) == []
-
-
-def _journal(directory: Path) -> Journal:
-    return Journal(str(directory / "exits"), pytest.fail)

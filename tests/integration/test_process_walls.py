@@ -80,10 +80,9 @@ async def test_only_stdio_and_the_channel_are_open(fleet: Fleet) -> None:
     seen = await fleet.do(one, "surroundings")
     kinds = [line.partition(" ")[2] for line in seen["files"]]
     assert kinds[0] == "/dev/null"
-    assert kinds[1].startswith("pipe:")
-    assert kinds[2] == kinds[1]
-    assert kinds.count("SOCK_SEQPACKET") == 1
-    beyond = [kind for kind in kinds[3:] if kind not in {"SOCK_SEQPACKET", "SOCK_STREAM", "anon_inode:[eventpoll]"}]
+    assert [kind.partition(":")[0] for kind in kinds[1:3]] == ["pipe", "pipe"]
+    assert "SOCK_STREAM" in kinds
+    beyond = [kind for kind in kinds[3:] if kind not in {"SOCK_STREAM", "anon_inode:[eventpoll]"}]
     assert beyond == [], "and what its own loop needs"
     numbers = [line.partition(" ")[0] for line in seen["child"]]
     assert numbers == ["0", "1", "2"], f"its own children see more than stdio: {seen['child']}"

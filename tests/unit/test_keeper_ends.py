@@ -1,31 +1,26 @@
-"""Numbers that are somebody else's by now: of a log that was closed, of a template that has ended."""
+"""Numbers that are somebody else's by now: of a template that has ended."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ostler.keeper.boxes import BoxLimits
 from ostler.keeper.children import Children, Ended
-from ostler.keeper.digest import blake2b
 from ostler.keeper.plainboxes import PlainBoxes
 from ostler.keeper.spare import Spare
 from ostler.keeper.spawning import Files, has_descriptors, spawn
-from ostler.keeper.tag import tag_for, tag_of
 from ostler.keeper.template import Birth, Recipe, Template
 
 from ostler.keeper import protocol, template
 from ostler.keeper.loop import Loop
-from ostler.keeper.output import Log, Output
 from ostler.keeper.protocol import Line
 
 
@@ -41,44 +36,6 @@ def loop() -> Iterator[Loop]:
 
 def settle() -> dict[str, Any]:
     return {"env": {"PATH": os.environ["PATH"]}, "cwd": "/", "keeper": os.getpid()}
-
-
-# --- a log -------------------------------------------------------------------------------------------
-
-
-def none_left(path: str, flags: int, mode: int = 0o777) -> int:
-    raise OSError(errno.ENOSPC, f"No space left on device: {path} {flags} {mode}")
-
-
-def test_a_log_that_cannot_be_opened_anew_closes_nothing_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = Log(str(tmp_path / "a.log"), 4096)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    assert log.write(b"x" * 5000) == 4096
-    assert log.write(b"y") == 0
-    monkeypatch.undo()
-    stranger = os.open(os.devnull, os.O_RDONLY)  # it has the number that the log had
-    log.close()
-    os.close(stranger)  # raises when it was closed already
-    again = Log(str(tmp_path / "b.log"), 4096)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    again.write(b"x" * 5000)
-    monkeypatch.undo()
-    assert again.write(b"there is room again") == 19
-    again.close()
-    assert (tmp_path / "b.log").read_text() == "there is room again"
-
-
-def test_the_end_of_an_output_never_raises(tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.pipe()
-    kept = Output(loop, [read], Log(str(tmp_path / "a.log"), 4096))
-    os.write(write, b"x" * 5000)
-    os.close(write)
-    monkeypatch.setattr("ostler.keeper.output.os.open", none_left)
-    kept.finish()
-    kept.finish()
-    assert (kept.written, kept.dropped) == (4096, 904)
 
 
 # --- a template --------------------------------------------------------------------------------------
@@ -148,29 +105,6 @@ def test_a_birth_that_cannot_be_told_fails_with_a_sentence(loop: Loop, monkeypat
 
 
 # --- small ones --------------------------------------------------------------------------------------
-
-
-def test_its_hash_is_the_one_that_everybody_knows() -> None:
-    """A newer keeper must know its processes by the tags that an older one gave them."""
-    assert blake2b(b"ostler", digest_size=8).digest() == hashlib.blake2b(b"ostler", digest_size=8).digest()
-
-
-def test_a_tag_goes_on_to_all_that_come_after() -> None:
-    tag = tag_for("0" * 16, "a.1")
-    assert tag is not None
-    assert tag == tag_for("0" * 16, "a.1") != tag_for("0" * 16, "a.2")
-    assert tag < (tag_for("0" * 16, "template-1") or 0)
-    read, write = os.pipe()
-    argv = ["/bin/sh", "-c", "setsid env -i sleep 1000 >/dev/null 2>&1 & echo $!; wait"]
-    pid, report = spawn(argv, {**settle(), "tag": tag}, Files(output=write))
-    os.close(write)
-    grandchild = int(os.read(read, 100))
-    assert (tag_of(pid), tag_of(grandchild), tag_of(os.getpid())) == (tag, tag, None)
-    os.kill(grandchild, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(read)
-    os.close(report)
-    assert tag_of(pid) is None
 
 
 def test_a_few_descriptors_are_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from ostler.isolation.log_files import FileLogReader, LogRange
 from ostler.keeper import output
 from ostler.keeper.output import STDERR, STDOUT, Log
-from ostler.lifecycle.log_files import LogLine, LogReader
+from ostler.model.log import LogLine
 
 _MAX_LINE = 50
 _RUNS = ("0" * 32, "f" * 32, "a" * 32)
@@ -32,7 +33,7 @@ def test_a_line_that_was_cut_when_its_file_was_turned_over_loses_nothing(tmp_pat
     (tmp_path / "1.log.1").write_bytes(b"first\nsec")
     (tmp_path / "1.log").write_bytes(b"ond\nthi")
     (tmp_path / "1.log.times").write_bytes(struct.pack(">QQ", 9, 0))
-    reader = LogReader(tmp_path)
+    reader = FileLogReader(tmp_path)
     assert [line.text for line in reader.read(_as_it_is, last=False)] == ["first", "sec", "ond"]
     assert [line.text for line in reader.read(_as_it_is, last=True)] == ["thi"]
 
@@ -57,23 +58,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 @pytest.mark.parametrize("folder", range(6), indirect=True)
 def test_the_last_lines_are_exactly_those_at_the_end_of_all_lines(folder: Path) -> None:
-    every = list(LogReader(folder, max_line=_MAX_LINE).read(_as_it_is, last=True))
+    every = list(FileLogReader(folder, LogRange(max_line=_MAX_LINE)).read(_as_it_is, last=True))
     middle = every[len(every) // 2]
     assert middle.time is not None
     windows: list[dict[str, Any]] = [{}, {"attempt": 2}, {"after": middle.cursor}, {"since": middle.time}]
     for window in (*windows, {"exact": True}):
         for select in (_as_it_is, _only_even):
             for last in (True, False):
-                lines = list(LogReader(folder, max_line=_MAX_LINE, **window).read(select, last=last))
+                lines = list(FileLogReader(folder, LogRange(max_line=_MAX_LINE, **window)).read(select, last=last))
                 for count in (0, 1, 10, len(lines), len(lines) + 1):
-                    reader = LogReader(folder, max_line=_MAX_LINE, **window)
+                    reader = FileLogReader(folder, LogRange(max_line=_MAX_LINE, **window))
                     shown = reader.read_last(count, select, last=last)
                     assert shown == (lines[-count:] if count else []), (window, count, last)
 
 
 @pytest.mark.parametrize("folder", range(6, 10), indirect=True)
 def test_a_reader_goes_on_behind_the_last_lines(folder: Path) -> None:
-    whole, tail = LogReader(folder, max_line=_MAX_LINE), LogReader(folder, max_line=_MAX_LINE)
+    whole, tail = (
+        FileLogReader(folder, LogRange(max_line=_MAX_LINE)),
+        FileLogReader(folder, LogRange(max_line=_MAX_LINE)),
+    )
     list(whole.read(_as_it_is, last=False))
     tail.read_last(3, _as_it_is, last=False)
     for path in sorted(folder.glob("*.log")):
@@ -87,7 +91,7 @@ def test_a_reader_goes_on_behind_the_last_lines(folder: Path) -> None:
 def test_a_reader_that_goes_on_from_a_cursor_never_gives_what_lies_before_it(tmp_path: Path) -> None:
     (tmp_path / "1.log").write_bytes(b"first\n")
     (tmp_path / "2.log").write_bytes(b"second\nthird\n")
-    reader = LogReader(tmp_path, after="2-:7")
+    reader = FileLogReader(tmp_path, LogRange(after="2-:7"))
     assert [line.text for line in reader.read(_as_it_is, last=False)] == ["third"]
     assert not list(reader.read(_as_it_is, last=False))
 
@@ -98,10 +102,13 @@ def test_output_that_is_older_than_asked_for_is_left_out_with_its_file(tmp_path:
         (tmp_path / f"{attempt}.log").write_bytes(b"a line\n")
         micros = int(written_at.timestamp() * 1_000_000)
         (tmp_path / f"{attempt}.log.times").write_bytes(struct.pack(">QQ", 0, micros))
-    reader = LogReader(tmp_path, since=moment)
+    reader = FileLogReader(tmp_path, LogRange(since=moment))
     assert [line.attempt for line in reader.read(_as_it_is, last=True)] == [2]
     (tmp_path / "1.log.times").unlink()  # its age is not known
-    assert [line.attempt for line in LogReader(tmp_path, since=moment).read(_as_it_is, last=True)] == [1, 2]
+    assert [line.attempt for line in FileLogReader(tmp_path, LogRange(since=moment)).read(_as_it_is, last=True)] == [
+        1,
+        2,
+    ]
 
 
 def test_each_line_is_of_the_stream_that_wrote_it_also_when_the_other_broke_it(tmp_path: Path) -> None:
@@ -110,15 +117,15 @@ def test_each_line_is_of_the_stream_that_wrote_it_also_when_the_other_broke_it(t
     for data, stream in parts:
         log.write(data, stream)
     log.close()
-    lines = list(LogReader(tmp_path, exact=True).read(_as_it_is, last=True))
+    lines = list(FileLogReader(tmp_path, LogRange(exact=True)).read(_as_it_is, last=True))
     assert [(line.text, line.stream) for line in lines] == [
         ("progress 1", "stderr"),
         ("a line\n", "stdout"),
         (" 2\n", "stderr"),
         ("half!\n", "stdout"),
     ]
-    for stream, code in (("stdout", STDOUT), ("stderr", STDERR)):
-        exact = "".join(line.text for line in lines if line.stream == stream)
+    for name, code in (("stdout", STDOUT), ("stderr", STDERR)):
+        exact = "".join(line.text for line in lines if line.stream == name)
         assert exact.encode() == b"".join(data for data, written_to in parts if written_to == code)
     assert all(line.time is not None for line in lines)
 
@@ -134,7 +141,7 @@ def test_no_byte_of_a_stream_is_lost_or_added_where_the_file_is_turned_over(tmp_
         written["stdout" if stream == STDOUT else "stderr"] += data
     log.close()
     assert (tmp_path / "1.log.1").exists()
-    lines = list(LogReader(tmp_path, max_line=_MAX_LINE, exact=True).read(_as_it_is, last=True))
+    lines = list(FileLogReader(tmp_path, LogRange(max_line=_MAX_LINE, exact=True)).read(_as_it_is, last=True))
     assert {line.stream for line in lines} == {"stdout", "stderr"}
     for name, data in written.items():
         assert "".join(line.text for line in lines if line.stream == name).encode() == data
@@ -147,7 +154,7 @@ def test_times_are_bounded_as_the_log_is(tmp_path: Path) -> None:
         log.write(b"e\n", STDERR)
     log.close()
     assert all(path.stat().st_size <= 4096 + 16 for path in tmp_path.iterdir())
-    lines = list(LogReader(tmp_path).read(_as_it_is, last=True))
+    lines = list(FileLogReader(tmp_path).read(_as_it_is, last=True))
     assert len(lines) >= 256
     assert all(line.stream == {"o": "stdout", "e": "stderr"}[line.text] for line in lines)
 
@@ -156,6 +163,6 @@ def test_a_log_of_an_earlier_version_has_times_and_no_streams(tmp_path: Path) ->
     (tmp_path / "1.log").write_bytes(b"one\ntwo\n")
     pairs = ((0, 1_700_000_000_000_001), (4, 1_700_000_001_000_003))
     (tmp_path / "1.log.times").write_bytes(b"".join(struct.pack(">QQ", *pair) for pair in pairs))
-    lines = list(LogReader(tmp_path).read(_as_it_is, last=True))
+    lines = list(FileLogReader(tmp_path).read(_as_it_is, last=True))
     assert [(line.text, line.stream) for line in lines] == [("one", None), ("two", None)]
     assert [line.time is not None and line.time.second for line in lines] == [20, 21]

@@ -155,22 +155,23 @@ class Host:
             self._close(sock)
             return
         try:
-            for message in reader.feed(data):
-                if sock is self._connection:
-                    self._take_from_manager(message)
-                else:
-                    self._take_hello(sock, message)
-        except (ProtocolError, LookupError, TypeError, ValueError) as error:
-            complain(f"what came over a connection makes no sense: {type(error).__name__}: {error}")
-            if sock is not self._connection:
-                self._close(sock)
+            for line in reader.lines(data):
+                self._take_line(sock, reader, line)
+        except ProtocolError as error:
+            complain(f"a connection is closed: {error}")
+            self._close(sock)
 
-    def _take_from_manager(self, message: Mapping[str, Any]) -> None:
-        """A newer manager may say what this agent does not know; what follows still counts."""
+    def _take_line(self, sock: socket.socket, reader: LineReader, line: bytes) -> None:
+        """What the manager says and this agent does not understand is passed over; a stranger is sent away."""
         try:
-            self._take(message)
+            if sock is self._connection:
+                self._take(reader.decode(line))
+            elif sock.fileno() >= 0:
+                self._take_hello(sock, reader.decode(line))
         except (ProtocolError, LookupError, TypeError, ValueError, AttributeError) as error:
             complain(f"what the manager sent makes no sense: {type(error).__name__}: {error}")
+            if sock is not self._connection:
+                self._close(sock)
 
     def _close(self, sock: socket.socket) -> None:
         if sock is self._connection:

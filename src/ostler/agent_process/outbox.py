@@ -83,6 +83,11 @@ class Outbox:
         if self._sock is None:
             self.dropped += 1
             return
+        if len(self._droppable) + len(self._lines) >= MAX_DROPPABLE:
+            if not self._droppable:
+                self.dropped += 1
+                return
+            self._drop_oldest()
         try:
             fields = _message_fields(message)
             body = encode({**fields, "dropped": self.dropped} if self.dropped else fields)
@@ -92,12 +97,13 @@ class Outbox:
             return
         self._droppable.append((next(self._sequence), body))
         self._droppable_bytes += len(body)
-        while self._droppable and (
-            len(self._droppable) + len(self._lines) > MAX_DROPPABLE or self._droppable_bytes > MAX_BYTES
-        ):
-            self._droppable_bytes -= len(self._droppable.popleft()[1])
-            self.dropped += 1
+        while self._droppable_bytes > MAX_BYTES:
+            self._drop_oldest()
         self._send()
+
+    def _drop_oldest(self) -> None:
+        self.dropped += 1
+        self._droppable_bytes -= len(self._droppable.popleft()[1])
 
     async def ask(self, wait: WaitAsked) -> WaitAnswer:
         future: asyncio.Future[WaitAnswer] = asyncio.get_running_loop().create_future()

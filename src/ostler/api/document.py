@@ -13,12 +13,12 @@ from fastapi.openapi.utils import get_openapi
 from ostler.api.routes.instances import SpawnBody
 from ostler.api.routes.tasks import TaskBody
 from ostler.api.table import PUBLIC, ROUTES, Route
-from ostler.lifecycle.log_files import LogLine
 from ostler.model.attempt import Request
 from ostler.model.audit import AuditReport
 from ostler.model.crew import CrewView
 from ostler.model.disk import DiskUsage
 from ostler.model.instance import AgentInstance, TerminationResult, Why
+from ostler.model.log import LogLine
 from ostler.model.loop import Iteration, PullRequest
 from ostler.model.query import InboxRow, LifecycleStatistics
 from ostler.model.record import adapter

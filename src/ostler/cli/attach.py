@@ -32,6 +32,8 @@ _CHUNK = 32 << 10
 #: A daemon that is gone for so long is started again: until then `restart-daemon` may do it.
 _START_AFTER_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
+#: What was typed before the person detached is sent for at most so long.
+_LAST_KEYS_SECONDS = 2.0
 _BELL = b"\a"
 
 
@@ -142,6 +144,7 @@ class Attachment:
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._typed: deque[bytes] = deque()
         self._has_typed = threading.Event()
+        self._is_sending = False
         self._failed: BaseException | None = None
         self._is_over = False
         self._lost_at = 0.0
@@ -153,7 +156,7 @@ class Attachment:
         handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._poke(b"w"))
         try:
             tty.setraw(0, termios.TCSANOW)
-            self._resize(redraw=redraw)
+            self._resize(_size(), redraw=redraw)
             threading.Thread(target=self._show, daemon=True).start()
             threading.Thread(target=self._send, daemon=True).start()
             has_detached = self._serve()
@@ -192,9 +195,9 @@ class Attachment:
                 if b"e" in words:
                     return False
                 if b"w" in words:
-                    self._resize(redraw=False)
+                    self._resize(_size(), redraw=False)
                 if b"r" in words:
-                    self._resize(redraw=True)
+                    self._resize(None, redraw=True)
             if 0 in ready:
                 data = os.read(0, _CHUNK)
                 if not data:  # the terminal is gone
@@ -202,7 +205,13 @@ class Attachment:
                 keys, detaches = self._keys.feed(data)
                 self._type(keys)
                 if detaches:
+                    self._finish_typing()
                     return True
+
+    def _finish_typing(self) -> None:
+        until = time.monotonic() + _LAST_KEYS_SECONDS
+        while (self._typed or self._is_sending) and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS / 10)
 
     def _type(self, keys: bytes) -> None:
         if not keys or not self._types:
@@ -217,8 +226,8 @@ class Attachment:
         with contextlib.suppress(OSError):
             os.write(self._wake[1], word)
 
-    def _resize(self, *, redraw: bool) -> None:
-        rows, columns = _size()
+    def _resize(self, size: tuple[int, int] | None, *, redraw: bool) -> None:
+        rows, columns = size or (None, None)
         with contextlib.suppress(DaemonError):  # it has ended, or the next daemon is told
             self._daemon.raw().call(
                 "resize", instance=self._instance_id, within=5.0, rows=rows, columns=columns, redraw=redraw
@@ -233,7 +242,9 @@ class Attachment:
                 self._has_typed.clear()
                 sender.size = _size()
                 while self._typed:
+                    self._is_sending = True
                     sender.send(self._typed.popleft())
+                    self._is_sending = False
 
     def _show(self) -> None:
         try:
@@ -321,6 +332,11 @@ def attach(agent: str, keys: str) -> None:
     name = plain(str(instance["name"]))
     if instance["state"] in ENDED:
         raise fail(f"{name} is {instance['state']}; `ostler logs {name}` shows what it wrote", ExitCode.WRONG_STATE)
+    try:
+        daemon.call("resize", instance=instance["instance_id"])  # refused where it has no terminal
+    except DaemonError as error:
+        if error.code != "forbidden":  # who may only read may look
+            raise
     require_terminal()
     if instance["state"] == "suspended":
         note(f"{name} is suspended and draws nothing; let it go on with: ostler resume {name}")

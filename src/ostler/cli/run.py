@@ -15,7 +15,7 @@ import click
 
 from ostler.cli import completers
 from ostler.cli.common import Daemon, fail, list_instances, on_agent, present_directory, since_moment
-from ostler.cli.output import as_json, local_time, note, plain, written_by_agent
+from ostler.cli.output import as_json, has_colour, local_time, note, plain, written_by_agent
 from ostler.client.blocking import DaemonError, UnreachableError
 from ostler.durations import size_text
 from ostler.errors import ExitCode, exit_code_of
@@ -269,7 +269,7 @@ def _warn_of_input() -> bool:
 
 
 def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool) -> int:
-    """Its output until it has ended, with `exact` byte for byte; then its exit code."""
+    """Its output until it has ended, with `exact` byte for byte and each stream to ours; then its exit code."""
     key, interrupts = instance["instance_id"], 0
 
     def on_interrupt(*_: object) -> None:
@@ -287,7 +287,7 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
     try:
         for item in daemon.stream("logs", instance=key, raw=raw, exact=exact):
             if exact:
-                click.echo(item.data["text"].encode("latin-1"), nl=False)
+                click.echo(item.data["text"].encode("latin-1"), nl=False, err=item.data.get("stream") == "stderr")
                 continue
             # What a coding agent says may have several lines.
             text = "\n".join(map(written_by_agent, item.data["text"].split("\n")))
@@ -354,6 +354,8 @@ def _print_answer_of(daemon: Daemon, instance_id: str) -> None:
 @click.option("-n", "count", type=click.IntRange(0), help="Only the last so many lines.")
 @click.option("--since", help="Only newer than this: 10m ago, or a time such as 2026-11-17T02:00.")
 @click.option("--attempt", type=int, help="Only of this start.")
+@click.option("--stdout", "stream", flag_value="stdout", help="Only what it wrote to standard output.")
+@click.option("--stderr", "stream", flag_value="stderr", help="Only what it wrote to standard error.")
 @click.option("-t/-T", "--times/--no-times", default=True, help="With the time of each line.")
 @click.option("--raw", is_flag=True, help="The output of a coding agent as it is, not as text.")
 @click.option("-o", "--output", "form", type=click.Choice(["text", "jsonl"]), default="text", help="How to print it.")
@@ -361,7 +363,7 @@ def logs(agent: str, follow: bool, count: int | None, since: str | None, form: s
     """Show what an agent wrote, or the agent that works on a task."""
     daemon = Daemon()
     start = None if since is None else since_moment(since)
-    window = {"tail": count, "since": start, "attempt": chosen["attempt"], "raw": chosen["raw"]}
+    window = {"tail": count, "since": start, **{name: chosen[name] for name in ("attempt", "stream", "raw")}}
 
     def follow_log(instance: str) -> None:
         for item in daemon.stream("logs", instance=instance, **window):
@@ -431,4 +433,10 @@ def _print_line(line: dict[str, Any], form: str, *, times: bool) -> None:
         as_json(line, indent=None)
         return
     for text in map(plain, line["text"].split("\n")):  # what a coding agent says may have several lines
-        click.echo(f"{local_time(line['time']):<19}  {text}" if times else text)
+        click.echo(f"{_time_of(line)}  {text}" if times else text)
+
+
+def _time_of(line: dict[str, Any]) -> str:
+    """On a terminal in another colour where the line went to standard error."""
+    time_text = f"{local_time(line['time']):<19}"
+    return click.style(time_text, fg="yellow") if line.get("stream") == "stderr" and has_colour() else time_text

@@ -19,11 +19,11 @@ from ostler.client.blocking import RECONNECT_SECONDS
 from ostler.client.calls import Prepared, StreamItem, StreamParser, prepare
 from ostler.errors import OstlerError, StoreError, error_of
 from ostler.home import SOCKET_FILE, chosen_home
-from ostler.lifecycle.log_files import LogLine
 from ostler.model.crew import CrewView
 from ostler.model.disk import DiskUsage
 from ostler.model.events import EVENT_CLASSES, Event
 from ostler.model.instance import AgentInstance, TerminationResult, Why
+from ostler.model.log import LogLine
 from ostler.model.loop import CiResult, Iteration, PullRequest
 from ostler.model.query import InboxRow, LifecycleStatistics, Report
 from ostler.model.spawn import AgentSpawnOptions, TerminationOptions

@@ -20,6 +20,7 @@ from uuid import UUID
 from ostler.agents import Agent, AgentKind, AgentMaker, AgentManifest, Message, WaitAnswer, WaitAsked
 from ostler.clock import Clock
 from ostler.errors import AgentInitializationError, InvalidOperationError
+from ostler.isolation.log_files import FileLogs, InstanceLogs, NoLogs
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement, IsolationLevel
@@ -169,8 +170,8 @@ class Console(Protocol):
         """How many bytes were taken, perhaps none after 10 s, and whether the program reads no more."""
         ...
 
-    async def resize(self, size: tuple[int, int], *, redraw: bool = False) -> None:
-        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+    async def resize(self, size: tuple[int, int] | None, *, redraw: bool = False) -> None:
+        """None: the size it has. `redraw`: a program that sees the size it had is made to draw its screen again."""
         ...
 
 
@@ -430,6 +431,10 @@ class Isolation(ABC):
         """
         del keep
         return 0
+
+    def logs(self, instance_id: UUID) -> InstanceLogs:
+        """What an instance of this level wrote: files of the home, where a level does not keep it elsewhere."""
+        return NoLogs() if self._site.directory is None else FileLogs(self._site.directory, instance_id)
 
     async def close(self) -> None:  # noqa: B027 - optional
         """Release what the level holds. Cells that were not destroyed are detached, or end where nothing outlives."""

@@ -199,8 +199,8 @@ class Holder(ABC):
         del name, data
         raise HolderError("request", NO_TERMINALS)
 
-    async def resize(self, name: str, size: tuple[int, int], *, redraw: bool) -> None:
-        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+    async def resize(self, name: str, size: tuple[int, int] | None, *, redraw: bool) -> None:
+        """None: the size it has. `redraw`: a program that sees the size it had is made to draw its screen again."""
         del name, size, redraw
         raise HolderError("request", NO_TERMINALS)
 

@@ -26,6 +26,8 @@ from ostler.keeper.templates import Templates
 
 _POLL_SECONDS = 0.1
 _TIDY_SECONDS = 2.0
+#: After the last unit has ended without a manager; one that comes soon need not start another keeper.
+_ALONE_SECONDS = 2.0
 _END_GRACE = 5.0
 #: How long a new keeper waits for its first manager, which may have died in between.
 FIRST_HELLO_SECONDS = 60.0
@@ -114,20 +116,31 @@ class Keeper:
         living = sorted(unit.name for unit in self.state.units.values() if unit.state != ENDED)
         return {"version": VERSION, **_identity(), "living": len(living), "units": living}
 
+    @property
+    def is_needed(self) -> bool:
+        """The next manager would miss it: it holds units, or exit records that a full disk does not take."""
+        self.state.journal.flush()
+        return bool(self.state.units) or self.state.journal.is_behind
+
     def _manager_left(self) -> None:
         if not self.ending:
             self._undo_starts()
             self._lease.manager_left()
 
     def _undo_starts(self) -> None:
-        """The manager that asked for them never heard of them, and the next one does not expect them."""
+        """The manager that asked for them never heard of them, and the next one does not expect them.
+
+        But a command may have begun its work already: the next manager finds it, running or ended.
+        """
         for unit in list(self.state.units.values()):
-            if unit.state == STARTING:
+            if unit.state == STARTING and unit.is_command and unit.pid:
+                unit.is_unanswered = True
+            elif unit.state == STARTING:
                 self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
 
     def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         reply({})
-        if request.get("leave") and self.state.units:
+        if request.get("leave") and self.is_needed:
             if self.server.manager is not None:
                 self.server.manager.close()
         else:
@@ -212,6 +225,13 @@ class Keeper:
         self._reporter.discard(unit.name)
         self.stopper.unit_ended(unit)
         self._end_if_empty()
+        if self.server.manager is None:
+            self.loop.later(_ALONE_SECONDS, self._end_if_alone)
+
+    def _end_if_alone(self) -> None:
+        """No manager is there and nothing lives. The exits are on the disk, where the next keeper finds them."""
+        if self.server.manager is None and not self.state.units:
+            self.end("stop")
 
     def _poll_limits(self) -> None:
         for cell in list(self.state.cells.values()):
@@ -306,7 +326,7 @@ class Lease:
             self._keeper.end("lease", sentence)
 
     def manager_left(self) -> None:
-        if not self._seconds or not self._keeper.state.units:
+        if not self._seconds or not self._keeper.is_needed:
             self._keeper.end("lease")
 
 

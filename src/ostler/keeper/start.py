@@ -15,7 +15,7 @@ from typing import Any
 from ostler.keeper import tree
 from ostler.keeper.exec_child import exec_child
 from ostler.keeper.exits import Children, ExitRecorder
-from ostler.keeper.groups import Limits
+from ostler.keeper.groups import ENFORCED, Limits, nice_for
 from ostler.keeper.loop import Loop
 from ostler.keeper.output import Log, Output
 from ostler.keeper.protocol import AGENT_BACKLOG, AGENT_SOCKET, MARK, SPEC, STDIN, UNIT_NAME, listen
@@ -100,6 +100,7 @@ class Starter:
             unit.started_at = time.monotonic()
             plan = self._plan(unit, request)
             if "argv" in request:
+                unit.is_command = True
                 self._execute(unit, request, plan, writes)
             else:
                 self._fork(unit, request, plan, writes)
@@ -122,13 +123,19 @@ class Starter:
             "group_directory": unit.cell.group.directory(unit.name),
             "env": {**request["env"], MARK: f"{self._state.token}:{unit.name}"},
             "cwd": request["cwd"],
-            "nice": int(request.get("nice") or 0),
+            "nice": self._nice(request),
             "umask": request.get("umask"),
             "keeper": os.getpid(),
             "nofile": self.nofile,
             "tag": tag_for(self._state.token, unit.name),
             "terminal": request.get("terminal") is not None,
         }
+
+    def _nice(self, request: Mapping[str, Any]) -> int:
+        nice = int(request.get("nice") or 0)
+        if self._state.groups.enforcement()["cpu"] == ENFORCED:
+            return nice
+        return max(nice, nice_for(Limits(**request["limits"]).weight))
 
     def _execute(
         self, unit: Unit, request: Mapping[str, Any], plan: Mapping[str, Any], outputs: tuple[int, int]
@@ -244,9 +251,10 @@ class Starter:
     def _main_ended(self, unit: Unit, wait_status: int) -> None:
         if unit.report >= 0:
             self._read_report(unit)  # a short command may have ended before the pipe was looked at
-        if unit.state == STARTING:
+        if unit.state == STARTING and not unit.is_unanswered:
             self._fail(unit, unit.start_error or "the new process ended before its program began")
         else:
+            unit.why = unit.why or unit.start_error
             self._exits.main_ended(unit, wait_status)
 
     def _fail(self, unit: Unit, sentence: str) -> None:

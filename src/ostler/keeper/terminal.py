@@ -268,16 +268,18 @@ class Console:
             raise RequestError("request", "it has no terminal")
         return self.screen
 
-    def resize(self, size: tuple[int, int], *, redraw: bool) -> None:
-        """`redraw`: also a program that sees the size it had draws its screen again."""
+    def resize(self, size: tuple[int, int] | None, *, redraw: bool) -> None:
+        """None: the size it has. `redraw`: also a program that sees the size it had draws its screen again."""
         self._require_screen()
-        if self.input.fd < 0:
+        before = self.size
+        if before is None:
             return
-        if size != self.size:
+        if size is not None and size != before:
             self._set_size(size)
         elif redraw:
-            self._set_size((size[0] - 1 or 2, size[1]))
-            self._loop.later(_REDRAW_SECONDS, lambda: self._set_size(size))
+            other = (before[0] - 1 or 2, before[1])
+            self._set_size(other)
+            self._loop.later(_REDRAW_SECONDS, lambda: self._set_size(before) if self.size == other else None)
 
     def _set_size(self, size: tuple[int, int]) -> None:
         if self.input.fd < 0:
@@ -360,7 +362,8 @@ class Consoles:
 
     def _resize(self, request: Mapping[str, Any], reply: Reply) -> None:
         console = self.find(str(request["name"]))
-        console.resize(size_of(request["size"]), redraw=bool(request.get("redraw")))
+        size = None if request.get("size") is None else size_of(request["size"])
+        console.resize(size, redraw=bool(request.get("redraw")))
         reply({})
 
 

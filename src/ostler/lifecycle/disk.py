@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ostler.clock import Clock
-from ostler.home import DAEMON_LOG, DATABASE_FILE
-from ostler.isolation.process.logs import HOMES, LOGS
+from ostler.home import DAEMON_LOG, DATABASE_FILE, HOMES, LOGS
 from ostler.model.disk import DiskUsage, TaskDisk, limit_bytes
 from ostler.model.task import Task
 

@@ -1,4 +1,4 @@
-"""What an agent wrote, line by line with times and cursors, from the files that the keeper fills."""
+"""What an agent wrote, line by line with times and cursors, as its level gives it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from uuid import UUID
 
 from ostler.agents.registry import AgentManifest
 from ostler.drivers import driver_of
-from ostler.isolation.process.logs import HOMES, LOGS
+from ostler.home import HOMES, LOGS
+from ostler.isolation.log_files import MAX_LINE, InstanceLogs, LogRange
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import MAX_LINE, LogLine, LogReader
 from ostler.lifecycle.observe import LastEvent, is_over
 from ostler.model.instance import AgentInstance
+from ostler.model.log import LogLine, Stream
+from ostler.model.spawn import AgentSpawnOptions
 
 #: How often a followed file is looked at.
 LOOK_SECONDS = 0.2
@@ -39,6 +41,8 @@ class LogWindow:
     #: The number of last lines; None: all.
     tail: int | None = None
     since: datetime | None = None
+    #: Only of this stream; a line whose stream is not known is of standard output.
+    stream: Stream | None = None
     #: Go on over restarts, until the instance has ended.
     follow: bool = False
     #: As a person reads it; None: as it was written. A line for which it gives None is left out.
@@ -48,24 +52,29 @@ class LogWindow:
 
     def select(self, line: LogLine) -> LogLine | None:
         """The line as it is shown. Text of several lines stays one line of the log: it has one cursor."""
+        if self.stream not in {None, line.stream or "stdout"}:
+            return None
         if self.render is None:
             return line
         text = self.render(line.text)
         return None if text is None else line.evolve(text=text)
 
 
+def logs_of(runtime: Runtime, instance: AgentInstance) -> InstanceLogs:
+    options = instance.spawn_options or AgentSpawnOptions()
+    return runtime.levels.get(options.isolation_level).logs(instance.instance_id)
+
+
 async def read_log(runtime: Runtime, instance: AgentInstance, window: LogWindow) -> AsyncIterator[LogLine]:
-    """Attempt by attempt, oldest first. Files are read in a thread: a log may be long."""
-    if runtime.home is None:
-        return
-    reader = LogReader(
-        runtime.home / LOGS / str(instance.instance_id),
+    """Attempt by attempt, oldest first. It is read in a thread: a log may be long."""
+    part = LogRange(
         attempt=window.attempt,
         after=window.after,
         since=window.since,
         max_line=MAX_LINE if window.render is None else _MAX_RENDERED,
         exact=window.exact,
     )
+    reader = logs_of(runtime, instance).reader(part)
     tail = window.tail
     last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:

@@ -17,15 +17,13 @@ from ostler.definitions.projects import Projects
 from ostler.errors import AgentGoneError, AgentNotFoundError, InvalidOperationError, NotFoundError, ValidationError
 from ostler.failpoints import Seams
 from ostler.isolation.base import Input
-from ostler.isolation.process.logs import dropped_bytes
 from ostler.lifecycle import terminal
 from ostler.lifecycle.admit import SPAWN_FLAG
 from ostler.lifecycle.calls import request_digest
 from ostler.lifecycle.disk import DISK_AGE, usage_by_task
 from ostler.lifecycle.inbox import Viewer, read_inbox
 from ostler.lifecycle.instance import Runtime
-from ostler.lifecycle.log_files import LogLine
-from ostler.lifecycle.logs import LogWindow, read_log, remove_logs, render_of
+from ostler.lifecycle.logs import LogWindow, logs_of, read_log, remove_logs, render_of
 from ostler.lifecycle.messages import Answer, Process, Restart, Resume, Suspend, Terminate
 from ostler.lifecycle.observe import Observation
 from ostler.lifecycle.operations import WORKDIRS
@@ -40,6 +38,7 @@ from ostler.model.attempt import Attempt, Request, RequestState
 from ostler.model.disk import DiskUsage, limit_bytes
 from ostler.model.events import Event
 from ostler.model.instance import AgentInstance, InstanceDetails, TerminationResult, Why
+from ostler.model.log import LogLine, Stream
 from ostler.model.query import GetInstancesFilter, InboxRow, LifecycleStatistics, ObservationOptions, Report
 from ostler.model.spawn import SpawnRequest, TerminalSize, TerminationOptions
 from ostler.model.states import SuspendDepth, Tier
@@ -222,6 +221,7 @@ class AgentLifecycleManager:
         attempt: int | None = None,
         tail: int | None = None,
         since: datetime | None = None,
+        stream: Stream | None = None,
         follow: bool = False,
         raw: bool = False,
         exact: bool = False,
@@ -239,15 +239,22 @@ class AgentLifecycleManager:
         if render is None and not (raw or exact) and await terminal.has_terminal(self._reach, record):
             render = visible_text
         window = LogWindow(
-            after=after, attempt=attempt, tail=tail, since=since, follow=follow, render=render, exact=exact
+            after=after,
+            attempt=attempt,
+            tail=tail,
+            since=since,
+            stream=stream,
+            follow=follow,
+            render=render,
+            exact=exact,
         )
         async for line in read_log(self._runtime, record, window):
             yield line
 
     async def dropped_output(self, instance_id: InstanceId) -> int:
         """Bytes that the agent wrote faster than `output_rate` allows, and that are in no log."""
-        record, home = await self.require_instance(instance_id), self._runtime.home
-        return 0 if home is None else await asyncio.to_thread(dropped_bytes, home, record.instance_id)
+        record = await self.require_instance(instance_id)
+        return await asyncio.to_thread(logs_of(self._runtime, record).dropped)
 
     def metrics(self) -> str:
         """The text of Prometheus."""
@@ -449,7 +456,7 @@ class AgentLifecycleManager:
         """What the terminal of a command shows: first the screen as it is, then all that comes, until the instance has
         ended. With the cursor of a part it goes on behind that.
         """
-        return terminal.follow(self._reach, instance_id, after)
+        return terminal.follow(self._reach, instance_id, terminal.parse_cursor(after))
 
     async def require_terminal(self, instance_id: InstanceId) -> None:
         """Raises `InvalidOperationError`, with what to do instead, where it has none."""
@@ -462,8 +469,10 @@ class AgentLifecycleManager:
         chosen = data if isinstance(data, Input) else Input(data=data)
         return await terminal.write_input(self._reach, instance_id, chosen)
 
-    async def resize_terminal(self, instance_id: InstanceId, size: TerminalSize, *, redraw: bool = False) -> None:
-        """`redraw`: a program that sees the size it had is made to draw its screen again."""
+    async def resize_terminal(
+        self, instance_id: InstanceId, size: TerminalSize | None, *, redraw: bool = False
+    ) -> None:
+        """None: the size it has. `redraw`: a program that sees the size it had is made to draw its screen again."""
         await terminal.resize(self._reach, instance_id, size, redraw=redraw)
 
     async def answer(self, wait_id: UUID | str, outcome: str = "done", answer: Mapping[str, Any] | None = None) -> Wait:

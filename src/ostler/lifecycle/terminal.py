@@ -32,12 +32,14 @@ class ScreenPart(Record):
     data: bytes
 
 
-async def follow(reach: Reach, instance_id: InstanceId, after: str | None) -> AsyncGenerator[ScreenPart, None]:
+async def follow(
+    reach: Reach, instance_id: InstanceId, screen: Screen | None = None
+) -> AsyncGenerator[ScreenPart, None]:
     """Over restarts: each has a terminal of its own."""
     instance = await reach.find(instance_id, Permission.AGENTS_READ)
     await require_terminal(reach, instance)
     runtime = reach.runtime
-    console, screen = _console(runtime, instance), _parse(after)
+    console = _console(runtime, instance)
     last_event = LastEvent(runtime.fanout, runtime.clock, instance)
     while True:
         over = await runtime.store.read(is_over, instance.instance_id)
@@ -76,13 +78,14 @@ async def write_input(reach: Reach, instance_id: InstanceId, data: Input) -> tup
         await last_event.wait(_LOOK_SECONDS)
 
 
-async def resize(reach: Reach, instance_id: InstanceId, size: TerminalSize, *, redraw: bool) -> None:
+async def resize(reach: Reach, instance_id: InstanceId, size: TerminalSize | None, *, redraw: bool) -> None:
     async with reach.audited("resize", f"instance:{instance_id}"):
         instance = await reach.find(instance_id, Permission.AGENTS_PROCESS)
-        checked = size.checked()
+        checked = None if size is None else size.checked()
         await require_terminal(reach, instance)
     with contextlib.suppress(AgentGoneError):  # it has not begun, or has ended
-        await _console(reach.runtime, instance).resize((checked.rows, checked.columns), redraw=redraw)
+        pair = None if checked is None else (checked.rows, checked.columns)
+        await _console(reach.runtime, instance).resize(pair, redraw=redraw)
 
 
 async def require_terminal(reach: Reach, instance: AgentInstance) -> None:
@@ -110,7 +113,7 @@ def _console(runtime: Runtime, instance: AgentInstance) -> Console:
     return runtime.levels.get(_options(instance).isolation_level).console(instance.instance_id)
 
 
-def _parse(cursor: str | None) -> Screen | None:
+def parse_cursor(cursor: str | None) -> Screen | None:
     if cursor is None:
         return None
     unit, _, position = cursor.rpartition(":")

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from ostler.durations import size_text
 from ostler.errors import OstlerError
-from ostler.isolation.process.logs import LOGS
+from ostler.home import LOGS
 from ostler.lifecycle.logs import remove_logs
 from ostler.model.disk import DiskUsage
 from ostler.model.task import FINISHED_STATES, Task, TaskState

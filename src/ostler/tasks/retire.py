@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 from ostler.errors import InvalidOperationError, OstlerError, TaskNotFoundError
-from ostler.isolation.process.logs import HOMES, LOGS
+from ostler.home import HOMES, LOGS
 from ostler.model.access import Actor
 from ostler.model.task import Task, TaskState
 from ostler.store import tasks as task_store

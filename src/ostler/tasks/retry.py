@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ostler.isolation.process.logs import LOGS
+from ostler.home import LOGS
 from ostler.model.query import GetInstancesFilter
 from ostler.model.spawn import RestartPolicy
 from ostler.model.states import RestartPolicyType

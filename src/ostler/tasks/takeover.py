@@ -17,7 +17,7 @@ from ostler.agents.commandspec import HomeKind
 from ostler.drivers import command_of, driver_of
 from ostler.drivers.base import Driver, Order
 from ostler.errors import InvalidOperationError
-from ostler.isolation.process.logs import HOMES
+from ostler.home import HOMES
 from ostler.model.access import Actor
 from ostler.model.instance import AgentInstance
 from ostler.model.query import GetInstancesFilter

@@ -12,8 +12,8 @@ from fastapi import Header, Request
 from fastapi.responses import StreamingResponse
 
 from ostler.api.context import Context, ContextOf, Handlers, ManagerOf, Number
-from ostler.lifecycle.log_files import LogLine
 from ostler.model.events import EVENT_CLASSES, Event, EventsMissed
+from ostler.model.log import LogLine, Stream
 from ostler.model.query import ObservationOptions
 from ostler.model.record import adapter
 from ostler.model.validation import fault
@@ -150,6 +150,7 @@ async def logs(
     attempt: Number | None = None,
     tail: Number | None = None,
     since: datetime | None = None,
+    stream: Stream | None = None,
     follow: bool = False,
     raw: bool = False,
     exact: bool = False,
@@ -159,7 +160,15 @@ async def logs(
     cursor = last_event_id or after
     last = tail if cursor is None else None  # a caller that goes on from a line gets every line after it
     lines = manager.log(
-        instance, after=cursor, attempt=attempt, tail=last, since=since, follow=follow, raw=raw, exact=exact
+        instance,
+        after=cursor,
+        attempt=attempt,
+        tail=last,
+        since=since,
+        stream=stream,
+        follow=follow,
+        raw=raw,
+        exact=exact,
     )
     if not follow:
         pieces = _log_array(lines)

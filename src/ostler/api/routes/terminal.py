@@ -76,11 +76,15 @@ async def write_input(
 async def resize(
     instance: str,
     manager: ManagerOf,
-    rows: Annotated[Number, Body()],
-    columns: Annotated[Number, Body()],
+    rows: Annotated[Number | None, Body()] = None,
+    columns: Annotated[Number | None, Body()] = None,
     redraw: Annotated[bool, Body()] = False,
 ) -> dict[str, Any]:
-    await manager.resize_terminal(instance, TerminalSize.from_dict({"rows": rows, "columns": columns}), redraw=redraw)
+    """Without rows and columns the size stays."""
+    size = None
+    if rows is not None or columns is not None:
+        size = TerminalSize.from_dict({"rows": rows, "columns": columns})
+    await manager.resize_terminal(instance, size, redraw=redraw)
     return {}
 
 

@@ -18,6 +18,7 @@ from ostler.agents.failures import execution_error
 from ostler.clock import Clock
 from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir, wake
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
@@ -25,7 +26,7 @@ from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus
 from ostler.isolation.mailbox import Mailbox
 from ostler.isolation.process.limits import box_limits, niceness
-from ostler.isolation.process.logs import HOMES, LOG_BYTES, log_of, prune_runs, remove_log
+from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, remove_log
 from ostler.isolation.process.umask import own_umask
 from ostler.keeper.terminal import DEFAULT_SIZE
 from ostler.model.context import ContextData
@@ -101,12 +102,12 @@ class CommandCell(HeldCell):
         self._follow(run)
         if status.exit is not None:
             self._run_ended(run, status.exit)
-            if status.exit.by in {"stop", "lease"}:  # no manager waits for the answer of a run that it stopped
-                self.ack([call_id])
 
     def report(self, handle: Mapping[str, Any] | None) -> None:
         """All runs of the earlier manager are adopted."""
         self._started_at = (handle or {}).get("holder")
+        # No manager waits for the answer of a run that it stopped. Only now: logs are pruned with it.
+        self.ack([run.call_id for run in self._runs.values() if run.record and run.record.by in {"stop", "lease"}])
         calls = dict.fromkeys(self._runs, Verb.PROCESS)
         self._loop.call_soon(self._listener.on_report, self._plan.attempt, calls, frozenset())
 

@@ -24,7 +24,7 @@ class HeldConsole:
     async def write(self, data: Input) -> tuple[int, bool]:
         return await self._ask(self._holder.write_input(self._name, data))
 
-    async def resize(self, size: tuple[int, int], *, redraw: bool = False) -> None:
+    async def resize(self, size: tuple[int, int] | None, *, redraw: bool = False) -> None:
         await self._ask(self._holder.resize(self._name, size, redraw=redraw))
 
     async def _ask(self, request: Coroutine[Any, Any, T]) -> T:

@@ -105,13 +105,14 @@ class HeldIsolation(Isolation):
         return cell
 
     async def _undo(self, cell: HeldCell) -> str | None:
-        """What could not be ended. In a task of its own: a second cancellation must not keep it from being undone."""
+        """What could not be ended. In tasks of their own: a second cancellation must not keep it from being undone."""
         stopping = self._tasks.run(cell.stop(timedelta(0)))
         await finish(stopping)
         left_behind: str | None = stopping.result().left_behind
-        if left_behind is None:
-            await finish(self._tasks.run(cell.destroy()))
-        return left_behind
+        if left_behind is not None and not cell.is_unanswered:
+            return left_behind
+        await finish(self._tasks.run(cell.destroy()))  # a holder that hangs ends it when it answers again
+        return None
 
     def _order(self, plan: StartPlan, source: Mapping[str, Any]) -> StartOrder:
         inherited = {name: os.environ[name] for name in self._site.environment if name in os.environ}

@@ -86,13 +86,12 @@ class PythonCell(HeldCell):
         """Does not wait for the agent: what it works on comes with its welcome. An `Exit` when it has just ended."""
         self._know(status)
         self._frozen = status.frozen
-        self._adopted = True
         wake(self._made)
         channel = await self._connect(status)
-        if channel is None:
+        if channel is None or self._gone.done():
             return self._ended or LOST
         channel.send(self._hello(status))
-        self._quiet = False
+        self._adopted, self._quiet = True, False
         return None
 
     async def _connect(self, status: UnitStatus) -> Channel | None:
@@ -130,6 +129,7 @@ class PythonCell(HeldCell):
             return how
         wake(self._gone)
         self._closing, self._quiet, self._ended = True, False, how
+        self._release(how)
         self._report(calls, frozenset())
         self._tasks.run(self._report_exit(how))
         return None
@@ -368,8 +368,13 @@ class PythonCell(HeldCell):
             self._channel.drain()
         if self._verdict is _MUTE and record.by in {"", "lost"}:
             self._verdict = None
-        how = exit_of(record, self._plan.limits.max_memory_mb, self._crash)
-        self._end_unasked(how if self._verdict is None else with_record(self._verdict, record))
+        how: Exit | None = exit_of(record, self._plan.limits.max_memory_mb, self._crash)
+        if self._verdict is not None:
+            how = with_record(self._verdict, record)
+        elif self._adopted and self._stopping is None and how is not None:
+            how = self.adopt_ended(how)  # it never answered the hello
+        if how is not None:
+            self._end_unasked(how)
 
     async def _end(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         self._close_calls()

@@ -536,7 +536,7 @@ class KeeperHolder(Holder):
         reply = await self._request("write_input", name=name, writer=data.writer, at=data.at, **fields)
         return int(reply["taken"]), bool(reply["closed"])
 
-    async def resize(self, name: str, size: tuple[int, int], *, redraw: bool) -> None:
+    async def resize(self, name: str, size: tuple[int, int] | None, *, redraw: bool) -> None:
         await self._request("resize", name=name, size=size, redraw=redraw)
 
     async def freeze(self, cell: str) -> None:

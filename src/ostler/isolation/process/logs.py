@@ -12,12 +12,10 @@ from pathlib import Path
 from uuid import UUID
 
 from ostler.agents.command import KeptOutput
+from ostler.home import LOGS
 from ostler.isolation.base import StartPlan
 from ostler.keeper.output import DROPPED, TIME_PAIR, Log
 
-LOGS = "logs"
-#: The private homes of instances.
-HOMES = "homes"
 #: A file is turned over at this size, once; so twice as much stays.
 LOG_BYTES = 5 * 1024 * 1024
 _KEPT_ATTEMPTS = 5
@@ -97,15 +95,6 @@ def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> N
             return
         for file in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-_KEPT_RUNS]:
             remove_log(file)
-
-
-def dropped_bytes(home: Path, instance_id: UUID) -> int:
-    """How much of what an instance wrote was dropped, in all of its starts of which the output is kept."""
-    total = 0
-    for file in (home / LOGS / str(instance_id)).glob(f"*{DROPPED}"):
-        with contextlib.suppress(OSError):
-            total += int.from_bytes(file.read_bytes()[:8])
-    return total
 
 
 def remove_log(file: Path) -> None:

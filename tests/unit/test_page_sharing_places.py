@@ -8,7 +8,7 @@ import sys
 #: In a program of its own: the memory of this one has seen much.
 _PROGRAM = """
 import sys
-from ostler.isolation.inside.filling import fill_holes
+from ostler.agent_process.page_sharing import fill_places
 
 def pools(objects):
     return len({id(one) // (16 * 1024) for one in objects})
@@ -17,7 +17,7 @@ holes = [bytes(200) for _ in range(600)][::2]
 made = [bytes(200) for _ in range(300)]
 scattered = pools(made)
 del made
-filling = fill_holes()
+filling = fill_places()
 print(scattered, pools([bytes(200) for _ in range(30)]), sum(map(sys.getsizeof, filling)))
 """
 

@@ -9,7 +9,7 @@ import sys
 _PROGRAM = """
 import argparse, gc, json, textwrap
 from types import FunctionType
-from ostler.isolation.inside.gathering import gather
+from ostler.agent_process.page_sharing import gather_code
 
 def run():
     parser = argparse.ArgumentParser(prog="it")
@@ -18,11 +18,11 @@ def run():
 
 expected = run()
 before = {one: one.__code__ for one in gc.get_objects() if type(one) is FunctionType}
-kept = gather(run)
+kept = gather_code(run, ())
 assert run() == expected
 moved = {one: code for one, code in before.items() if one.__code__ is not code}
 assert run in moved and json.dumps in moved and argparse.ArgumentParser.parse_args in moved
-assert {id(code) for code in moved.values()} <= set(map(id, kept)), "no new object takes their places"
+assert {id(code) for code in moved.values()} <= set(map(id, kept[1])), "no new object takes their places"
 
 def pages(codes):
     return len({id(code) // 4096 for code in codes})

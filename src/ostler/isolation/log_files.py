@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import io
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,20 +19,21 @@ from datetime import datetime
 from itertools import groupby, islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal
+from typing import BinaryIO
+from uuid import UUID
 
-from ostler.keeper.output import OURS, STDERR, STDOUT, STREAM_SHIFT, UNKNOWN
+from ostler.home import LOGS
+from ostler.keeper.output import DROPPED, OURS, STDERR, STDOUT, STREAM_SHIFT, UNKNOWN
 from ostler.keeper.output import TIME_PAIR as _PAIR
-from ostler.model.record import Record, record
+from ostler.model.log import LogLine, Stream
 from ostler.model.text import clean_text
-from ostler.model.types import Moment, from_micros, micros
+from ostler.model.types import from_micros, micros
 from ostler.model.validation import fault
 
 #: A line without an end is given in pieces of this size.
 MAX_LINE = 64 * 1024
 #: What is read at once from the end of a file.
 _BLOCK = 16 * 1024
-Stream = Literal["stdout", "stderr"]
 _NAME = re.compile(r"(\d+)(?:-([0-9a-f]{32}))?\.log")
 _CURSOR = re.compile(r"(\d+)-([0-9a-f]{32})?:(\d+)")
 _TIMES = ".times"
@@ -40,20 +42,82 @@ _PLACE_MASK = (1 << STREAM_SHIFT) - 1
 _STREAMS: Mapping[int, Stream] = MappingProxyType({STDOUT: "stdout", STDERR: "stderr"})
 
 
-@record
-class LogLine(Record):
-    """One line of output. `cursor` is the place behind it: reading after it goes on with the next line."""
-
-    attempt: int
-    text: str
-    cursor: str
-    time: Moment | None = None
-    #: None where it is not known: a terminal, the log of an agent inside the program, a line of an earlier version.
-    stream: Stream | None = None
-
-
 #: The line as it is shown; None where it is left out.
 Select = Callable[[LogLine], LogLine | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogRange:
+    """Which part of the output of an instance is read, and how."""
+
+    attempt: int | None = None
+    #: The cursor of the last line that was read.
+    after: str | None = None
+    since: datetime | None = None
+    #: A line without an end is given in pieces of this size.
+    max_line: int = MAX_LINE
+    #: Each character of a text is one byte that was written (ISO 8859-1), the end of the line among them.
+    exact: bool = False
+
+
+class LogReader(ABC):
+    """Reads on from where it stopped. It may block: call it in a thread, one call at a time."""
+
+    @abstractmethod
+    def read(self, select: Select, *, last: bool) -> Iterator[LogLine]:
+        """Whole lines that are new, oldest first. `last`: nothing will follow, so a line without an end is one too."""
+
+    @abstractmethod
+    def read_last(self, count: int, select: Select, *, last: bool) -> list[LogLine]:
+        """The last of the lines that `read` would give. Those before them count as read."""
+
+
+class InstanceLogs(ABC):
+    """What one instance wrote in those of its attempts whose output is kept, also after its end. It may block."""
+
+    @abstractmethod
+    def reader(self, part: LogRange) -> LogReader:
+        """Raises `ValidationError` for a cursor that is none."""
+
+    @abstractmethod
+    def dropped(self) -> int:
+        """Bytes that came faster than `Site.output_rate` allows, and are in no log."""
+
+
+class NoLogs(InstanceLogs, LogReader):
+    """Of a manager without a home."""
+
+    def reader(self, part: LogRange) -> LogReader:
+        del part
+        return self
+
+    def read(self, select: Select, *, last: bool) -> Iterator[LogLine]:
+        del select, last
+        return iter(())
+
+    def read_last(self, count: int, select: Select, *, last: bool) -> list[LogLine]:
+        del count, select, last
+        return []
+
+    def dropped(self) -> int:
+        return 0
+
+
+class FileLogs(InstanceLogs):
+    """In a directory of the home."""
+
+    def __init__(self, home: Path, instance_id: UUID) -> None:
+        self._folder = home / LOGS / str(instance_id)
+
+    def reader(self, part: LogRange) -> LogReader:
+        return FileLogReader(self._folder, part)
+
+    def dropped(self) -> int:
+        total = 0
+        for file in self._folder.glob(f"*{DROPPED}"):
+            with contextlib.suppress(OSError):
+                total += int.from_bytes(file.read_bytes()[:8])
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,43 +189,33 @@ class _Times:
         return all(written_at < until for _, written_at in _PAIR.iter_unpack(self._raw[: self._count * _PAIR.size]))
 
 
-class LogReader:
-    """Remembers how far each file was read. It reads files as it is called: for a thread."""
+class FileLogReader(LogReader):
+    """Remembers how far each file was read."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        attempt: int | None = None,
-        after: str | None = None,
-        since: datetime | None = None,
-        max_line: int = MAX_LINE,
-        exact: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, part: LogRange | None = None) -> None:
+        part = part or LogRange()
         self._folder = folder
-        self._max_line = max_line
-        self._decode = _exact_text if exact else line_text
-        self._attempt = attempt
-        self._since = since
+        self._max_line = part.max_line
+        self._decode = _exact_text if part.exact else line_text
+        self._attempt = part.attempt
+        self._since = part.since
         #: By file, the place behind the last line that was read.
         self._places: dict[str, int] = {}
         self._first: tuple[int, str] | None = None
-        if after is not None:
-            match = _CURSOR.fullmatch(after)
+        if part.after is not None:
+            match = _CURSOR.fullmatch(part.after)
             if match is None:
-                raise fault("after", "must be the cursor of a line", after)
+                raise fault("after", "must be the cursor of a line", part.after)
             key = f"{match[1]}-{match[2] or ''}"
             self._first = int(match[1]), key
             self._places[key] = int(match[3])
 
     def read(self, select: Select, *, last: bool) -> Iterator[LogLine]:
-        """Whole lines that are new, oldest first. `last`: nothing will follow, so a line without an end is one too."""
         for group in self._attempts():
             for file in self._in_order(group):
                 yield from self._selected(select, self._forward(file, last=last))
 
     def read_last(self, count: int, select: Select, *, last: bool) -> list[LogLine]:
-        """The last of the lines that `read` would give. Those before them count as read."""
         lines: deque[LogLine] = deque()
         for group in reversed(self._attempts()):
             for file in reversed(self._in_order(group)):
