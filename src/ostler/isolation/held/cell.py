@@ -137,8 +137,8 @@ class HeldCell(Cell):
         return max((output for output in outputs if output is not None), key=lambda output: output.at, default=None)
 
     @property
-    def is_gone(self) -> bool:
-        return self._gone.done()
+    def is_detached(self) -> bool:
+        return self._detached
 
     async def freeze(self) -> None:
         # Before it is asked for: a cancelled caller may leave it frozen, and then it must be thawed.

@@ -221,7 +221,8 @@ class HeldIsolation(Isolation):
         if not await self._holder.open(start=False):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep}
-        kept |= {cell.name for cell in self._cells if not cell.is_gone}
+        # Also of cells that have ended: the manager may not have committed that yet.
+        kept |= {cell.name for cell in self._cells if not cell.is_detached}
         lived: dict[str, bool] = {}
         try:
             statuses = await self._holder.units()
