@@ -66,7 +66,8 @@ if __name__ == "__main__":
 
 
 class DeafHome(Home):
-    def launch(self) -> None:
+    def launch(self, change: str = "") -> None:
+        assert not change
         argv = [sys.executable, "-I", "-S", "-c", DEAF, *keeper_argv(self.directory)]
         subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=60)
 

@@ -36,8 +36,7 @@ from ostler.failpoints import FaultPlan
 from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.held.python_cell import PythonCell
-from ostler.isolation.process import keeper_client
-from ostler.isolation.process import link
+from ostler.isolation.process import keeper_client, link
 from ostler.lifecycle import open as open_
 from ostler.store.attempts import open_attempts
 from ostler.store.waits import all_open_waits

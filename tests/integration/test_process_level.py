@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 import pytest
 from isolation.ground import RecordingListener, until
 from ostler.isolation.process.home import KeeperHome
+from ostler.isolation.wire import MAX_MESSAGE
 from process_agents import Handy, make_handy
 from process_ground import Begin, beginning, isolation, listener, site
 
@@ -26,7 +27,6 @@ from ostler.errors import AgentExecutionError, AgentGoneError, AgentInitializati
 from ostler.isolation import Cell, Exit, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process import launch
 from ostler.isolation.process.level import ProcessIsolation
-from ostler.isolation.wire import MAX_MESSAGE
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 from ostler.model.states import AgentPriority, Enforcement

@@ -124,8 +124,8 @@ def test_each_line_is_of_the_stream_that_wrote_it_also_when_the_other_broke_it(t
         (" 2\n", "stderr"),
         ("half!\n", "stdout"),
     ]
-    for stream, code in (("stdout", STDOUT), ("stderr", STDERR)):
-        exact = "".join(line.text for line in lines if line.stream == stream)
+    for name, code in (("stdout", STDOUT), ("stderr", STDERR)):
+        exact = "".join(line.text for line in lines if line.stream == name)
         assert exact.encode() == b"".join(data for data, written_to in parts if written_to == code)
     assert all(line.time is not None for line in lines)
 
