@@ -117,6 +117,12 @@ class Keeper:
         living = sorted(unit.name for unit in self.state.units.values() if unit.state != ENDED)
         return {"version": VERSION, **_identity(), "living": len(living), "units": living}
 
+    @property
+    def is_needed(self) -> bool:
+        """The next manager would miss it: it holds units, or exit records that a full disk does not take."""
+        self.state.journal.flush()
+        return bool(self.state.units) or self.state.journal.is_behind
+
     def _manager_left(self) -> None:
         if not self.ending:
             self._undo_starts()
@@ -135,7 +141,7 @@ class Keeper:
 
     def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         reply({})
-        if request.get("leave") and self.state.units:
+        if request.get("leave") and self.is_needed:
             if self.server.manager is not None:
                 self.server.manager.close()
         else:
@@ -321,7 +327,7 @@ class Lease:
             self._keeper.end("lease", sentence)
 
     def manager_left(self) -> None:
-        if not self._seconds or not self._keeper.state.units:
+        if not self._seconds or not self._keeper.is_needed:
             self._keeper.end("lease")
 
 

@@ -101,6 +101,7 @@ class HeldCell(Cell):
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[Timer] = []
         self._detached = False
+        self.is_unanswered = False  #: the holder did not answer when it was last asked to kill it
         self._destroying: asyncio.Task[None] | None = None
 
     # --- left to the two kinds ---
@@ -246,7 +247,8 @@ class HeldCell(Cell):
         try:
             return await self._holder.stop(name or self.name, grace)
         except HolderError as error:
-            return [] if error.kind == "unknown" or self._gone.done() else [str(error)]
+            self.is_unanswered = error.kind == "late"
+            return [] if error.kind in {"unknown", "lost"} or self._gone.done() else [str(error)]
 
     async def kill_left(self) -> list[str]:
         """What it left when it ended, perhaps under an earlier holder; what lives on."""

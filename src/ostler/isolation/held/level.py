@@ -8,6 +8,7 @@ import json
 import os
 import weakref
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -17,8 +18,18 @@ from ostler.agents.command import identity
 from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, ValidationError
-from ostler.isolation.base import Capabilities, Cell, Console, Exit, Isolation, Listener, Site, StartPlan
-from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, require_workdir
+from ostler.isolation.base import (
+    Capabilities,
+    Cell,
+    Console,
+    Exit,
+    Isolation,
+    LeftBehindError,
+    Listener,
+    Site,
+    StartPlan,
+)
+from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, finish, require_workdir
 from ostler.isolation.held.command_cell import CommandCell
 from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
@@ -84,12 +95,24 @@ class HeldIsolation(Isolation):
             if isinstance(error, HolderError) and error.kind == "taken":
                 cell.detach()  # it belongs to another start
                 raise AgentInitializationError(f"attempt {plan.attempt} of {plan.name} lives already") from error
-            # In a task of its own: a second cancellation must not keep it from being undone.
-            await asyncio.shield(self._tasks.run(cell.destroy()))
-            if isinstance(error, HolderError | OSError):
-                raise self._start_error(plan, source, str(error)) from error
-            raise
+            is_ours = isinstance(error, HolderError | OSError)
+            reason = self._start_error(plan, source, str(error)) if is_ours else error
+            if (left_behind := await self._undo(cell)) is not None:
+                raise LeftBehindError(cell, left_behind) from reason
+            if reason is error:
+                raise
+            raise reason from error
         return cell
+
+    async def _undo(self, cell: HeldCell) -> str | None:
+        """What could not be ended. In tasks of their own: a second cancellation must not keep it from being undone."""
+        stopping = self._tasks.run(cell.stop(timedelta(0)))
+        await finish(stopping)
+        left_behind: str | None = stopping.result().left_behind
+        if left_behind is not None and not cell.is_unanswered:
+            return left_behind
+        await finish(self._tasks.run(cell.destroy()))  # a holder that hangs ends it when it answers again
+        return None
 
     def _order(self, plan: StartPlan, source: Mapping[str, Any]) -> StartOrder:
         inherited = {name: os.environ[name] for name in self._site.environment if name in os.environ}
