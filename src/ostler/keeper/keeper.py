@@ -108,6 +108,7 @@ class Keeper:
                 "title": self.state.groups.title,
                 "enforcement": dict(self.state.groups.enforcement()),
                 "units": self.state.statuses(),
+                "survivors": self.state.survivors,
             }
         )
 

@@ -34,7 +34,7 @@ from ostler.isolation.held.command_cell import CommandCell
 from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
 from ostler.isolation.held.python_cell import PythonCell
-from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder
+from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder, UnitExit
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, LogFile, log_of, prune
 from ostler.isolation.process.sources import source_of
@@ -184,23 +184,29 @@ class HeldIsolation(Isolation):
             return await self._adopt_command(handle, plan, listener)
         cell = self._python_cell(plan, listener)
         try:
-            status = await self._holder.attach(cell.name, cell.unit_ended)
-            if status.exit is None:
-                how = await cell.adopt(status)
-            else:
-                how = exit_of(status.exit, plan.limits.max_memory_mb)
-            if how is not None and (how := cell.adopt_ended(how)) is not None:
+            how = await self._adopt_python(cell, plan)
+            if how is not None:
                 cell.detach()
                 return how
         except HolderError as error:
             cell.detach()
-            if error.kind == "unknown":
-                return _UNKNOWN
             raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
         except BaseException:
             cell.detach()
             raise
         return self._remember(cell)
+
+    async def _adopt_python(self, cell: PythonCell, plan: StartPlan) -> Exit | None:
+        try:
+            status = await self._holder.attach(cell.name, cell.unit_ended)
+        except HolderError as error:
+            if error.kind != "unknown":
+                raise
+            return await cell.adopt_record(UnitExit(by="lost"), _UNKNOWN)
+        if status.exit is not None:
+            return await cell.adopt_record(status.exit, exit_of(status.exit, plan.limits.max_memory_mb))
+        how = await cell.adopt(status)
+        return None if how is None else cell.adopt_ended(how)
 
     async def _adopt_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
         """Between two runs there is no process, so there is always a cell."""
@@ -221,8 +227,7 @@ class HeldIsolation(Isolation):
         if not await self._holder.open(start=False):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep}
-        # Also of cells that have ended: the manager may not have committed that yet.
-        kept |= {cell.name for cell in self._cells if not cell.is_detached}
+        kept |= {cell.name for cell in self._cells if not cell.is_released}
         lived: dict[str, bool] = {}
         try:
             statuses = await self._holder.units()
