@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 
@@ -45,11 +46,6 @@ def cell_name(plan: StartPlan) -> str:
 def require_workdir(plan: StartPlan) -> None:
     if plan.workdir is not None and not plan.owns_workdir and not plan.workdir.is_dir():
         raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
-
-
-def wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def finish(task: asyncio.Task[Any]) -> None:
@@ -95,11 +91,13 @@ class HeldCell(Cell):
         self._ended: Exit | None = None
         self._quiet = True  #: the end is not reported: start or adopt is under way, or it was asked for
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._left = False  #: it has ended, and something of it may live on
         self._stopping: asyncio.Task[StopReport] | None = None
         self._words_over: asyncio.Future[None] = self._loop.create_future()
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[Timer] = []
         self._detached = False
+        self.is_unanswered = False  #: the holder did not answer when it was last asked to kill it
         self._destroying: asyncio.Task[None] | None = None
 
     # --- left to the two kinds ---
@@ -136,8 +134,9 @@ class HeldCell(Cell):
         return max((output for output in outputs if output is not None), key=lambda output: output.at, default=None)
 
     @property
-    def is_gone(self) -> bool:
-        return self._gone.done()
+    def is_released(self) -> bool:
+        """The manager is done with it, so that the holder need not keep anything of it."""
+        return self._detached or self._destroying is not None
 
     async def freeze(self) -> None:
         # Before it is asked for: a cancelled caller may leave it frozen, and then it must be thawed.
@@ -244,7 +243,19 @@ class HeldCell(Cell):
         try:
             return await self._holder.stop(name or self.name, grace)
         except HolderError as error:
-            return [] if error.kind == "unknown" or self._gone.done() else [str(error)]
+            self.is_unanswered = error.kind == "late"
+            return [] if error.kind in {"unknown", "lost"} or self._gone.done() else [str(error)]
+
+    async def kill_left(self) -> list[str]:
+        """What it left when it ended, perhaps under an earlier holder; what lives on."""
+        try:
+            if not self._left or not await self._holder.open(start=False):
+                return []
+            left = await self._holder.stop(self.name, 0.0)
+        except (HolderError, InvalidOperationError) as error:
+            return [str(error)]
+        self._left = bool(left)
+        return left
 
     async def _terminate(self, over: asyncio.Future[None], seconds: float) -> list[str] | None:
         """TERM by the holder; None when `over` came first. `seconds` bound it should this manager die meanwhile."""

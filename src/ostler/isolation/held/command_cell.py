@@ -20,7 +20,8 @@ from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir, wake
+from ostler.isolation.calls import wake
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
 from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus
@@ -106,6 +107,7 @@ class CommandCell(HeldCell):
     def report(self, handle: Mapping[str, Any] | None) -> None:
         """All runs of the earlier manager are adopted."""
         self._started_at = (handle or {}).get("holder")
+        self._left = self._left or self.may_have_lost_calls
         # No manager waits for the answer of a run that it stopped. Only now: logs are pruned with it.
         self.ack([run.call_id for run in self._runs.values() if run.record and run.record.by in {"stop", "lease"}])
         calls = dict.fromkeys(self._runs, Verb.PROCESS)
@@ -296,6 +298,7 @@ class CommandCell(HeldCell):
             return
         run.place.remove()
         self._cpu_before += record.cpu_seconds
+        self._left = self._left or bool(record.left)
         if record.by == "lost":
             self._end_unasked(LOST)
         else:
@@ -400,7 +403,8 @@ class CommandCell(HeldCell):
     async def _end(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         self._thawed.set()
         if not self._running:
-            return True, []
+            survivors = await self.kill_left()
+            return not survivors, survivors
         if not over.done() and (left := await self._terminate(over, _TERM_SECONDS)) is not None:
             return True, left
         return False, await self._kill()

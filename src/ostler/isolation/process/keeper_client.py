@@ -23,8 +23,8 @@ from typing import Any
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.hardening import harden, keep_from_children
-from ostler.isolation.held.cell import wake
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -383,7 +383,7 @@ class KeeperHolder(Holder):
     async def _replace(self) -> None:
         """A new keeper sweeps before it listens, and knows the exits that the old one recorded."""
         listeners = {unit: on_exit for units in self._listeners.values() for unit, on_exit in units.items()}
-        by = "lost"
+        unknown = UnitExit(by="lost")
         exits: dict[str, UnitExit] = {}
         alive: set[str] = set()
         try:
@@ -392,8 +392,9 @@ class KeeperHolder(Holder):
                 statuses = await self.units()
                 exits = {status.unit: status.exit for status in statuses if status.exit is not None}
                 alive = {status.unit for status in statuses if status.exit is None}
+                unknown = UnitExit(by="lost", left=tuple(self.about["survivors"]))  # one of them may be its own
         except StaleWriterError:
-            by = "taken"
+            unknown = UnitExit(by="taken")
         except Exception:  # noqa: BLE001 - logged; then it is swept without one
             _log.exception("no new keeper could be started for %s", self.directory)
             await _quietly(self._sweep_dead())
@@ -403,7 +404,7 @@ class KeeperHolder(Holder):
                 if unit in alive:
                     continue  # it is the same keeper, and only the connection was lost
                 self._set_listener(unit, None)
-                _tell(on_exit, exits.get(unit, UnitExit(by=by)))
+                _tell(on_exit, exits.get(unit, unknown))
 
     async def _connect_patiently(self) -> None:
         """A program that has no descriptors left may have some again in a moment."""
