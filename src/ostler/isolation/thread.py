@@ -48,8 +48,6 @@ class ThreadIsolation(Isolation):
 class ThreadCell(InProcessCell):
     level = IsolationLevel.THREAD
     LEFT_BEHIND = "its thread does not end; it is cut off and ends with the program"
-    #: Every thread of it has ended.
-    _is_gone = False
 
     def __init__(self, clock: Clock, plan: StartPlan, listener: Listener, name: str) -> None:
         self._name = name
@@ -67,7 +65,7 @@ class ThreadCell(InProcessCell):
             self._thread = self._census.start(self._name, self._live)
         except RuntimeError as error:
             self._place.close()
-            self._is_gone = True
+            wake(self._gone)
             raise AgentInitializationError(f"no thread could be started for the agent: {error}") from error
         (await made).result(is_closing=False)
 
@@ -91,7 +89,7 @@ class ThreadCell(InProcessCell):
 
     async def destroy(self) -> None:
         await super().destroy()
-        if self._is_gone and self._thread is not None:
+        if self._gone.done() and self._thread is not None:
             # It has said that it is leaving; this waits for its last few steps.
             self._thread.join(_JOIN_SECONDS)
 
@@ -115,11 +113,10 @@ class ThreadCell(InProcessCell):
             wake(self._pong)
 
     def _ended(self) -> None:
-        self._is_gone = True
         self._crashed(Exit(outcome=AttemptOutcome.ERROR, detail="the thread of the agent ended"))
         self._release_callers(CANCELLED)
         self._running.clear()
-        self._look()
+        wake(self._gone)
 
     # --- in its own thread ---------------------------------------------------------------------------
 
