@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -28,17 +29,21 @@ class AgentLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Any]:
         return super().run_in_executor(executor or self.workers, func, *args)
 
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Being cut off is our doing, and no error to report."""
-        if not isinstance(context.get("exception"), Cutoff):
-            super().call_exception_handler(context)
-
     def _check_signal(self, sig: int) -> None:
         """Asyncio asks this by making a set of all signals, most of the work of a loop that wants to hear of one."""
         if not isinstance(sig, int):
             raise TypeError(f"sig must be an int, not {sig!r}")
         if not 1 <= sig < signal.NSIG:
             raise ValueError(f"invalid signal number {sig}")
+
+    def end_tasks(self) -> None:
+        while tasks := asyncio.all_tasks(self):
+            for task in tasks:
+                task.cancel()
+            # One that wants to end the program instead is done with that; the others have their turn again.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.run_until_complete(self.shutdown_asyncgens())
 
     def leave(self) -> None:
         """It may have been cut off so hard that it still thinks it runs."""
@@ -49,4 +54,5 @@ class AgentLoop(asyncio.SelectorEventLoop):
 def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What goes wrong beside the calls, on one line and written without a trace: see `agents.failures` for why."""
     error = context.get("exception")
-    _log.error("%s%s", context.get("message", "an error"), f" ({error_text(error)})" if error else "")
+    if not isinstance(error, Cutoff):  # which is our doing
+        _log.error("%s%s", context.get("message", "an error"), f" ({error_text(error)})" if error else "")

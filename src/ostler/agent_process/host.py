@@ -72,7 +72,7 @@ class Host:
             if not self._ending and self._crash is None:
                 self._crash = AgentExecutionError("the agent stopped the loop on which it lives")
             if self._crash is None:
-                self._end_tasks()
+                self._loop.end_tasks()
         except BaseException as error:  # noqa: BLE001 - a task of the agent ends the program
             self._crash = self._crash or error
             self._end_if_forked()
@@ -320,14 +320,6 @@ class Host:
             complain(f"the agent did not shut down: {error}")
         finally:
             self._stop()
-
-    def _end_tasks(self) -> None:
-        while tasks := asyncio.all_tasks(self._loop):
-            for task in tasks:
-                task.cancel()
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
     def _report_crash(self, crash: BaseException) -> int:
         fields = rendered(crash, ours=__file__)

@@ -32,50 +32,50 @@ class Census:
     """The living threads of one cell, and the only way to interrupt them.
 
     A thread's number is used again after its end, and asking for the time of an ended one may crash the program.
-    So each enters and leaves by itself, and a user of the numbers holds the lock meanwhile. A cut-off may be
-    raised between any two steps of a thread; so only foreign code is exposed to it, never our own book-keeping.
+    So each leaves by itself, and a user of the numbers holds the lock meanwhile. A cut-off may be raised between
+    any two steps of a thread; so only foreign code is exposed to it, never our own book-keeping.
     """
-
-    __slots__ = ("_coming", "_emptied", "_exposed", "_living", "_lock", "_spent")
 
     def __init__(self, emptied: Callable[[], None]) -> None:
         self._emptied = emptied
         self._lock = threading.Lock()
-        self._living: set[int] = set()
+        self._threads: set[threading.Thread] = set()
+        #: Numbers of the threads that run foreign code now.
         self._exposed: set[int] = set()
-        self._coming = 0
+        #: Seconds of the processor, by threads that have ended.
         self._spent = 0.0
 
     def start(self, name: str, life: Callable[[], None]) -> threading.Thread:
         """A counted thread, for as long as `life` takes. When the last has left, `emptied` is called in it."""
         thread = threading.Thread(target=self._live, args=(life,), name=name, daemon=True)
         with self._lock:
-            self._coming += 1
+            self._threads.add(thread)
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
-                self._coming -= 1
+                self._threads.remove(thread)
             raise
         return thread
 
     def exposed(self, action: Callable[[], _T]) -> tuple[_T | None, BaseException | None]:
         """Run foreign code, which may be cut off: what it answered, or what it raised."""
-        own = threading.get_ident()
+        number = threading.get_ident()
         answer: _T | None = None
         error: BaseException | None = None
         # Cut-offs come one by one with pauses between. One that hits just outside of the inner block is caught by
         # the outer; one that was sent and has not hit yet is taken back.
         try:
             try:
-                self._expose(own)
+                with self._lock:
+                    self._exposed.add(number)
                 answer = action()
             except BaseException as raised:  # noqa: BLE001 - told to the caller
                 error = raised
-            self._cover(own)
-        except Cutoff as cut:
-            self._cover(own)
-            error = error or cut
+            self._cover(number)
+        except Cutoff as cutoff:
+            self._cover(number)
+            error = error or cutoff
         try:
             return answer, error
         finally:
@@ -85,41 +85,33 @@ class Census:
     def interrupt(self) -> None:
         """Raise `Cutoff` in all foreign code, as soon as it runs Python again."""
         with self._lock:
-            for one in self._exposed:
-                _set_async(ctypes.c_ulong(one), ctypes.py_object(Cutoff))
+            for number in self._exposed:
+                _set_async(ctypes.c_ulong(number), ctypes.py_object(Cutoff))
 
     def cpu_seconds(self) -> float:
         with self._lock:
-            living = sum(time.clock_gettime(time.pthread_getcpuclockid(one)) for one in self._living)
-            return self._spent + living
+            numbers = [thread.ident for thread in self._threads if thread.ident is not None]
+            return self._spent + sum(time.clock_gettime(time.pthread_getcpuclockid(number)) for number in numbers)
 
     def __len__(self) -> int:
-        return len(self._living) + self._coming
+        return len(self._threads)
 
     def _live(self, life: Callable[[], None]) -> None:
-        own = threading.get_ident()
-        with self._lock:
-            self._coming -= 1
-            self._living.add(own)
         try:
             life()
         except BaseException as error:  # noqa: BLE001 - logged; whatever it was, the thread has to be counted out
             _log.error("a thread of an agent ended by an error: %s", error_text(error))
         with self._lock:
             self._spent += time.thread_time()
-            self._living.remove(own)
-            empty = not self._living and not self._coming
-        if empty:
+            self._threads.remove(threading.current_thread())
+            is_empty = not self._threads
+        if is_empty:
             self._emptied()
 
-    def _expose(self, own: int) -> None:
+    def _cover(self, number: int) -> None:
         with self._lock:
-            self._exposed.add(own)
-
-    def _cover(self, own: int) -> None:
-        with self._lock:
-            self._exposed.discard(own)
-            _set_async(ctypes.c_ulong(own), None)
+            self._exposed.discard(number)
+            _set_async(ctypes.c_ulong(number), None)
 
 
 class Workers(Executor):
@@ -176,23 +168,18 @@ class Workers(Executor):
 
     def _serve(self) -> None:
         while (work := self._next()) is not None:
-            future, action = work
-            if future.set_running_or_notify_cancel():
-                answer, error = self._census.exposed(action)
-                # Free before the answer is out, so that the next call finds this one.
-                self._mark_free()
-                if error is None:
-                    future.set_result(answer)
-                else:
-                    future.set_exception(error)
-            else:
-                self._mark_free()
-            # Nothing of it is held while the thread waits for the next.
-            work = future = action = answer = error = None  # type: ignore[assignment]  # set anew before they are read
+            self._run(*work)
+            del work  # nothing of it is held while the thread waits for the next
 
-    def _mark_free(self) -> None:
+    def _run(self, future: Future[Any], action: Callable[[], Any]) -> None:
+        is_wanted = future.set_running_or_notify_cancel()
+        answer, error = self._census.exposed(action) if is_wanted else (None, None)
         with self._lock:
-            self._free += 1
+            self._free += 1  # before the answer is out, so that the next call finds this thread
+        if error is not None:
+            future.set_exception(error)
+        elif is_wanted:
+            future.set_result(answer)
 
     def _next(self) -> _Work | None:
         while True:

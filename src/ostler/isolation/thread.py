@@ -60,7 +60,7 @@ class ThreadCell(InProcessCell):
 
     async def open(self) -> None:
         made: asyncio.Future[Outcome] = self._home.create_future()
-        self._place.call_soon(self._make_and_tell, made)
+        self._place.call_soon(lambda: self._tell(_resolve, made, self._make()))
         try:
             self._thread = self._census.start(self._name, self._live)
         except RuntimeError as error:
@@ -125,9 +125,6 @@ class ThreadCell(InProcessCell):
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(action, *args)
 
-    def _make_and_tell(self, made: asyncio.Future[Outcome]) -> None:
-        self._tell(_resolve, made, self._make())
-
     def _live(self) -> None:
         asyncio.set_event_loop(self._place)
         _, death = self._census.exposed(self._place.run_forever)
@@ -135,22 +132,13 @@ class ThreadCell(InProcessCell):
         why = "the agent stopped the loop on which it lives"
         self._tell(self._crashed, exit_by(death) if death else Exit(outcome=AttemptOutcome.ERROR, detail=why))
         del death
-        for step in (self._end_tasks, self._drop_tasks):
+        for step in (self._place.end_tasks, self._drop_tasks):
             self._place.leave()
             self._census.exposed(step)
         self._workers.shutdown()
         self._place.leave()
         self._place.close()
         asyncio.set_event_loop(None)
-
-    def _end_tasks(self) -> None:
-        while tasks := asyncio.all_tasks(self._place):
-            for task in tasks:
-                task.cancel()
-            # One that wants to end the program instead is done with that; the others have their turn again.
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                self._place.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._place.run_until_complete(self._place.shutdown_asyncgens())
 
     def _drop_tasks(self) -> None:
         for task in asyncio.all_tasks(self._place):
