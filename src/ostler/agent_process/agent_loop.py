@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from ostler.agent_process.workers import Cutoff
+from ostler.agent_process.workers import Cutoff, Workers
 from ostler.agents.failures import error_text
 
 _log = logging.getLogger("ostler.isolation")
@@ -19,7 +19,7 @@ _log = logging.getLogger("ostler.isolation")
 class AgentLoop(asyncio.SelectorEventLoop):
     """Whatever the agent hands to the loop's own executor goes to the workers of its cell, and so is bounded."""
 
-    def __init__(self, workers: Executor) -> None:
+    def __init__(self, workers: Workers) -> None:
         self.workers = workers
         super().__init__()
         self.set_exception_handler(_note)

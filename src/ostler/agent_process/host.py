@@ -7,8 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -225,9 +224,9 @@ class Host:
             return
         try:
             context = context_of(plan, self._outbox)
-            self._loop.pool.most = context.limits.max_worker_threads
+            self._loop.workers.most = context.limits.max_worker_threads
             maker = maker_of(self._module, plan["source"]["qualname"])
-            runner = AgentRunner(maker, context, workers=self._loop.pool)
+            runner = AgentRunner(maker, context, workers=self._loop.workers)
             runner.make()
         except BaseException as error:  # noqa: BLE001 - reported, and the process ends
             self._made = {"t": "made", "error": rendered(error, ours=__file__)}
@@ -332,26 +331,12 @@ class Host:
 
 class HostLoop(AgentLoop):
     def __init__(self) -> None:
-        self.pool = _Threads()
-        super().__init__(self.pool)
+        super().__init__(Workers(1, "ostler-agent", Census(lambda: None)))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Its own; asyncio shows no other way to them."""
         return tuple(getattr(self, name).fileno() for name in ("_selector", "_ssock", "_csock"))
-
-
-class _Threads(Executor):
-    """Made on first use: an agent without plain methods needs none."""
-
-    def __init__(self) -> None:
-        self.most = 1
-        self._pool: Workers | None = None
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self._pool is None:
-            self._pool = Workers(self.most, "ostler-agent", Census(lambda: None))
-        return self._pool.submit(fn, *args, **kwargs)
 
 
 def _reply(message: Mapping[str, Any]) -> WaitAnswer | str:

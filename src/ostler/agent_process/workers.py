@@ -122,7 +122,8 @@ class Workers(Executor):
     """
 
     def __init__(self, most: int, name: str, census: Census) -> None:
-        self._most = most
+        #: Of threads; may be changed as long as there is no work.
+        self.most = most
         self._name = name
         self._census = census
         self._lock = threading.Lock()
@@ -137,10 +138,10 @@ class Workers(Executor):
         with self._lock:
             if self._closed:
                 raise RuntimeError("the agent is ending and starts no more work")
+            if self._free <= 0 and self._threads < self.most:
+                self._hire()
             self._queue.put((future, lambda: fn(*args, **kwargs)))
             self._free -= 1
-            if self._free < 0 and self._threads < self._most:
-                self._hire()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002 - never waits
@@ -159,8 +160,6 @@ class Workers(Executor):
         except RuntimeError:
             # No more threads on this machine. Those at work will get to it; without any, say so.
             if self._threads == 0:
-                self._free += 1
-                self._queue.get_nowait()
                 raise
             return
         self._threads += 1
