@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 
@@ -45,11 +46,6 @@ def cell_name(plan: StartPlan) -> str:
 def require_workdir(plan: StartPlan) -> None:
     if plan.workdir is not None and not plan.owns_workdir and not plan.workdir.is_dir():
         raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
-
-
-def wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def finish(task: asyncio.Task[Any]) -> None:

@@ -20,7 +20,8 @@ from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir, wake
+from ostler.isolation.calls import wake
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
 from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus

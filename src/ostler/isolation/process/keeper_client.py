@@ -23,8 +23,8 @@ from typing import Any
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.hardening import harden, keep_from_children
-from ostler.isolation.held.cell import wake
 from ostler.isolation.holder import (
     Command,
     Holder,
