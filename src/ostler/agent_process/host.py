@@ -13,13 +13,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ostler.agent_process.agent_loop import AgentLoop
+from ostler.agent_process.agent_loop import AgentLoop, Census, Workers
 from ostler.agent_process.context import context_of
 from ostler.agent_process.errors import complain, exit_code, rendered
 from ostler.agent_process.framing import LineReader, ProtocolError, TooLongError, encode
 from ostler.agent_process.import_source import maker_of
 from ostler.agent_process.outbox import Outbox
-from ostler.agent_process.workers import Census, Workers
 from ostler.agents import AgentRunner, WaitAnswer
 from ostler.agents.context import CallId
 from ostler.errors import AgentExecutionError, AgentGoneError

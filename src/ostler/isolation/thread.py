@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ostler.agent_process.agent_loop import AgentLoop
-from ostler.agent_process.workers import Census, Workers
+from ostler.agent_process.agent_loop import AgentLoop, Census, Workers
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
