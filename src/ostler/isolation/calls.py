@@ -12,7 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from ostler.agents.failures import execution_error
+from ostler.aio import wake
 from ostler.clock import Clock
+from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Exit, Verb
 from ostler.model.attempt import AttemptOutcome
 
@@ -30,6 +32,22 @@ class Outcome:
 
 
 CANCELLED = Outcome(cancelled=True)
+
+
+def answer_of(outcome: Outcome | None, *, closing: bool) -> Any:
+    """What the caller gets of a call that is done; None: the agent is gone."""
+    outcome = outcome or CANCELLED
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.crash is not None:
+        raise AgentGoneError(f"the agent ended before it answered: {outcome.crash.detail}")
+    if not outcome.cancelled:
+        return outcome.answer
+    if closing:
+        raise AgentGoneError
+    raise AgentExecutionError(
+        "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -57,11 +75,6 @@ class Call:
         """On the loop on which the agent lives."""
         if self.task is not None:
             self.task.cancel()
-
-
-def wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def close_code(task: asyncio.Task[Any] | None) -> None:

@@ -17,15 +17,14 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
-from ostler.agents import AgentContext, AgentRunner
-from ostler.aio import wait_ignoring_cancel
+from ostler.agents import AgentRunner
+from ostler.aio import wait_ignoring_cancel, wake
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Verb
-from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, exit_by, wake
-from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.calls import CANCELLED, Call, MemoryGauge, Outcome, answer_of, exit_by
+from ostler.isolation.mailbox import Mailbox, context_of
 from ostler.isolation.process.logs import LogFile
-from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
 from ostler.model.text import last_line
 
@@ -52,20 +51,8 @@ class InProcessCell(Cell):
         self._mailbox = Mailbox(self._home, listener, plan.attempt)
         self._log = None if plan.log is None else LogFile(plan.log)
         self._last_write: tuple[datetime, str] | None = None
-        self._context = AgentContext(
-            instance_id=plan.instance_id,
-            attempt=plan.attempt,
-            definition_id=plan.manifest.id,
-            name=plan.name,
-            data=ContextData(plan.context),
-            limits=plan.limits,
-            clock=clock,
-            voice=self._mailbox,
-            directory=plan.workdir,
-            owns_directory=plan.owns_workdir,
-            env=plan.env,
-            write_log=None if self._log is None else self._write_log,
-        )
+        write_log = None if self._log is None else self._write_log
+        self._context = context_of(plan, clock, self._mailbox, write_log)
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those whose caller was cancelled.
         self._running: set[Call] = set()
@@ -146,7 +133,7 @@ class InProcessCell(Cell):
             raise
         # What it said before it answered is heard before the answer.
         self._mailbox.catch_up()
-        return self._answer(call)
+        return answer_of(call.outcome, closing=self._closing)
 
     async def freeze(self) -> None:
         raise InvalidOperationError(f"level {self.level} cannot freeze an agent; use process or container")
@@ -218,20 +205,6 @@ class InProcessCell(Cell):
         if outcome.crash is not None:
             self._crashed(outcome.crash)
         self._look()
-
-    def _answer(self, call: Call) -> Any:
-        outcome = call.outcome or CANCELLED
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.crash is not None:
-            raise AgentGoneError(f"the agent ended before it answered: {outcome.crash.detail}")
-        if not outcome.cancelled:
-            return outcome.answer
-        if self._closing:
-            raise AgentGoneError
-        raise AgentExecutionError(
-            "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
-        )
 
     async def _withdraw(self, call: Call) -> None:
         """Stop the work of a cancelled caller, and wait for that. More cancelling does not shorten the wait."""

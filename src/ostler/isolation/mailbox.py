@@ -6,15 +6,19 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from ostler.agents import Message, WaitAnswer, WaitAsked
+from ostler.agents import AgentContext, Message, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL
+from ostler.agents.messages import Voice
+from ostler.clock import Clock
 from ostler.errors import AgentGoneError
 from ostler.isolation.backlog import Backlog
-from ostler.isolation.base import Exit, Listener
+from ostler.isolation.base import Exit, Listener, StartPlan
+from ostler.model.context import ContextData
 
 #: So many are delivered in one turn, so that one talkative agent does not keep the manager's loop from others; of
 #: a longer backlog a quarter, so that it shrinks.
@@ -22,6 +26,25 @@ _PER_TURN = 250
 _CLOSED = "the manager has detached from this agent and hears nothing more from it"
 
 _log = logging.getLogger("ostler.isolation")
+
+
+def context_of(
+    plan: StartPlan, clock: Clock, voice: Voice, write_log: Callable[[str], object] | None = None
+) -> AgentContext:
+    return AgentContext(
+        instance_id=plan.instance_id,
+        attempt=plan.attempt,
+        definition_id=plan.manifest.id,
+        name=plan.name,
+        data=ContextData(plan.context),
+        limits=plan.limits,
+        clock=clock,
+        voice=voice,
+        directory=plan.workdir,
+        owns_directory=plan.owns_workdir,
+        env=plan.env,
+        write_log=write_log,
+    )
 
 
 class Mailbox:

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from ostler.agent_process.agent_loop import AgentLoop
 from ostler.agent_process.workers import Census, Workers
+from ostler.aio import wake
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, Site, StartPlan, Usage
-from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by, wake
+from ostler.isolation.calls import CANCELLED, MemoryGauge, Outcome, exit_by
 from ostler.isolation.in_process import InProcessCell
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel

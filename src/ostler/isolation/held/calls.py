@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.aio import wait_ignoring_cancel
+from ostler.aio import wait_ignoring_cancel, wake
 from ostler.clock import Clock
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.errors import InvalidOperationError
 from ostler.isolation.base import Verb
-from ostler.isolation.calls import CANCELLED, Outcome
-from ostler.isolation.held.cell import wake
+from ostler.isolation.calls import Outcome, answer_of
 from ostler.isolation.held.validate import key_of
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -120,7 +119,7 @@ class Calls:
             raise
         if acknowledge:
             self.acknowledge([call.call_id])
-        return self._answer(call)
+        return answer_of(call.outcome, closing=self.closing)
 
     def acknowledge(self, calls: list[UUID], message: int = 0) -> None:
         keys = []
@@ -151,20 +150,6 @@ class Calls:
         running, self._running = self._running, {}
         for call in running.values():
             call.finish(outcome)
-
-    def _answer(self, call: Call) -> Any:
-        outcome = call.outcome or CANCELLED
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.crash is not None:
-            raise AgentGoneError(f"the agent ended before it answered: {outcome.crash.detail}")
-        if not outcome.cancelled:
-            return outcome.answer
-        if self.closing:
-            raise AgentGoneError
-        raise AgentExecutionError(
-            "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
-        )
 
     async def _cancel(self, call: Call) -> None:
         """Wait until the work has stopped; further cancelling does not shorten that."""

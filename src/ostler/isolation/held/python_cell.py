@@ -12,13 +12,14 @@ from uuid import UUID, uuid4, uuid5
 from ostler.agent_process.framing import LineReader, ProtocolError, TooLongError, encode
 from ostler.agents import WaitAsked
 from ostler.agents.failures import MAX_MESSAGE, error_text
+from ostler.aio import wake
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
 from ostler.isolation.calls import CANCELLED, Outcome
 from ostler.isolation.held import validate
 from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Call, Calls
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, wake
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of
 from ostler.isolation.held.channel import Channel
 from ostler.isolation.held.exit import LOST, exit_of, with_crash, with_record
 from ostler.isolation.holder import Holder, HolderError, StartOrder, UnitExit, UnitStatus
@@ -30,7 +31,6 @@ from ostler.model.validation import Fault, shown
 _log = logging.getLogger("ostler.isolation")
 #: From the end of its channel to the end of its process.
 _EXIT_SECONDS = 5.0
-_TERM_SECONDS = 60.0
 #: For the manager to take the answers of an agent that has ended, before it is told of that end.
 _ANSWER_SECONDS = 5.0
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
@@ -388,12 +388,7 @@ class PythonCell(HeldCell):
         if self._channel is not None and not self._gone.done() and not over.done():
             self._send({"t": "stop"})
             await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done():
-            survivors = await self.kill_left()
-            return not survivors, survivors
-        if not over.done() and (left := await self._terminate(over, _TERM_SECONDS)) is not None:
-            return True, left
-        return False, await self._kill()
+        return await self._end_processes(over, is_running=not self._gone.done())
 
     def _release(self, how: Exit | None) -> None:
         if self._exit_timer is not None:
