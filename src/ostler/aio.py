@@ -10,12 +10,6 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def wake(future: asyncio.Future[None]) -> None:
-    """Harmless twice."""
-    if not future.done():
-        future.set_result(None)
-
-
 async def wait_ignoring_cancel(*futures: asyncio.Future[Any]) -> None:
     """Wait until the first of them is done. A cancellation of the caller meanwhile is dropped, not raised later."""
     while not any(future.done() for future in futures):

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from lifecycle_agents import Stage
+from lifecycle_agents import NeverMade, Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
 from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
 
@@ -401,6 +401,25 @@ async def test_nothing_is_called_terminated_that_lives(crew: Crew, monkeypatch: 
         assert await crew.state(agent) is S.TERMINATING
     assert (await crew.manager.terminate(agent.instance_id, AT_ONCE)).success
     assert await crew.state(agent) is S.TERMINATED
+
+
+@at(PROCESS)
+async def test_a_start_that_cannot_be_undone_is_not_called_terminated(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawning = crew.begin(crew.start(agent=NeverMade))
+    agent = await crew.only()
+    cell = f"{UUID(str(agent.instance_id)).hex}.1"
+    await until(lambda: bool(everyone(crew.home, cell)))
+    clings(monkeypatch, 3)
+    result = await crew.manager.terminate(agent.instance_id, AT_ONCE)
+    assert not result.success
+    assert "process 7 (state D)" in (result.error_message or "")
+    assert await crew.state(agent) is S.TERMINATING
+    await crew.passes(crew.reaches(agent, S.TERMINATED), 60, step=1)
+    assert not everyone(crew.home, cell)
+    with pytest.raises(InvalidOperationError):
+        await spawning
 
 
 @at(PROCESS)

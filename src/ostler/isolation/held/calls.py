@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from ostler.aio import wait_ignoring_cancel, wake
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import InvalidOperationError
 from ostler.isolation.base import Verb
-from ostler.isolation.calls import Outcome, answer_of
+from ostler.isolation.calls import Call, Outcome, wake
 from ostler.isolation.held.validate import key_of
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -25,20 +24,6 @@ _ACK_SECONDS = 0.05
 _BEHIND_SECONDS = 1.0
 #: A cancelled caller of these is about to kill the agent, and does not wait.
 ENDING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    call_id: UUID
-    verb: Verb
-    done: asyncio.Future[None]
-    outcome: Outcome | None = None
-    given_up: bool = False
-
-    def finish(self, outcome: Outcome) -> None:
-        if self.outcome is None:
-            self.outcome = outcome
-        wake(self.done)
 
 
 class Acknowledgements:
@@ -119,7 +104,7 @@ class Calls:
             raise
         if acknowledge:
             self.acknowledge([call.call_id])
-        return answer_of(call.outcome, closing=self.closing)
+        return call.result(is_closing=self.closing)
 
     def acknowledge(self, calls: list[UUID], message: int = 0) -> None:
         keys = []

@@ -12,10 +12,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from ostler.aio import wake
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 

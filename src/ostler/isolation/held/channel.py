@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ostler.agent_process.framing import LineReader, ProtocolError, encode
+from ostler.isolation.hardening import keep_from_children
 from ostler.isolation.held.send_buffer import SendBuffer
 
 _RECEIVE = 1 << 18
@@ -40,6 +41,7 @@ class Channel:
         self._again: asyncio.Handle | None = None
         self._at_end = False
         self._loop.add_reader(sock.fileno(), self._readable)
+        keep_from_children(self)
 
     @property
     def held(self) -> asyncio.Future[None] | None:
@@ -150,6 +152,10 @@ class Channel:
             pass
         while self._queue:
             self._on_message(self._queue.popleft())
+
+    def forked(self) -> None:
+        """In a forked child: without a word to the loop, which is that of the parent."""
+        self._sock.close()
 
     def close(self) -> None:
         if self._again is not None:

@@ -15,12 +15,13 @@ from uuid import UUID, uuid4
 from ostler.agents import CommandSpec
 from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
-from ostler.aio import wait_ignoring_cancel, wake
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
+from ostler.isolation.calls import wake
 from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, require_workdir
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
 from ostler.isolation.held.exit import LOST

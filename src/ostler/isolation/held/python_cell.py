@@ -12,13 +12,12 @@ from uuid import UUID, uuid4, uuid5
 from ostler.agent_process.framing import LineReader, ProtocolError, TooLongError, encode
 from ostler.agents import WaitAsked
 from ostler.agents.failures import MAX_MESSAGE, error_text
-from ostler.aio import wake
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
-from ostler.isolation.calls import CANCELLED, Outcome
+from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.held import validate
-from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Call, Calls
+from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Calls
 from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of
 from ostler.isolation.held.channel import Channel
 from ostler.isolation.held.exit import LOST, exit_of, with_crash, with_record

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
-from ostler.aio import wake
 from ostler.errors import InvalidOperationError, StaleWriterError
 from ostler.home import KEEPER
 from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.hardening import harden, keep_from_children
 from ostler.isolation.held.send_buffer import SendBuffer
 from ostler.isolation.holder import (
