@@ -86,19 +86,6 @@ def context_of(
 class Mailbox:
     """A `Voice` for one start. It belongs to one attempt; once closed it delivers nothing any more."""
 
-    __slots__ = (
-        "_asking",
-        "_closed",
-        "_held",
-        "_home",
-        "_listener",
-        "_lock",
-        "_next_said",
-        "_waiting",
-        "attempt",
-        "dropped",
-    )
-
     def __init__(self, home: asyncio.AbstractEventLoop, listener: Listener, attempt: int) -> None:
         self.attempt = attempt
         #: How many messages had to make room.
