@@ -118,10 +118,10 @@ def test_a_full_screen_program_in_two_windows_outlives_its_daemon(windows: Windo
     windows.sees("one", "typed:abcd:")
     windows.sees("two", "TOP 30x100 typed:abcd:")
 
-    windows.keys("two", "C-q")
+    windows.keys("two", "e", "C-q")  # what was typed before is not lost
     windows.sees("two", "detached; draws goes on. Attach again with: ostler attach draws")
     windows.enter("two", windows.shell.program, "attach", "draws")
-    windows.sees("two", "typed:abcd:")
+    windows.sees("two", "typed:abcde:")
     windows.keys("two", "q")
     windows.sees("two", "draws has ended")
     windows.sees("one", "$")
@@ -178,6 +178,37 @@ def test_keys_that_detach_are_chosen_and_ctrl_c_is_the_programs(windows: Windows
     windows.sees("one", "got:word")
     windows.keys("one", "C-p", "C-q")
     windows.sees("one", "detached; b goes on")
+
+
+def test_a_window_that_is_stopped_holds_up_neither_the_program_nor_another_window(windows: Windows) -> None:
+    windows.open("one")
+    script = "read go; seq 400000; echo al''l; touch written; read stop"
+    words: list[str | Path] = [windows.shell.program, "run", "-it", "--name", "flood", "--", "bash", "-c", script]
+    windows.enter("one", *words)
+    until(lambda: "flood" in windows.shell.ok("ps", "-q"))
+    windows.open("two")
+    windows.enter("two", windows.shell.program, "attach", "flood")
+    until(lambda: any("attach flood" in line for line in windows.shell.left_over()))
+    client = int(next(line for line in windows.shell.left_over() if "attach flood" in line).split()[0])
+    os.kill(client, signal.SIGSTOP)
+    try:
+        windows.keys("one", "go", "Enter")
+        until((windows.shell.project / "written").exists)
+        windows.sees("one", "400000\nall")
+    finally:
+        os.kill(client, signal.SIGCONT)
+    windows.keys("two", "fg", "Enter")  # its shell took it for stopped by the person
+    windows.sees("two", "400000\nall")
+
+
+def test_an_end_of_everything_ends_the_attached_window(windows: Windows) -> None:
+    windows.open("one")
+    windows.enter("one", *draw(windows))
+    windows.sees("one", "TOP 24x80")
+    windows.shell.ok("down")
+    windows.sees("one", "$ ")
+    assert "BOTTOM" not in windows.screen("one")
+    assert windows.shell.run("status").code == 6  # the window has started no other daemon
 
 
 # --- without a terminal ------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ _CHUNK = 32 << 10
 #: A daemon that is gone for so long is started again: until then `restart-daemon` may do it.
 _START_AFTER_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
+#: What was typed before the person detached is sent for at most so long.
+_LAST_KEYS_SECONDS = 2.0
 _BELL = b"\a"
 
 
@@ -142,6 +144,7 @@ class Attachment:
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._typed: deque[bytes] = deque()
         self._has_typed = threading.Event()
+        self._is_sending = False
         self._failed: BaseException | None = None
         self._is_over = False
         self._lost_at = 0.0
@@ -202,7 +205,13 @@ class Attachment:
                 keys, detaches = self._keys.feed(data)
                 self._type(keys)
                 if detaches:
+                    self._finish_typing()
                     return True
+
+    def _finish_typing(self) -> None:
+        until = time.monotonic() + _LAST_KEYS_SECONDS
+        while (self._typed or self._is_sending) and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS / 10)
 
     def _type(self, keys: bytes) -> None:
         if not keys or not self._types:
@@ -233,7 +242,9 @@ class Attachment:
                 self._has_typed.clear()
                 sender.size = _size()
                 while self._typed:
+                    self._is_sending = True
                     sender.send(self._typed.popleft())
+                    self._is_sending = False
 
     def _show(self) -> None:
         try:

@@ -122,9 +122,14 @@ class Keeper:
             self._lease.manager_left()
 
     def _undo_starts(self) -> None:
-        """The manager that asked for them never heard of them, and the next one does not expect them."""
+        """The manager that asked for them never heard of them, and the next one does not expect them.
+
+        But a command may have begun its work already: the next manager finds it, running or ended.
+        """
         for unit in list(self.state.units.values()):
-            if unit.state == STARTING:
+            if unit.state == STARTING and unit.is_command and unit.pid:
+                unit.is_unanswered = True
+            elif unit.state == STARTING:
                 self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
 
     def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:

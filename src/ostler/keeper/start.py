@@ -100,6 +100,7 @@ class Starter:
             unit.started_at = time.monotonic()
             plan = self._plan(unit, request)
             if "argv" in request:
+                unit.is_command = True
                 self._execute(unit, request, plan, writes)
             else:
                 self._fork(unit, request, plan, writes)
@@ -250,9 +251,10 @@ class Starter:
     def _main_ended(self, unit: Unit, wait_status: int) -> None:
         if unit.report >= 0:
             self._read_report(unit)  # a short command may have ended before the pipe was looked at
-        if unit.state == STARTING:
+        if unit.state == STARTING and not unit.is_unanswered:
             self._fail(unit, unit.start_error or "the new process ended before its program began")
         else:
+            unit.why = unit.why or unit.start_error
             self._exits.main_ended(unit, wait_status)
 
     def _fail(self, unit: Unit, sentence: str) -> None:

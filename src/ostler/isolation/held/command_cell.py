@@ -102,12 +102,12 @@ class CommandCell(HeldCell):
         self._follow(run)
         if status.exit is not None:
             self._run_ended(run, status.exit)
-            if status.exit.by in {"stop", "lease"}:  # no manager waits for the answer of a run that it stopped
-                self.ack([call_id])
 
     def report(self, handle: Mapping[str, Any] | None) -> None:
         """All runs of the earlier manager are adopted."""
         self._started_at = (handle or {}).get("holder")
+        # No manager waits for the answer of a run that it stopped. Only now: logs are pruned with it.
+        self.ack([run.call_id for run in self._runs.values() if run.record and run.record.by in {"stop", "lease"}])
         calls = dict.fromkeys(self._runs, Verb.PROCESS)
         self._loop.call_soon(self._listener.on_report, self._plan.attempt, calls, frozenset())
 
