@@ -31,6 +31,11 @@ def lives(pid: int) -> bool:
     return tree.living(pid) is not None
 
 
+def cpu_seconds(pid: int) -> float:
+    status = tree.stat(pid)
+    return 0.0 if status is None else status.cpu_seconds
+
+
 def token_of(home: Path) -> str:
     file = home / "keeper" / "token"
     return file.read_text().strip() if file.exists() else "none"
@@ -80,9 +85,7 @@ def kill_keeper_of(home: Path) -> None:
 
 def group_number(pid: int, controller: str, *files: str) -> int | None:
     """What stands in the first of these files in the group that Ostler made for a process; None where it made none."""
-    own = cgroup_files.parse_groups(
-        cgroup_files.read("/proc/self/mountinfo"), cgroup_files.read(f"/proc/{pid}/cgroup")
-    )
+    own = cgroup_files.parse_groups(cgroup_files.read("/proc/self/mountinfo"), cgroup_files.read(f"/proc/{pid}/cgroup"))
     groups = [own[name] for name in (controller, cgroup_files.UNIFIED) if "/ostler-" in own.get(name, "")]
     numbers = (cgroup_files.read_number(f"{group}/{file}") for group in groups for file in files)
     return next((number for number in numbers if number is not None), None)

@@ -161,7 +161,7 @@ async def test_a_killed_keeper_takes_its_agents_along_and_the_next_one_sweeps(
     cell = await start(isolation, plan_of(tmp_path), listener)
     (daemon,) = await cell.call(Verb.PROCESS, "daemon")
     agent = await cell.call(Verb.PROCESS, "pid")
-    os.kill(isolation._keeper.about["pid"], signal.SIGKILL)  # type: ignore[attr-defined]  # noqa: SLF001
+    os.kill(isolation._holder.about["pid"], signal.SIGKILL)  # type: ignore[attr-defined]  # noqa: SLF001
     await until(lambda: bool(listener.exits))
     assert listener.exits[0].outcome is AttemptOutcome.LOST
     assert not alive(agent)
