@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from ostler.isolation.process.logs import LOG_BYTES, LOGS
+from ostler.home import LOGS
+from ostler.isolation.process.logs import LOG_BYTES
 from ostler.keeper.output import Log
 from program import Connection, Daemon, daemon
 from table import Table, middle, percentile

@@ -12,9 +12,9 @@ from typing import IO
 
 import pytest
 from loop_shell import LoopShell
-from ostler.keeper.rlimit_tag import RLIMIT_LOCKS
-from ostler.keeper.tag import tag_for
 from shell import Shell, until
+
+from ostler.keeper.rlimit_tag import RLIMIT_LOCKS, tag_for
 
 
 @pytest.fixture(scope="module")

@@ -303,6 +303,13 @@ class SlowlyMade(Actor):
         time.sleep(2)
 
 
+class NeverMade(Actor):
+    agent_name = "never made"
+
+    def __init__(self) -> None:
+        time.sleep(600)
+
+
 class Plain(Agent):
     """Methods without async."""
 

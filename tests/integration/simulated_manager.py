@@ -410,8 +410,9 @@ class Simulation:
         key = None if chance.random() < 0.7 else f"key-{chance.randrange(4)}"
         assert self.definition is not None
         work = self._request()
-        # One that always fails would be restarted whenever it was healthy in between.
-        job = {"request": {**work, "fail": False, "ask": min(work["ask"], 5)}} if chance.random() < 0.15 else None
+        # One that always fails, or is late, would be restarted for ever, as it is healthy in between.
+        work |= {"fail": False, "ask": min(work["ask"], 5), "work": min(work["work"], 20.0)}
+        job = {"request": work} if chance.random() < 0.15 else None
         request = SpawnRequest(
             agent_definition_id=self.definition.id, options=options if key is None else None, job=job
         )

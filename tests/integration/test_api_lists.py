@@ -10,7 +10,7 @@ import pytest
 from api_served import Served, serving
 
 from ostler.client.blocking import BlockingClient, DaemonError
-from ostler.isolation.process.logs import LOGS
+from ostler.home import LOGS
 
 pytestmark = pytest.mark.anyio
 

@@ -163,7 +163,7 @@ async def test_output_without_a_record_goes_before_any_work(repository: Path, tm
         rejected = await ground.done("true")
         await ground.tasks.reject(rejected.key, reason="no")
         stray = ground.home / "logs" / str(ground.manager.new_id())
-        stray.mkdir()
+        stray.mkdir(parents=True)
         (stray / "1.log").write_bytes(os.urandom(12 * MEGABYTE))
         assert not (await make_room(ground.tasks.tasks)).is_full
         assert not stray.exists()

@@ -395,3 +395,18 @@ def test_a_manager_that_is_stopped_loses_its_agents(home: Home, tmp_path: Path) 
     wait_until(lambda: not (home.directory / "keeper.sock").exists())
     home.launch()
     assert home.manager().about["units"][0]["exit"]["by"] == "lease"
+
+
+def test_a_command_whose_manager_left_during_its_start_is_found_by_the_next(home: Home, tmp_path: Path) -> None:
+    """It may have done its work already, so it is neither undone nor done again."""
+    units = [f"{number:032x}.1.{number:032x}" for number in range(20)]
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    with home.manager(epoch=1) as manager:
+        for unit in units:
+            manager.say_start(unit, ["/bin/sh", "-c", f"echo begun > {begun / unit}"])
+    with home.manager(epoch=2) as manager:
+        for unit in manager.statuses():
+            assert manager.exit_of(unit)["code"] == 0
+            assert (begun / unit).exists()
+        assert {path.name for path in begun.iterdir()} <= set(manager.statuses())

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from isolation.ground import RecordingListener, until
+from machine_ground import keeper_of, kill_keeper_of
 
 from ostler.agents import Agent, AgentContext, AgentKind, AgentManifest, CommandSpec
 from ostler.agents.commandspec import PromptBy
@@ -23,11 +23,23 @@ from ostler.clock import SystemClock
 from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Cell, Isolation, Site, StartPlan, Verb
 from ostler.isolation.process.level import ProcessIsolation
+from ostler.keeper import tree
+from ostler.keeper.protocol import connect
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.spawn import ResourceLimits
 
 pytestmark = pytest.mark.anyio
-DAEMON = "import os,sys,time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\nos.execve(sys.executable,[sys.executable,'-c','import time; time.sleep(77)'],{})"
+#: Leaves its session, its parent and its environment, and says its pid.
+DAEMON = """
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+os.execve("/bin/sleep", ["sleep", "1000"], {})
+"""
 
 
 class Forker(Agent):
@@ -38,11 +50,9 @@ class Forker(Agent):
 
     async def process(self, request: str) -> object:
         if request == "daemon":
-            before = _sleepers()
-            subprocess.run([sys.executable, "-c", DAEMON], check=True)
-            while not (new := _sleepers() - before):
-                await asyncio.sleep(0.01)
-            return sorted(new)
+            program = await asyncio.create_subprocess_exec(sys.executable, "-c", DAEMON, stdout=asyncio.subprocess.PIPE)
+            assert program.stdout is not None
+            return int(await program.stdout.readline())
         if request == "memory":
             hoard = []
             while True:
@@ -50,34 +60,14 @@ class Forker(Agent):
         if request == "exit":
             os._exit(7)
         if request == "reach keeper":
-            from ostler.keeper.protocol import connect
-
             sock = connect(self._context.env["KEEPER"])
             sock.setblocking(True)
             return sock.recv(4096).decode()
         return os.getpid()
 
 
-def _sleepers() -> set[int]:
-    pids = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                if (
-                    b"time.sleep(77)" in Path(f"/proc/{name}/cmdline").read_bytes()
-                    and b"execve" not in Path(f"/proc/{name}/cmdline").read_bytes()
-                ):
-                    pids.add(int(name))
-            except OSError:
-                continue
-    return pids
-
-
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return tree.living(pid) is not None
 
 
 def plan_of(tmp_path: Path, **more: object) -> StartPlan:
@@ -128,11 +118,10 @@ async def start(isolation: Isolation, plan: StartPlan, listener: RecordingListen
     return cell
 
 
-async def test_stop_ends_a_daemon_with_an_empty_environment(
-    groups: str, make: Callable[..., Isolation], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_stop_ends_a_daemon_with_an_empty_environment(make: Callable[..., Isolation], tmp_path: Path) -> None:
     cell = await start(make(), plan_of(tmp_path), RecordingListener())
-    (pid,) = await cell.call(Verb.PROCESS, "daemon")
+    pid = await cell.call(Verb.PROCESS, "daemon")
     assert alive(pid)
     report = await cell.stop(timedelta(seconds=5))
     assert report.left_behind is None
@@ -140,12 +129,13 @@ async def test_stop_ends_a_daemon_with_an_empty_environment(
     await cell.destroy()
 
 
+@pytest.mark.usefixtures("groups")
 async def test_what_a_dead_agent_left_is_gone_before_its_end_is_told(
-    groups: str, make: Callable[..., Isolation], tmp_path: Path
+    make: Callable[..., Isolation], tmp_path: Path
 ) -> None:
     listener = RecordingListener()
     cell = await start(make(), plan_of(tmp_path), listener)
-    (pid,) = await cell.call(Verb.PROCESS, "daemon")
+    pid = await cell.call(Verb.PROCESS, "daemon")
     with pytest.raises(AgentGoneError):
         await cell.call(Verb.PROCESS, "exit")
     await until(lambda: bool(listener.exits))
@@ -154,14 +144,15 @@ async def test_what_a_dead_agent_left_is_gone_before_its_end_is_told(
     await cell.destroy()
 
 
+@pytest.mark.usefixtures("groups")
 async def test_a_killed_keeper_takes_its_agents_along_and_the_next_one_sweeps(
-    groups: str, make: Callable[..., Isolation], tmp_path: Path
+    make: Callable[..., Isolation], tmp_path: Path
 ) -> None:
     isolation, listener = make(), RecordingListener()
     cell = await start(isolation, plan_of(tmp_path), listener)
-    (daemon,) = await cell.call(Verb.PROCESS, "daemon")
+    daemon = await cell.call(Verb.PROCESS, "daemon")
     agent = await cell.call(Verb.PROCESS, "pid")
-    os.kill(isolation._holder.about["pid"], signal.SIGKILL)  # type: ignore[attr-defined]  # noqa: SLF001
+    kill_keeper_of(tmp_path / "home")
     await until(lambda: bool(listener.exits))
     assert listener.exits[0].outcome is AttemptOutcome.LOST
     assert not alive(agent)
@@ -171,7 +162,8 @@ async def test_a_killed_keeper_takes_its_agents_along_and_the_next_one_sweeps(
     await again.destroy()
 
 
-async def test_memory_is_told_apart(groups: str, make: Callable[..., Isolation], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_memory_is_told_apart(make: Callable[..., Isolation], tmp_path: Path) -> None:
     listener = RecordingListener()
     cell = await start(make(), plan_of(tmp_path, limits=ResourceLimits(max_memory_mb=128)), listener)
     with pytest.raises(AgentGoneError):
@@ -192,10 +184,10 @@ async def test_a_manager_that_hangs_loses_its_lease_with_the_connection_open(
     make: Callable[..., Isolation], tmp_path: Path
 ) -> None:
     listener = RecordingListener()
-    cell = await start(make(outlive=2), plan_of(tmp_path), listener)
+    cell = await start(make(outlive=4), plan_of(tmp_path), listener)
     agent = await cell.call(Verb.PROCESS, "pid")
-    await asyncio.sleep(3)
-    assert alive(agent), "renewed"
+    await asyncio.sleep(5)  # longer than the lease, which is renewed
+    assert alive(agent)
     end = time.monotonic() + 60
     while alive(agent):
         assert time.monotonic() < end
@@ -211,7 +203,8 @@ async def test_a_removed_home_ends_the_agents(make: Callable[..., Isolation], tm
     await until(lambda: not alive(agent))
 
 
-async def test_a_command_runs_and_answers(groups: str, make: Callable[..., Isolation], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_a_command_runs_and_answers(make: Callable[..., Isolation], tmp_path: Path) -> None:
     cell = await start(
         make(),
         command_plan(tmp_path, "sh", "-c", "cat; echo done; exit 0", prompt_by=PromptBy.STDIN),
@@ -224,14 +217,14 @@ async def test_a_command_runs_and_answers(groups: str, make: Callable[..., Isola
         await (await start(make(2), command_plan(tmp_path, "/bin/false"), RecordingListener())).call(Verb.PROCESS, "x")
 
 
-async def test_a_command_is_adopted_and_its_answer_is_kept(
-    groups: str, make: Callable[..., Isolation], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_a_command_is_adopted_and_its_answer_is_kept(make: Callable[..., Isolation], tmp_path: Path) -> None:
     first, call_id, listener = make(), uuid4(), RecordingListener()
-    plan = command_plan(tmp_path, "sh", "-c", "sleep 0.5; echo late")
+    began, go = tmp_path / "began", tmp_path / "go"
+    plan = command_plan(tmp_path, "sh", "-c", f"touch {began}; until [ -e {go} ]; do sleep 0.01; done; echo late")
     cell = await start(first, plan, RecordingListener())
     call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=call_id))
-    await asyncio.sleep(0.2)
+    await until(began.exists)
     await first.close()
     with pytest.raises(AgentGoneError):
         await call
@@ -239,20 +232,20 @@ async def test_a_command_is_adopted_and_its_answer_is_kept(
     found = await second.adopt(None, plan, listener)
     assert isinstance(found, Cell)
     assert (await listener.report())[0] == {call_id: Verb.PROCESS}
+    go.touch()
     answer = await found.call(Verb.PROCESS, call_id=call_id)
     assert answer["output"] == "late\n"
     await found.destroy()
 
 
-async def test_a_frozen_command_is_stopped_with_its_tree(
-    groups: str, make: Callable[..., Isolation], tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_a_frozen_command_is_stopped_with_its_tree(make: Callable[..., Isolation], tmp_path: Path) -> None:
     isolation = make()
-    cell = await start(
-        isolation, command_plan(tmp_path, "sh", "-c", "sleep 60 & setsid sleep 60 & wait"), RecordingListener()
-    )
+    began = tmp_path / "began"
+    plan = command_plan(tmp_path, "sh", "-c", f"sleep 600 & setsid sleep 600 & touch {began}; wait")
+    cell = await start(isolation, plan, RecordingListener())
     call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x"))
-    await asyncio.sleep(0.3)
+    await until(began.exists)
     await cell.freeze()
     report = await cell.stop(timedelta(0))
     assert not report.graceful
@@ -284,7 +277,7 @@ async def test_an_older_manager_cannot_act(make: Callable[..., Isolation], tmp_p
 
 
 async def test_a_module_with_threads_gets_a_fresh_interpreter(make: Callable[..., Isolation], tmp_path: Path) -> None:
-    import threaded_agent
+    import threaded_agent  # noqa: PLC0415 - at the top it would start its thread in the template of this module too
 
     isolation = make()
     plans = [plan_of(tmp_path, maker=threaded_agent.Threaded) for _ in range(2)]
@@ -297,32 +290,49 @@ async def test_a_module_with_threads_gets_a_fresh_interpreter(make: Callable[...
         await cell.destroy()
 
 
-def _children(pid: int) -> set[int]:
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if alive(int(child))}
+class Waiting:
+    """Templates and the children that they forked ahead: the children of the keeper that are no agents."""
+
+    def __init__(self, home: Path) -> None:
+        self.keeper = keeper_of(home)
+        self.cells: list[Cell] = []
+
+    @property
+    def agents(self) -> set[int]:
+        return {cell.handle["pid"] for cell in self.cells}
+
+    @property
+    def others(self) -> list[int]:
+        return sorted(pid for pid in set(tree.children(self.keeper)) - self.agents if alive(pid))
+
+    async def both(self) -> tuple[int, int]:
+        """The template and its child."""
+        await until(lambda: len(self.others) == 2)
+        template, child = self.others
+        return template, child
 
 
-async def test_children_that_wait_for_their_order(groups: str, make: Callable[..., Isolation], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("groups")
+async def test_children_that_wait_for_their_order(make: Callable[..., Isolation], tmp_path: Path) -> None:
     """A dead spare or template costs no start; starts without a spare wait for their forks; nothing is left."""
     isolation = make()
-    cells = [await start(isolation, plan_of(tmp_path), RecordingListener())]
-    keeper = int(isolation._holder.about["pid"])  # type: ignore[attr-defined]
-    agents = lambda: {cell.handle["pid"] for cell in cells}  # noqa: E731
-    others = lambda: sorted(_children(keeper) - agents())  # noqa: E731
-    await until(lambda: len(others()) == 2)
-    template, dead = others()
+    first = await start(isolation, plan_of(tmp_path), RecordingListener())
+    waiting = Waiting(tmp_path / "home")
+    cells = waiting.cells
+    cells.append(first)
+    template, dead = await waiting.both()
     os.kill(dead, signal.SIGKILL)
     await until(lambda: not alive(dead))
     cells.append(await start(isolation, plan_of(tmp_path), RecordingListener()))
-    await until(lambda: len(others()) == 2)
-    spare = others()[1]
+    _, spare = await waiting.both()
     cells.append(await start(isolation, plan_of(tmp_path), RecordingListener()))
     assert cells[-1].handle["pid"] == spare
     cells += await asyncio.gather(*(start(isolation, plan_of(tmp_path), RecordingListener()) for _ in range(12)))
-    assert len(agents()) == 15
+    assert len(waiting.agents) == 15
     os.kill(template, signal.SIGKILL)
     await until(lambda: not alive(template))
     cells.append(await start(isolation, plan_of(tmp_path), RecordingListener()))
-    assert {await cell.call(Verb.PROCESS, "pid") for cell in cells} == agents()
+    assert {await cell.call(Verb.PROCESS, "pid") for cell in cells} == waiting.agents
     await asyncio.gather(*(cell.destroy() for cell in cells))
     cells.clear()
-    await until(lambda: len(others()) <= 2)
+    await until(lambda: len(waiting.others) <= 2)

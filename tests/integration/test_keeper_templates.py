@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from keeper_client import SOURCE, Home, Manager, Refused, is_alive, marked, wait_until
 
+from ostler.isolation.process.templates import Templates
 from ostler.keeper import tree
 from ostler.keeper.protocol import AGENT_SOCKET, connect
 
@@ -342,6 +343,36 @@ def test_a_child_ahead_goes_with_its_template_and_with_the_keeper(home: Home, ma
     left = children(manager, [pid, other])
     os.kill(manager.about["pid"], signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, left)))
+    home.launch()
+
+
+_LOADS = """
+from pathlib import Path
+Path({begun!r}).touch()
+while {hangs}:
+    pass
+"""
+
+
+@pytest.mark.parametrize("when", ["it loads", "it is idle", "its child waits"])
+def test_a_real_template_ends_with_a_keeper_that_is_killed(
+    home: Home, manager: Manager, tmp_path: Path, when: str
+) -> None:
+    """Without another keeper, which would sweep."""
+    module, begun = tmp_path / "loads.py", tmp_path / "begun"
+    module.write_text(_LOADS.format(begun=str(begun), hangs=when == "it loads"))
+    source = {"module": "loads", "path": str(module), "qualname": "Agent", "main": False}
+    template = Templates().find(source, {}, "/")
+    agent = Agent(manager, "a.1", template["setup"], template_argv=template["argv"])
+    wait_until(begun.exists)
+    if when != "it loads":
+        pid = agent.started()["pid"]
+        wait_until(lambda: len(children(manager, [pid])) == 2)
+    kept = children(manager)
+    if when == "it is idle":
+        os.kill(max(kept), signal.SIGKILL)  # the child ahead is the youngest
+    os.kill(manager.about["pid"], signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, kept)))
     home.launch()
 
 

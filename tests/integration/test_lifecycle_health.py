@@ -97,7 +97,7 @@ async def test_a_death_whose_notice_was_lost_is_found_by_the_next_probe(
 ) -> None:
     agent = await crew.start(restart_policy=RestartPolicy.immediate(), health_check=CUSTOM)
     instance = crew.runtime.instances[agent.instance_id]
-    monkeypatch.setattr(Listener, "exited", lambda *_: None)  # the notice is lost
+    monkeypatch.setattr(Listener, "on_exit", lambda *_: None)  # the notice is lost
     crew.begin(instance.cell.call(Verb.PROCESS, do("exit")))
     await until(lambda: instance.cell is None or instance.cell.ended is not None)
 

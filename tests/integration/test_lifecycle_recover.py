@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from lifecycle_agents import Stage
+from lifecycle_agents import NeverMade, Stage
 from lifecycle_ground import HOUR, PROCESS, THREAD, Crew, S, at, do, killed, logged, opened, until
 from machine_ground import assert_nothing_left, everyone, keeper_of, kill_keeper_of, lives, swept
 
@@ -37,7 +37,6 @@ from ostler.home import DATABASE_FILE, IDENTITY_FILE
 from ostler.isolation.base import StopReport
 from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.process import keeper_client
-from ostler.isolation.process import link
 from ostler.lifecycle import open as open_
 from ostler.store.attempts import open_attempts
 from ostler.store.waits import all_open_waits
@@ -307,9 +306,7 @@ async def test_what_was_half_started_or_half_ended_is_brought_to_its_end(
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper that does not answer is given up sooner."""
-    monkeypatch.setattr(link, "_SECONDS", 0.3)
-    monkeypatch.setattr(link, "_SECONDS_OF", {})
-    monkeypatch.setattr(link, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(keeper_client, "_TURN_SECONDS", 0.05)
     monkeypatch.setattr(keeper_client, "_CONNECT_SECONDS", 0.5)
 
 
@@ -366,7 +363,7 @@ async def test_a_keeper_that_hangs_does_not_make_a_living_agent_terminated(
         assert not result.success
         assert "it is tried again every 5 s" in (result.error_message or "")
         assert await crew.state(agent) is S.TERMINATING
-        assert "unanswered" in " ".join((await agent.why()).evidence)
+        assert "does not answer" in " ".join((await agent.why()).evidence)
         assert lives(pid)
     finally:
         os.kill(keeper, signal.SIGCONT)
@@ -404,6 +401,25 @@ async def test_nothing_is_called_terminated_that_lives(crew: Crew, monkeypatch: 
         assert await crew.state(agent) is S.TERMINATING
     assert (await crew.manager.terminate(agent.instance_id, AT_ONCE)).success
     assert await crew.state(agent) is S.TERMINATED
+
+
+@at(PROCESS)
+async def test_a_start_that_cannot_be_undone_is_not_called_terminated(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawning = crew.begin(crew.start(agent=NeverMade))
+    agent = await crew.only()
+    cell = f"{UUID(str(agent.instance_id)).hex}.1"
+    await until(lambda: bool(everyone(crew.home, cell)))
+    clings(monkeypatch, 3)
+    result = await crew.manager.terminate(agent.instance_id, AT_ONCE)
+    assert not result.success
+    assert "process 7 (state D)" in (result.error_message or "")
+    assert await crew.state(agent) is S.TERMINATING
+    await crew.passes(crew.reaches(agent, S.TERMINATED), 60, step=1)
+    assert not everyone(crew.home, cell)
+    with pytest.raises(InvalidOperationError):
+        await spawning
 
 
 @at(PROCESS)

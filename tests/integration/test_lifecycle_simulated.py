@@ -38,6 +38,13 @@ def test_whatever_goes_wrong_the_record_stays_true(batch: int, outlives: bool, k
     assert hits["death"]
 
 
+@pytest.mark.parametrize("seed", [109, 132, 156])
+@pytest.mark.parametrize(("outlives", "kills"), KINDS)
+def test_seeds_that_once_found_a_fault(seed: int, outlives: bool, kills: bool) -> None:
+    """Progress that was written late, a termination without an audit entry, a job longer than its time."""
+    simulate(seed, outlives=outlives, kills=kills).require()
+
+
 @pytest.mark.parametrize("outlives", [False, True], ids=["inside", "outliving"])
 def test_the_same_seed_gives_the_same_history(outlives: bool) -> None:
     for seed in (1, 2, 3):

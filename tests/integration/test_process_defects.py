@@ -23,11 +23,11 @@ from process_ground import Begin, beginning, isolation, listener, site
 
 from ostler.agent_process.framing import MAX_SHORT
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
+from ostler.home import KEEPER
 from ostler.isolation import Site, Verb
 from ostler.isolation.held.python_cell import PythonCell
 from ostler.isolation.holder import UnitStatus
 from ostler.isolation.process import launch
-from ostler.isolation.process.keeper_client import KEEPER
 from ostler.isolation.process.level import ProcessIsolation
 from ostler.keeper import protocol
 from ostler.model.attempt import AttemptOutcome

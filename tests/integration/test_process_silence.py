@@ -20,6 +20,7 @@ from process_ground import Begin, beginning, isolation, listener, site
 from ostler.agents import CommandSpec
 from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
+from ostler.home import KEEPER
 from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process import keeper_client, launch
 from ostler.isolation.process.level import ProcessIsolation
@@ -64,7 +65,7 @@ async def test_a_keeper_that_hangs_holds_nothing_up(
 
 async def test_nothing_is_swept_while_a_keeper_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert site.directory is not None
-    directory = site.directory / keeper_client.KEEPER
+    directory = site.directory / KEEPER
     directory.mkdir(parents=True)
     (directory / protocol.TOKEN).write_text("0123456789abcdef")
     (directory / protocol.SOCKET).touch()

@@ -292,7 +292,7 @@ async def test_a_store_that_cannot_write_for_a_while_leaves_no_task_behind(
             await refused.wait()
 
             async def is_done() -> bool:
-                clock.advance(30)
+                clock.advance(1)
                 return (await ground.get(task)).state is T.COMPLETED
 
             await until_async(is_done)

@@ -14,9 +14,21 @@ from uuid import UUID
 from simulated_machine import Machine, SimulatedAgent, Work
 
 from ostler.agents import Message
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError, OstlerError
-from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, StopReport, Usage, Verb
+from ostler.isolation.base import (
+    Capabilities,
+    Cell,
+    Exit,
+    Isolation,
+    LeftBehindError,
+    Listener,
+    StartPlan,
+    StopReport,
+    Usage,
+    Verb,
+)
 from ostler.isolation.calls import wake
 from ostler.model.attempt import AttemptOutcome
 from ostler.model.states import Enforcement, IsolationLevel
@@ -61,12 +73,13 @@ class SimulatedIsolation(Isolation):
         self._cells.append(cell)
         try:
             await self.pause()  # it lives, and the manager does not know it yet
-        except asyncio.CancelledError:
-            try:
-                await cell.stop(timedelta(0))
-            finally:
-                cell.agent.vanish()  # a start that is called off leaves nothing
-                await cell.destroy()
+        except asyncio.CancelledError as error:
+            stopping = asyncio.ensure_future(cell.stop(timedelta(0)))
+            await wait_ignoring_cancel(stopping)
+            left_behind = stopping.result().left_behind
+            if left_behind is not None and machine.outlives:
+                raise LeftBehindError(cell, left_behind) from error
+            await cell.destroy()
             raise
         self._require_manager()
         return cell

@@ -71,6 +71,8 @@ def sample(hint: Any) -> Any:
         return (sample(arguments[0]),)
     if origin is Mapping:
         return {sample(arguments[0]): sample(arguments[1])}
+    if origin is typing.Literal:
+        return arguments[0]
     if hint in _SAMPLES:
         return _SAMPLES[hint]
     return list(hint)[-1] if issubclass(hint, Enum) else full(hint)

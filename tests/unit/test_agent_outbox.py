@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,8 +106,6 @@ def test_news_beyond_their_bytes_make_room(outbox: Outbox, ends: Ends, monkeypat
 def test_what_is_kept_on_a_full_disk_are_whole_lines(
     outbox: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     outbox.say(Signal(name="first"))
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, body: write(fd, body[:10]))
@@ -116,9 +117,6 @@ def test_what_is_kept_on_a_full_disk_are_whole_lines(
 
 
 def test_a_descriptor_above_a_thousand_is_waited_for(outbox: Outbox, ends: Ends) -> None:
-    import fcntl
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
     high = socket.socket(fileno=fcntl.fcntl(ends[1].fileno(), fcntl.F_DUPFD_CLOEXEC, 1500))

@@ -9,8 +9,7 @@ import pytest
 from ostler.agents import Message, MetricReported, Progress, Signal, TokensUsed, WaitAnswer, WaitAsked
 from ostler.errors import AgentBusyError, AgentGoneError
 from ostler.isolation import Exit, Verb
-from ostler.isolation.backlog import MAX_WAITING, MAX_WEIGHTY, Backlog
-from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.mailbox import MAX_WAITING, MAX_WEIGHTY, Backlog, Mailbox
 from ostler.model.attempt import AttemptOutcome
 
 pytestmark = pytest.mark.anyio
@@ -23,10 +22,12 @@ class RecordingListener:
         self.exits: list[Exit] = []
         self.asked_at: list[int] = []
         self.was_asked = asyncio.Event()
+        self.enough: asyncio.Future[None] | None = None
 
-    def on_message(self, attempt: int, message: Message) -> None:
+    def on_message(self, attempt: int, message: Message) -> asyncio.Future[None] | None:
         assert attempt == 7
         self.messages.append(message)
+        return self.enough
 
     async def on_question(self, attempt: int, wait: WaitAsked) -> WaitAnswer:
         assert attempt == 7
@@ -62,7 +63,7 @@ def test_the_oldest_news_make_room() -> None:
     assert (dropped, len(backlog)) == (10, MAX_WAITING)
     dropped += sum(backlog.add(TokensUsed(count=number)) for number in range(20))
     assert (dropped, len(backlog)) == (30, MAX_WAITING)
-    taken = backlog.take(10**6)
+    taken = [backlog.take() for _ in range(len(backlog))]
     assert taken[0] == Progress(fraction=0.0)
     assert taken[1] == MetricReported(name="n", value=31.0)
     assert taken[-20:] == [TokensUsed(count=number) for number in range(20)]
@@ -75,7 +76,7 @@ def test_what_counts_never_makes_room_but_is_refused_in_the_end() -> None:
     assert backlog.add(Progress(fraction=0.5)) == 1, "there is no room, so it is the oldest news itself"
     with pytest.raises(AgentBusyError, match="more than its manager can hear"):
         backlog.add(Signal(name="one too many"))
-    assert [one.name for one in backlog.take(3) if isinstance(one, Signal)] == ["0", "1", "2"]
+    assert [backlog.take() for _ in range(3)] == [Signal(name=name) for name in ("0", "1", "2")]
 
 
 async def test_many_threads_may_speak_and_each_is_heard_in_order(mailbox: Mailbox, listener: RecordingListener) -> None:
@@ -100,6 +101,23 @@ async def test_a_chatterbox_is_heard_in_several_turns(mailbox: Mailbox, listener
         heard.append(len(listener.messages))
     assert len(heard) > 3
     assert [one.name for one in listener.messages if isinstance(one, Signal)] == [str(number) for number in range(900)]
+
+
+async def test_no_message_follows_until_the_listener_can_take_more(
+    mailbox: Mailbox, listener: RecordingListener
+) -> None:
+    messages = [Signal(name=str(number)) for number in range(10)]
+    enough = listener.enough = asyncio.get_running_loop().create_future()
+    for message in messages:
+        mailbox.say(message)
+    mailbox.catch_up()
+    await asyncio.sleep(0)
+    assert listener.messages == messages[:1]
+    listener.enough = None
+    enough.set_result(None)
+    await asyncio.sleep(0)
+    mailbox.catch_up()
+    assert listener.messages == messages
 
 
 async def test_what_was_dropped_is_counted_and_said(

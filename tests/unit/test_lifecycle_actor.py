@@ -10,7 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from virtual_ground import BadStart, SlowEnd, SlowStart, Worker, World, virtual
+from simulated_isolation import SimulatedIsolation
+from virtual_ground import SETTINGS, BadStart, SlowEnd, SlowStart, Worker, World, request_for, virtual
 
 from ostler.agents import AgentRegistry, Signal
 from ostler.errors import (
@@ -25,8 +26,10 @@ from ostler.errors import (
     StaleWriterError,
     StoreFullError,
 )
-from ostler.isolation.base import Exit
+from ostler.isolation.base import Cell, Exit, StartPlan
+from ostler.lifecycle.job import JOB_ID
 from ostler.lifecycle.messages import Exited, Probed, Withdraw
+from ostler.lifecycle.operations import sweep
 from ostler.lifecycle.phases import Adopting, Backoff, Leaving, Pausing, Serving
 from ostler.model.attempt import AttemptOutcome, RequestState
 from ostler.model.events import AgentSignalEvent
@@ -215,6 +218,44 @@ async def test_a_start_whose_agent_does_not_die_stays_until_it_does(world: World
         assert not world.machine.living()
         with pytest.raises(OstlerError):
             await spawning
+
+
+@virtual
+async def test_a_start_that_the_level_cannot_undo_stays_until_it_can(world: World) -> None:
+    """It is called off before the level has returned its cell."""
+    async with world.open() as manager:
+        world.level.pause = lambda: world.clock.sleep(1)  # type: ignore[method-assign]  # the start takes its time
+        spawning = begin(world.spawn())
+        await world.until(lambda: bool(world.machine.living()))
+        (ada,) = world.runtime.instances
+        world.agent(ada).unkillable_until = world.clock.mono() + 30
+        assert world.actor(ada).cell is None
+        result = await manager.terminate(ada)
+        assert not result.success
+        assert "process 42 does not die" in (result.error_message or "")
+        assert world.record(ada).state is AgentState.TERMINATING
+        await asyncio.sleep(60)
+        assert world.record(ada).state is AgentState.TERMINATED
+        assert not world.machine.living()
+        with pytest.raises(OstlerError):
+            await spawning
+
+
+@virtual
+async def test_a_start_that_is_late_and_cannot_be_undone_is_still_called_late(world: World) -> None:
+    async with world.open():
+        world.level.pause = lambda: world.clock.sleep(5)  # type: ignore[method-assign]  # the start takes its time
+        spawning = begin(world.spawn(initialization_timeout=timedelta(seconds=1)))
+        await world.until(lambda: bool(world.machine.living()))
+        (ada,) = world.runtime.instances
+        world.agent(ada).unkillable_until = world.clock.mono() + 30
+        with pytest.raises(OstlerError, match="process 42 does not die"):
+            await spawning
+        await asyncio.sleep(60)
+        assert world.record(ada).state is AgentState.FAILED
+        (attempt,) = world.attempts(ada)
+        assert attempt.outcome is AttemptOutcome.TIMEOUT
+        assert not world.machine.living()
 
 
 @virtual
@@ -542,6 +583,29 @@ async def test_a_signal_that_cannot_be_written_takes_no_other_with_it(world: Wor
 
 
 # --- deaths and restarts -----------------------------------------------------------------------------
+
+
+class Reporting(Worker):
+    async def process(self, request: Any) -> Any:
+        assert self.context is not None
+        for fraction in (0.1, 0.2):  # the second is written a second later
+            self.context.report(fraction)
+        return await super().process(request)
+
+
+@virtual
+async def test_progress_that_is_due_while_a_restart_is_written_does_not_cost_the_next_attempt(world: World) -> None:
+    async with world.open() as manager:
+        ada = await world.spawn(Reporting)
+        await manager.process(ada, {})
+        restarting = begin(manager.restart(ada))
+        await world.until(lambda: isinstance(world.actor(ada).phase, Leaving))
+        world.delay = 5.0
+        await world.until(lambda: world.record(ada).attempt == 2)
+        world.delay = 0.001
+        await restarting
+        assert world.record(ada).state is AgentState.READY
+        assert await manager.process(ada, {"answer": 1}) == 1
 
 
 @virtual
@@ -1042,6 +1106,54 @@ async def test_a_detached_agent_is_adopted_with_its_work(world: World) -> None:
         assert await queued == 4
         assert world.executions == [7, 8, None]
         assert world.record(ada).attempt == 1
+
+
+@virtual
+async def test_what_cannot_be_adopted_yet_is_not_swept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile the exit of another agent is recorded, and then forgotten."""
+    async with world.open() as manager:
+        dead, living = await world.spawn(), await world.spawn()
+        manager.keep_agents = True
+    agent, adopt, is_silent = world.agent(living), SimulatedIsolation.adopt, True
+    world.agent(dead).die()
+
+    async def adopt_some(level: SimulatedIsolation, handle: Any, plan: StartPlan, listener: Any) -> Cell | Exit:
+        if is_silent and plan.instance_id == living:
+            raise InvalidOperationError("the keeper does not say what became of it")
+        return await adopt(level, handle, plan, listener)
+
+    monkeypatch.setattr(SimulatedIsolation, "adopt", adopt_some)
+    async with world.open() as manager:
+        await world.until(lambda: world.record(dead).attempt == 2)
+        await sweep(world.runtime)
+        assert not agent.dead
+        assert (dead, 1) not in world.machine.agents
+        is_silent = False
+        await world.until(lambda: not manager.unrecovered())
+        assert world.agent(living) is agent
+        assert await manager.process(living, {"answer": 1}) == 1
+        assert world.machine.hits["swept"] == 0
+
+
+@virtual
+async def test_a_job_whose_end_a_full_disk_refused_is_terminated_by_the_next_manager(world: World) -> None:
+    world.delay = 0.05
+    async with world.open() as manager:
+        ada = (await manager.spawn(request_for(world.worker).evolve(job={"request": {"answer": 1}}))).instance_id
+        await world.until(lambda: job_row(world, ada) is RequestState.DONE)
+        world.fill_disk()
+        await world.until(lambda: not world.machine.living())
+    world.free_disk()
+    assert world.record(ada).state is AgentState.WAITING
+    await asyncio.sleep(SETTINGS.lease_ttl.total_seconds())  # the full disk kept the lease, too
+    async with world.open():
+        await world.until(lambda: world.record(ada).state is AgentState.TERMINATED)
+    assert [act for act in world.acts(ada) if act == "terminate"] == ["terminate"]
+
+
+def job_row(world: World, instance_id: UUID) -> RequestState | None:
+    row = requests.get_request(world.database.reader, instance_id, JOB_ID)
+    return None if row is None else row.state
 
 
 @virtual

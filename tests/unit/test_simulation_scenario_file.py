@@ -10,8 +10,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from ostler.isolation.inside.finding_source import Source, load, maker_of
 
+from ostler.agent_process.import_source import Source, load, maker_of
 from ostler.errors import DefinitionError, InvalidOperationError
 from ostler.isolation.process.sources import source_of
 from ostler.simulation import (

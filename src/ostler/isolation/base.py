@@ -380,6 +380,14 @@ class Cell(ABC):
         """
 
 
+class LeftBehindError(AgentInitializationError):
+    """A start failed or was cancelled, and something of it could not be ended: stop `cell` until nothing is left."""
+
+    def __init__(self, cell: Cell, left_behind: str) -> None:
+        super().__init__(f"its start failed and could not be undone: {left_behind}")
+        self.cell = cell
+
+
 class Isolation(ABC):
     """One isolation level of one manager."""
 
@@ -403,7 +411,8 @@ class Isolation(ABC):
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
         """Start the attempt and return when the agent object exists; `call(INITIALIZE)` follows.
 
-        A start that fails or is cancelled leaves nothing; undoing it takes at most 5 s.
+        A start that fails or is cancelled leaves nothing; undoing it takes no longer than a `stop` without grace.
+        Where something of it could not be ended, it raises `LeftBehindError` from what made it fail.
         """
 
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:

@@ -1,22 +1,16 @@
-"""One question to an agent inside our own program, and how it went."""
+"""A call to an agent as its caller sees it, and how it went: the same at all levels."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from ostler.agents.failures import execution_error
-from ostler.clock import Clock
+from ostler.errors import AgentExecutionError, AgentGoneError
 from ostler.isolation.base import Exit, Verb
 from ostler.model.attempt import AttemptOutcome
-
-_STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +22,20 @@ class Outcome:
     crash: Exit | None = None
     cancelled: bool = False
 
+    def result(self, *, is_closing: bool) -> Any:
+        """What the caller gets: the answer, or an error. `is_closing`: the cell was told to end, or has ended."""
+        if self.error is not None:
+            raise self.error
+        if self.crash is not None:
+            raise AgentGoneError(f"the agent ended before it answered: {self.crash.detail}")
+        if not self.cancelled:
+            return self.answer
+        if is_closing:
+            raise AgentGoneError
+        raise AgentExecutionError(
+            "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
+        )
+
 
 CANCELLED = Outcome(cancelled=True)
 
@@ -36,72 +44,34 @@ CANCELLED = Outcome(cancelled=True)
 class Call:
     """One question to the agent, from asking until its work has stopped."""
 
-    verb: Verb
-    payload: Any
-    waiter: asyncio.Future[None]
     call_id: UUID
-    task: asyncio.Task[Outcome] | None = None
+    verb: Verb
+    #: Its caller waits for this.
+    done: asyncio.Future[None]
     outcome: Outcome | None = None
-    #: The caller was cancelled.
-    withdrawn: bool = False
     #: It was told to stop and did not.
     given_up: bool = False
 
-    def release(self, outcome: Outcome) -> None:
-        """On the manager's loop: the caller need not wait any longer. The first outcome counts."""
+    def finish(self, outcome: Outcome) -> None:
+        """The caller need not wait any longer. The first outcome counts."""
         if self.outcome is None:
             self.outcome = outcome
-        wake(self.waiter)
+        wake(self.done)
 
-    def cancel(self) -> None:
-        """On the loop on which the agent lives."""
-        if self.task is not None:
-            self.task.cancel()
+    def result(self, *, is_closing: bool) -> Any:
+        return (self.outcome or CANCELLED).result(is_closing=is_closing)
 
 
-def wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def close_code(task: asyncio.Task[Any] | None) -> None:
-    """End a task that does not heed its cancellation: its code is closed where it waits."""
-    coroutine = task.get_coro() if task is not None and not task.done() else None
-    if isinstance(coroutine, Coroutine):
-        with contextlib.suppress(Exception):
-            coroutine.close()
+def wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def exit_by(error: BaseException) -> Exit:
-    told = execution_error(error, ours=__file__)
+    failure = execution_error(error, ours=__file__)
     return Exit(
         outcome=AttemptOutcome.ERROR,
-        detail=str(told),
-        exception_type=told.exception_type,
-        stack_trace=told.stack_trace,
+        detail=str(failure),
+        exception_type=failure.exception_type,
+        stack_trace=failure.stack_trace,
     )
-
-
-def program_memory() -> int:
-    """Bytes of real memory that the whole program holds; 0 where the machine does not say."""
-    try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-class MemoryGauge:
-    """The memory of the whole program, for all cells that share it: read once in a while, not once for each."""
-
-    KEPT_SECONDS = 0.5
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._read_at = float("-inf")
-        self._bytes = 0
-
-    def read(self) -> int:
-        now = self._clock.mono()
-        if now - self._read_at >= self.KEPT_SECONDS:
-            self._read_at, self._bytes = now, program_memory()
-        return self._bytes

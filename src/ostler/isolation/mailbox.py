@@ -6,39 +6,85 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from ostler.agents import Message, WaitAnswer, WaitAsked
+from ostler.agents import AgentContext, Message, MetricReported, Progress, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL
-from ostler.errors import AgentGoneError
-from ostler.isolation.backlog import Backlog
-from ostler.isolation.base import Exit, Listener
+from ostler.agents.messages import Voice
+from ostler.clock import Clock
+from ostler.errors import AgentBusyError, AgentGoneError
+from ostler.isolation.base import Exit, Listener, StartPlan
+from ostler.model.context import ContextData
 
+#: So many may wait for the manager; beyond it the oldest news of no consequence make room.
+MAX_WAITING = 1000
+#: So much that counts may wait. It is never dropped, so an agent that says still more is refused.
+MAX_WEIGHTY = 100_000
 #: So many are delivered in one turn, so that one talkative agent does not keep the manager's loop from others; of
 #: a longer backlog a quarter, so that it shrinks.
 _PER_TURN = 250
+_TOO_MUCH = "the agent says more than its manager can hear; say less, or wait in between"
 _CLOSED = "the manager has detached from this agent and hears nothing more from it"
 
 _log = logging.getLogger("ostler.isolation")
 
 
+class Backlog:
+    """What was said and is not heard yet, in order. News can make room without a search, however much else waits."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._news: deque[tuple[int, Message]] = deque()
+        self._weighty: deque[tuple[int, Message]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._news) + len(self._weighty)
+
+    def add(self, message: Message) -> int:
+        """How many had to make room for it."""
+        self._count += 1
+        if isinstance(message, Progress | MetricReported):
+            self._news.append((self._count, message))
+        elif len(self._weighty) < MAX_WEIGHTY:
+            self._weighty.append((self._count, message))
+        else:
+            raise AgentBusyError(_TOO_MUCH)
+        if len(self) > MAX_WAITING and self._news:
+            self._news.popleft()
+            return 1
+        return 0
+
+    def take(self) -> Message:
+        """The oldest."""
+        queues = [queue for queue in (self._news, self._weighty) if queue]
+        return min(queues, key=lambda queue: queue[0][0]).popleft()[1]
+
+
+def context_of(
+    plan: StartPlan, clock: Clock, voice: Voice, write_log: Callable[[str], object] | None = None
+) -> AgentContext:
+    return AgentContext(
+        instance_id=plan.instance_id,
+        attempt=plan.attempt,
+        definition_id=plan.manifest.id,
+        name=plan.name,
+        data=ContextData(plan.context),
+        limits=plan.limits,
+        clock=clock,
+        voice=voice,
+        directory=plan.workdir,
+        owns_directory=plan.owns_workdir,
+        env=plan.env,
+        write_log=write_log,
+    )
+
+
 class Mailbox:
     """A `Voice` for one start. It belongs to one attempt; once closed it delivers nothing any more."""
-
-    __slots__ = (
-        "_asking",
-        "_closed",
-        "_held",
-        "_home",
-        "_listener",
-        "_lock",
-        "_next_said",
-        "_waiting",
-        "attempt",
-        "dropped",
-    )
 
     def __init__(self, home: asyncio.AbstractEventLoop, listener: Listener, attempt: int) -> None:
         self.attempt = attempt
@@ -131,16 +177,16 @@ class Mailbox:
 
     def _turn(self) -> None:
         self._deliver(max(_PER_TURN, len(self._waiting or ()) // 4))
-        with self._lock:
-            more = self._waiting is not None
-        if more and self._held is None:
+        if self._waiting is not None and self._held is None:
             self._home.call_soon(self._turn)
 
     def _deliver(self, most: int, *, last: bool = False) -> None:
-        while most > 0 and (last or self._held is None) and (taken := self._take(min(most, _PER_TURN))):
-            most -= len(taken)
-            for message in taken:
-                self._hear(message)
+        for _ in range(most):
+            if self._held is not None and not last:
+                break
+            if (message := self._take()) is None:
+                break
+            self._hear(message)
         if self.dropped >= self._next_said:
             _log.warning("an agent says more than can be heard: %d messages were dropped so far", self.dropped)
             self._next_said = self.dropped * 10
@@ -159,12 +205,11 @@ class Mailbox:
         self._held = None
         self._home.call_soon(self._turn)
 
-    def _take(self, most: int) -> list[Message]:
+    def _take(self) -> Message | None:
         with self._lock:
-            waiting = self._waiting
-            if waiting is None:
-                return []
-            taken = waiting.take(most)
-            if not waiting:
+            if self._waiting is None:
+                return None
+            message = self._waiting.take()
+            if not self._waiting:
                 self._waiting = None
-            return taken
+            return message

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar
-
-from ostler.clock import Clock
 from ostler.errors import AgentGoneError
-from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, Site, StartPlan, Usage
-from ostler.isolation.calls import MemoryGauge, Outcome, close_code
-from ostler.isolation.in_process import InProcessCell
-from ostler.model.states import Enforcement, IsolationLevel
-
-_LIMITS: Mapping[str, Enforcement] = MappingProxyType(
-    {
-        "execution_timeout": Enforcement.APPROXIMATED,  # cancelling asks; code that never awaits does not hear it
-        "max_concurrent_tasks": Enforcement.ENFORCED,
-        "max_worker_threads": Enforcement.ADVISORY,
-        "max_memory_mb": Enforcement.ADVISORY,
-        "max_cpu_percent": Enforcement.ADVISORY,
-        "max_tokens_per_minute": Enforcement.APPROXIMATED,
-    }
-)
-_CAPABILITIES = Capabilities(limits=_LIMITS)
+from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, StartPlan, Usage
+from ostler.isolation.calls import Outcome, wake
+from ostler.isolation.in_process import LIMITS, InProcessCell, TaskCall, drop_task, program_memory
+from ostler.model.states import IsolationLevel
 
 
 class NoIsolation(Isolation):
     """Calls are tasks of the manager's loop, and plain methods run right on it: one that blocks blocks everybody."""
 
-    level: ClassVar[IsolationLevel] = IsolationLevel.NONE
-
-    def __init__(self, clock: Clock, site: Site | None = None) -> None:
-        super().__init__(clock, site)
-        self._gauge = MemoryGauge(clock)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
+    level = IsolationLevel.NONE
+    capabilities = Capabilities(limits=LIMITS)
 
     async def start(self, plan: StartPlan, listener: Listener) -> Cell:
-        cell = InlineCell(self._clock, plan, listener, None)
-        cell.gauge = self._gauge
+        cell = InlineCell(self._clock, plan, listener)
         cell.open()
         return cell
 
@@ -53,7 +27,7 @@ class InlineCell(InProcessCell):
     _pushes = 0
 
     def open(self) -> None:
-        self._check_made(self._make())
+        self._make().result(is_closing=False)
 
     async def ping(self) -> None:
         # A caller has a loop that turns, and that is all there is to know.
@@ -65,24 +39,20 @@ class InlineCell(InProcessCell):
         return not self._closing
 
     async def usage(self) -> Usage:
-        return Usage(memory_bytes=self.gauge.read(), memory_is_shared=True)
+        return Usage(memory_bytes=program_memory(), memory_is_shared=True)
 
-    def _post(self, action: Callable[..., object], *args: Any) -> None:
-        action(*args)
+    def _settle(self, call: TaskCall, outcome: Outcome) -> None:
+        super()._settle(call, outcome)
+        self._check_gone()
 
-    def _tell(self, action: Callable[..., object], *args: Any) -> None:
-        action(*args)
-
-    def _create_task(self, work: Coroutine[Any, Any, Outcome]) -> asyncio.Task[Outcome]:
-        return self._home.create_task(work)
-
-    @property
-    def _is_gone(self) -> bool:
-        return not self._running
+    def _check_gone(self) -> None:
+        if self._closing and not self._running:
+            wake(self._gone)
 
     def _wind_up(self) -> None:
         for call in self._running:
             call.cancel()
+        self._check_gone()
 
     def _push(self) -> None:
         self._pushes += 1
@@ -90,5 +60,6 @@ class InlineCell(InProcessCell):
             # It was asked often enough. What waits on this loop can be closed where it waits; left alone it would
             # keep the whole program from ending.
             for call in self._running:
-                close_code(call.task)
+                if call.task is not None:
+                    drop_task(call.task)
         self._wind_up()

@@ -108,6 +108,7 @@ class Keeper:
                 "title": self.state.groups.title,
                 "enforcement": dict(self.state.groups.enforcement()),
                 "units": self.state.statuses(),
+                "survivors": self.state.survivors,
             }
         )
 
@@ -115,6 +116,12 @@ class Keeper:
         """For a manager of another version, which leaves these units alone until they have ended."""
         living = sorted(unit.name for unit in self.state.units.values() if unit.state != ENDED)
         return {"version": VERSION, **_identity(), "living": len(living), "units": living}
+
+    @property
+    def is_needed(self) -> bool:
+        """The next manager would miss it: it holds units, or exit records that a full disk does not take."""
+        self.state.journal.flush()
+        return bool(self.state.units) or self.state.journal.is_behind
 
     def _manager_left(self) -> None:
         if not self.ending:
@@ -134,7 +141,7 @@ class Keeper:
 
     def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         reply({})
-        if request.get("leave") and self.state.units:
+        if request.get("leave") and self.is_needed:
             if self.server.manager is not None:
                 self.server.manager.close()
         else:
@@ -153,7 +160,12 @@ class Keeper:
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
         if cell.stopping:
             raise RequestError("busy", f"cell {cell.name} is being stopped")
-        self.freezer.freeze(cell, lambda: reply({}), lambda sentence: refuse("freeze", f"cell {cell.name}: {sentence}"))
+
+        def failed(sentence: str) -> None:
+            is_gone = self.state.cells.get(cell.name) is not cell  # with its last unit
+            refuse("unknown" if is_gone else "freeze", f"cell {cell.name}: {sentence}")
+
+        self.freezer.freeze(cell, lambda: reply({}), failed)
 
     def _thaw(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
@@ -320,7 +332,7 @@ class Lease:
             self._keeper.end("lease", sentence)
 
     def manager_left(self) -> None:
-        if not self._seconds or not self._keeper.state.units:
+        if not self._seconds or not self._keeper.is_needed:
             self._keeper.end("lease")
 
 

@@ -52,9 +52,14 @@ def first_phase(
             return _first_suspended(present, pause_wait, how)
     if isinstance(present, Cell):
         return Adopting()
+    return _leave_ended(how or _LOST, job_end)
+
+
+def _leave_ended(how: Exit, job_end: Exit | None) -> Leaving:
+    """What follows from the end of an agent that was not suspended; the end of its job says more than its own."""
     if job_end is not None and job_end.outcome is AttemptOutcome.CLEAN:
         return Leaving(goal=Goal.TERMINATE, exit=job_end, reason=job.DONE)
-    return Leaving(goal=Goal.FAIL, exit=job_end or how or _LOST)
+    return Leaving(goal=Goal.FAIL, exit=job_end or how)
 
 
 def _first_suspended(present: Cell | Exit | None, wait: Wait | None, how: Exit | None) -> Phase:
@@ -65,6 +70,10 @@ def _first_suspended(present: Cell | Exit | None, wait: Wait | None, how: Exit |
         return Suspended(depth=depth, wait=wait, adopted=True)
     if how is None:
         return Suspended(depth=SuspendDepth.PARK, wait=wait)
+    return _leave_suspended(how, depth, wait)
+
+
+def _leave_suspended(how: Exit, depth: SuspendDepth, wait: Wait | None) -> Leaving:
     was_working = depth is SuspendDepth.FREEZE and (wait is None or previous_state(wait) == AgentState.PROCESSING)
     if how.outcome in {AttemptOutcome.LOST, AttemptOutcome.STOPPED} and not was_working:
         # It stood still, so nothing was cut off: it is parked now, and resuming starts it fresh.
@@ -109,7 +118,7 @@ async def reported(instance: Instance, message: Reported) -> None:
     if message.attempt != instance.attempt or cell is None:
         return
     if await _has_lost_work(instance, cell, message):
-        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=_lost_at_work(instance)))
+        begin_leave(instance, _leave_ended(_lost_at_work(instance), await job.ended_job(instance)))
         return
     if isinstance(instance.phase, Adopting) and not _LEAVING_VERBS.isdisjoint(message.calls.values()):
         stopped = Exit(outcome=AttemptOutcome.STOPPED, detail=_CUT_OFF.format("restarted"))
@@ -179,7 +188,7 @@ async def reported_suspended(instance: Instance, message: Reported) -> None:
     if not isinstance(phase, Suspended) or message.attempt != instance.attempt or cell is None:
         return
     if await _has_lost_work(instance, cell, message):
-        begin_leave(instance, Leaving(goal=Goal.FAIL, exit=_lost_at_work(instance)))
+        begin_leave(instance, _leave_suspended(_lost_at_work(instance), phase.depth, phase.wait))
         return
     phase.reported = message
 

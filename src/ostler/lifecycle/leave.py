@@ -426,7 +426,7 @@ async def _finish_terminate(instance: Instance, phase: Leaving) -> None:
     failed = instance.state is AgentState.FAILED
     finish_ = Finish(
         end=None if failed else _attempt_end(phase),
-        act="terminate" if failed or phase.intent is not None else None,
+        act=None if instance.record.state is AgentState.TERMINATING else "terminate",
         was_graceful=not phase.forced,
         by=phase.by,
         reason=phase.reason,

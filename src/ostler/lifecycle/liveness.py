@@ -43,6 +43,8 @@ class Outbox:
     progress: Progress | None = None
     progress_due: bool = False
     progress_at: float = float("-inf")
+    #: The end of the attempt is being written: a later write of its progress would be one of an earlier attempt.
+    has_ended: bool = False
     tokens_due: bool = False
 
     @property

@@ -23,7 +23,7 @@ from ostler.errors import (
     InvalidOperationError,
     OstlerError,
 )
-from ostler.isolation.base import LAST_CALL, Cell, Exit, Isolation, StartPlan, Verb
+from ostler.isolation.base import LAST_CALL, Cell, Exit, Isolation, LeftBehindError, StartPlan, Verb
 from ostler.isolation.process.logs import start_log
 from ostler.lifecycle.instance import Instance, Runtime
 from ostler.lifecycle.liveness import Counters, ObservedLiveness
@@ -104,13 +104,14 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
             async with Deadline(runtime.clock, limit):
                 runtime.fault("spawn.start.before")
                 await instance.level.prepare(plan)
-                cell = await instance.level.start(plan, Listener(instance, plan.attempt))
+                cell = await _start_cell(instance, plan)
                 runtime.fault("spawn.start.after")
                 if began is not None:
                     began()
                 await _initialize(cell)
     except BaseException as error:
-        instance.cell = cell  # what the undo cannot end, the end of the attempt tries again
+        # What the undo cannot end, the end of the attempt tries again.
+        cell = instance.cell = cell or instance.cell
         # In a task of its own: a start that is called off twice must still be undone.
         undo = runtime.run(_undo(instance, plan, cell), "ostler-undo-start")
         with contextlib.suppress(asyncio.CancelledError):
@@ -120,6 +121,15 @@ async def _start(instance: Instance, *, restart: bool) -> Cell:
             raise
         raise start_error from error
     return cell
+
+
+async def _start_cell(instance: Instance, plan: StartPlan) -> Cell:
+    try:
+        return await instance.level.start(plan, Listener(instance, plan.attempt))
+    except LeftBehindError as error:
+        instance.cell = error.cell
+        failure = error.__cause__ or error
+    raise failure
 
 
 async def _initialize(cell: Cell) -> None:

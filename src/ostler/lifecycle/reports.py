@@ -89,7 +89,7 @@ class Listener:
     def _write_progress(self) -> None:
         """The latest only, and not more often than the settings say."""
         outbox, instance, clock = self._outbox, self._instance, self._instance.runtime.clock
-        if outbox.progress_due or outbox.progress is None:
+        if outbox.progress_due or outbox.progress is None or outbox.has_ended:
             return
         early = instance.runtime.settings.progress_interval.total_seconds() - (clock.mono() - outbox.progress_at)
         if early > 0:
@@ -139,9 +139,12 @@ def flush(instance: Instance, *, now: bool = False) -> None:
 
 
 async def drain(instance: Instance) -> None:
-    """All that the agent said is durable when this returns. Raises `StoreError` where it cannot be written now."""
+    """The agent has ended: all that it said is durable when this returns.
+
+    Raises `StoreError` where it cannot be written now.
+    """
     outbox = instance.outbox
-    outbox.write_error = None
+    outbox.write_error, outbox.has_ended = None, True
     flush(instance, now=True)
     while outbox.writing is not None:
         await asyncio.wait([outbox.writing])

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
-from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
+from ostler.errors import InvalidOperationError
 from ostler.isolation.base import Verb
-from ostler.isolation.calls import CANCELLED, Outcome
-from ostler.isolation.held.cell import wake
+from ostler.isolation.calls import Call, Outcome, wake
 from ostler.isolation.held.validate import key_of
 
 Send = Callable[[Mapping[str, Any]], None]
@@ -26,20 +24,6 @@ _ACK_SECONDS = 0.05
 _BEHIND_SECONDS = 1.0
 #: A cancelled caller of these is about to kill the agent, and does not wait.
 ENDING_VERBS = frozenset({Verb.CLEANUP, Verb.FINAL_STATE, Verb.SHUTDOWN})
-
-
-@dataclass(eq=False, slots=True)
-class Call:
-    call_id: UUID
-    verb: Verb
-    done: asyncio.Future[None]
-    outcome: Outcome | None = None
-    given_up: bool = False
-
-    def finish(self, outcome: Outcome) -> None:
-        if self.outcome is None:
-            self.outcome = outcome
-        wake(self.done)
 
 
 class Acknowledgements:
@@ -120,7 +104,7 @@ class Calls:
             raise
         if acknowledge:
             self.acknowledge([call.call_id])
-        return self._answer(call)
+        return call.result(is_closing=self.closing)
 
     def acknowledge(self, calls: list[UUID], message: int = 0) -> None:
         keys = []
@@ -151,20 +135,6 @@ class Calls:
         running, self._running = self._running, {}
         for call in running.values():
             call.finish(outcome)
-
-    def _answer(self, call: Call) -> Any:
-        outcome = call.outcome or CANCELLED
-        if outcome.error is not None:
-            raise outcome.error
-        if outcome.crash is not None:
-            raise AgentGoneError(f"the agent ended before it answered: {outcome.crash.detail}")
-        if not outcome.cancelled:
-            return outcome.answer
-        if self.closing:
-            raise AgentGoneError
-        raise AgentExecutionError(
-            "CancelledError: the agent cancelled its own work", exception_type="asyncio.CancelledError"
-        )
 
     async def _cancel(self, call: Call) -> None:
         """Wait until the work has stopped; further cancelling does not shorten that."""

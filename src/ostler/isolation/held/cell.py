@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, AgentInitializationError, InvalidOperationError
 from ostler.isolation.base import LAST_CALL, Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.holder import Holder, HolderError
 from ostler.model.states import Enforcement
 
@@ -47,20 +48,6 @@ def require_workdir(plan: StartPlan) -> None:
         raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
 
 
-def wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def finish(task: asyncio.Task[Any]) -> None:
-    """Wait until it is done, however often the caller is cancelled meanwhile. Only for work that is bounded."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((task,))
-    if not task.cancelled():
-        task.exception()  # the caller was cancelled, and looks at no result
-
-
 class Tasks:
     """Tasks that outlive their caller, held until they are done."""
 
@@ -80,6 +67,8 @@ class Tasks:
 
 class HeldCell(Cell):
     GIVE_UP: ClassVar[timedelta] = timedelta(seconds=5)
+    #: After TERM, should this manager die before the grace is over.
+    TERM_SECONDS: ClassVar[float] = 60.0
 
     def __init__(self, clock: Clock, holder: Holder, tasks: Tasks, plan: StartPlan, listener: Listener) -> None:
         self._clock = clock
@@ -95,11 +84,13 @@ class HeldCell(Cell):
         self._ended: Exit | None = None
         self._quiet = True  #: the end is not reported: start or adopt is under way, or it was asked for
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._left = False  #: it has ended, and something of it may live on
         self._stopping: asyncio.Task[StopReport] | None = None
         self._words_over: asyncio.Future[None] = self._loop.create_future()
         self._grace_over: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[Timer] = []
         self._detached = False
+        self.is_unanswered = False  #: the holder did not answer when it was last asked to kill it
         self._destroying: asyncio.Task[None] | None = None
 
     # --- left to the two kinds ---
@@ -136,8 +127,9 @@ class HeldCell(Cell):
         return max((output for output in outputs if output is not None), key=lambda output: output.at, default=None)
 
     @property
-    def is_gone(self) -> bool:
-        return self._gone.done()
+    def is_released(self) -> bool:
+        """The manager is done with it, so that the holder need not keep anything of it."""
+        return self._detached or self._destroying is not None
 
     async def freeze(self) -> None:
         # Before it is asked for: a cancelled caller may leave it frozen, and then it must be thawed.
@@ -244,11 +236,32 @@ class HeldCell(Cell):
         try:
             return await self._holder.stop(name or self.name, grace)
         except HolderError as error:
-            return [] if error.kind == "unknown" or self._gone.done() else [str(error)]
+            self.is_unanswered = error.kind == "late"
+            return [] if error.kind in {"unknown", "lost"} or self._gone.done() else [str(error)]
 
-    async def _terminate(self, over: asyncio.Future[None], seconds: float) -> list[str] | None:
-        """TERM by the holder; None when `over` came first. `seconds` bound it should this manager die meanwhile."""
-        stopping = self._tasks.run(self._kill(seconds))
+    async def kill_left(self) -> list[str]:
+        """What it left when it ended, perhaps under an earlier holder; what lives on."""
+        try:
+            if not self._left or not await self._holder.open(start=False):
+                return []
+            left = await self._holder.stop(self.name, 0.0)
+        except (HolderError, InvalidOperationError) as error:
+            return [str(error)]
+        self._left = bool(left)
+        return left
+
+    async def _end_processes(self, over: asyncio.Future[None], *, is_running: bool) -> tuple[bool, list[str]]:
+        """As `_end`, after words."""
+        if not is_running:
+            survivors = await self.kill_left()
+            return not survivors, survivors
+        if not over.done() and (left := await self._terminate(over)) is not None:
+            return True, left
+        return False, await self._kill()
+
+    async def _terminate(self, over: asyncio.Future[None]) -> list[str] | None:
+        """TERM by the holder; None when `over` came first."""
+        stopping = self._tasks.run(self._kill(self.TERM_SECONDS))
         await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
         return stopping.result() if stopping.done() else None
 

@@ -8,22 +8,34 @@ import json
 import os
 import weakref
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 from ostler.agents import AgentKind
 from ostler.agents.command import identity
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, ValidationError
-from ostler.isolation.base import Capabilities, Cell, Console, Exit, Isolation, Listener, Site, StartPlan
+from ostler.isolation.base import (
+    Capabilities,
+    Cell,
+    Console,
+    Exit,
+    Isolation,
+    LeftBehindError,
+    Listener,
+    Site,
+    StartPlan,
+)
 from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, require_workdir
 from ostler.isolation.held.command_cell import CommandCell
 from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
 from ostler.isolation.held.python_cell import PythonCell
-from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder
+from ostler.isolation.holder import CellLimits, Holder, HolderError, PythonProgram, StartOrder, UnitExit
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, LogFile, log_of, prune
 from ostler.isolation.process.sources import source_of
@@ -83,12 +95,24 @@ class HeldIsolation(Isolation):
             if isinstance(error, HolderError) and error.kind == "taken":
                 cell.detach()  # it belongs to another start
                 raise AgentInitializationError(f"attempt {plan.attempt} of {plan.name} lives already") from error
-            # In a task of its own: a second cancellation must not keep it from being undone.
-            await asyncio.shield(self._tasks.run(cell.destroy()))
-            if isinstance(error, HolderError | OSError):
-                raise self._start_error(plan, source, str(error)) from error
-            raise
+            is_ours = isinstance(error, HolderError | OSError)
+            reason = self._start_error(plan, source, str(error)) if is_ours else error
+            if (left_behind := await self._undo(cell)) is not None:
+                raise LeftBehindError(cell, left_behind) from reason
+            if reason is error:
+                raise
+            raise reason from error
         return cell
+
+    async def _undo(self, cell: HeldCell) -> str | None:
+        """What could not be ended. In tasks of their own: a second cancellation must not keep it from being undone."""
+        stopping = self._tasks.run(cell.stop(timedelta(0)))
+        await wait_ignoring_cancel(stopping)
+        left_behind: str | None = stopping.result().left_behind
+        if left_behind is not None and not cell.is_unanswered:
+            return left_behind
+        await wait_ignoring_cancel(self._tasks.run(cell.destroy()))  # a holder that hangs ends it when it answers again
+        return None
 
     def _order(self, plan: StartPlan, source: Mapping[str, Any]) -> StartOrder:
         inherited = {name: os.environ[name] for name in self._site.environment if name in os.environ}
@@ -156,48 +180,48 @@ class HeldIsolation(Isolation):
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
         if self._site.directory is None or not await self._holder.open(start=False):
             return _ENDED_WITH_MANAGER
-        if plan.manifest.kind is AgentKind.COMMAND:
-            return await self._adopt_command(handle, plan, listener)
-        cell = self._python_cell(plan, listener)
+        is_command = plan.manifest.kind is AgentKind.COMMAND
+        cell = self._command_cell(plan, listener) if is_command else self._python_cell(plan, listener)
+        how: Exit | None = None
         try:
-            status = await self._holder.attach(cell.name, cell.unit_ended)
-            if status.exit is None:
-                how = await cell.adopt(status)
+            if isinstance(cell, CommandCell):
+                await self._adopt_command(cell, handle)
             else:
-                how = exit_of(status.exit, plan.limits.max_memory_mb)
-            if how is not None and (how := cell.adopt_ended(how)) is not None:
-                cell.detach()
-                return how
+                how = await self._adopt_python(cell, plan)
         except HolderError as error:
             cell.detach()
-            if error.kind == "unknown":
-                return _UNKNOWN
             raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
         except BaseException:
             cell.detach()
             raise
+        if how is not None:
+            cell.detach()
+            return how
         return self._remember(cell)
 
-    async def _adopt_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
-        """Between two runs there is no process, so there is always a cell."""
-        cell = self._command_cell(plan, listener)
+    async def _adopt_python(self, cell: PythonCell, plan: StartPlan) -> Exit | None:
         try:
-            for status in await self._holder.units(cell.name):
-                await cell.adopt(status)
+            status = await self._holder.attach(cell.name, cell.unit_ended)
         except HolderError as error:
-            cell.detach()
-            raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
-        except BaseException:
-            cell.detach()
-            raise
+            if error.kind != "unknown":
+                raise
+            return await cell.adopt_record(UnitExit(by="lost"), _UNKNOWN)
+        if status.exit is not None:
+            return await cell.adopt_record(status.exit, exit_of(status.exit, plan.limits.max_memory_mb))
+        how = await cell.adopt(status)
+        return None if how is None else cell.adopt_ended(how)
+
+    async def _adopt_command(self, cell: CommandCell, handle: Mapping[str, Any] | None) -> None:
+        """Between two runs there is no process, so there is always a cell."""
+        for status in await self._holder.units(cell.name):
+            await cell.adopt(status)
         cell.report(handle)
-        return cell
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
         if not await self._holder.open(start=False):
             return 0
         kept = {f"{instance_id.hex}.{attempt}" for instance_id, attempt in keep}
-        kept |= {cell.name for cell in self._cells if not cell.is_gone}
+        kept |= {cell.name for cell in self._cells if not cell.is_released}
         lived: dict[str, bool] = {}
         try:
             statuses = await self._holder.units()

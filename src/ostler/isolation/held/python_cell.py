@@ -15,10 +15,10 @@ from ostler.agents.failures import MAX_MESSAGE, error_text
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError, ValidationError
 from ostler.isolation.base import Exit, Listener, StartPlan, Verb
-from ostler.isolation.calls import CANCELLED, Outcome
+from ostler.isolation.calls import CANCELLED, Call, Outcome, wake
 from ostler.isolation.held import validate
-from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Call, Calls
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, wake
+from ostler.isolation.held.calls import ENDING_VERBS, Acknowledgements, Calls
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of
 from ostler.isolation.held.channel import Channel
 from ostler.isolation.held.exit import LOST, exit_of, with_crash, with_record
 from ostler.isolation.holder import Holder, HolderError, StartOrder, UnitExit, UnitStatus
@@ -30,7 +30,6 @@ from ostler.model.validation import Fault, shown
 _log = logging.getLogger("ostler.isolation")
 #: From the end of its channel to the end of its process.
 _EXIT_SECONDS = 5.0
-_TERM_SECONDS = 60.0
 #: For the manager to take the answers of an agent that has ended, before it is told of that end.
 _ANSWER_SECONDS = 5.0
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
@@ -62,7 +61,6 @@ class PythonCell(HeldCell):
         self._crash: Exit | None = None  #: what the agent said of its end
         self._verdict: Exit | None = None  #: why this manager ended it
         self._exit_timer: Timer | None = None
-        self._left = False
         self._identity: Mapping[str, Any] = {}
         self._first: Call | None = None  #: initialize, sent with `begin`
 
@@ -117,28 +115,36 @@ class PythonCell(HeldCell):
         self._calls.delivered_beyond = lambda: channel.delivered_beyond
         return channel
 
-    def adopt_ended(self, how: Exit) -> Exit | None:
-        """It ended while no manager was there: deliver what it could keep of its last messages.
+    async def adopt_record(self, record: UnitExit, how: Exit) -> Exit | None:
+        """It ended while no manager was there. None when the cell has to stand for it; see `adopt_ended`."""
+        self._left = bool(record.left) or record.by == "lost"
+        self._left = bool(await self.kill_left())
+        return self.adopt_ended(how)
 
-        None when there are answers among them. Then the cell stands for an agent that ends as soon as its answers are
-        acknowledged: the listener hears of the calls, and of the exit afterwards.
+    def adopt_ended(self, how: Exit) -> Exit | None:
+        """Deliver what it could keep of its last messages.
+
+        None when there are answers among them, or something of it lives on. Then the cell stands for an agent that ends
+        as soon as its answers are acknowledged: the listener hears of the calls, and of the exit afterwards.
         """
         calls = self._read_unsent()
         how = with_crash(how, self._crash)
-        if not calls:
+        if not calls and not self._left:
             return how
         wake(self._gone)
         self._closing, self._quiet, self._ended = True, False, how
         self._release(how)
-        self._report(calls, frozenset())
-        self._tasks.run(self._report_exit(how))
+        if calls:
+            self._report(calls, frozenset())
+        self._tasks.run(self._report_exit(how, acknowledged=not calls))
         return None
 
-    async def _report_exit(self, how: Exit) -> None:
-        acknowledged = self._calls.all_acknowledged()
-        timer = self._clock.call_later(_ANSWER_SECONDS, partial(wake, acknowledged))
-        await asyncio.wait((acknowledged,))
-        timer.cancel()
+    async def _report_exit(self, how: Exit, *, acknowledged: bool) -> None:
+        if not acknowledged:
+            future = self._calls.all_acknowledged()
+            timer = self._clock.call_later(_ANSWER_SECONDS, partial(wake, future))
+            await asyncio.wait((future,))
+            timer.cancel()
         self._report_end(how)
 
     def _read_unsent(self) -> dict[UUID, Verb]:
@@ -381,11 +387,7 @@ class PythonCell(HeldCell):
         if self._channel is not None and not self._gone.done() and not over.done():
             self._send({"t": "stop"})
             await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done() and not self._left:
-            return True, []
-        if not over.done() and (left := await self._terminate(over, _TERM_SECONDS)) is not None:
-            return True, left
-        return False, await self._kill()
+        return await self._end_processes(over, is_running=not self._gone.done())
 
     def _release(self, how: Exit | None) -> None:
         if self._exit_timer is not None:

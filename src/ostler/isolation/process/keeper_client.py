@@ -22,9 +22,11 @@ from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
+from ostler.home import KEEPER
 from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
+from ostler.isolation.calls import wake
 from ostler.isolation.hardening import harden, keep_from_children
-from ostler.isolation.held.cell import wake
+from ostler.isolation.held.send_buffer import SendBuffer
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -42,7 +44,6 @@ from ostler.keeper.state import cell_of
 from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
-KEEPER = "keeper"
 _CONNECT_SECONDS = 20.0
 _REPLY_SECONDS = 30.0
 #: A start may import a large module first.
@@ -76,7 +77,7 @@ class _Connection:
         self._on_event = on_event
         self._on_lost = on_lost
         self._reader = protocol.LineReader(1 << 26)
-        self._buffer = bytearray()
+        self._buffer = SendBuffer(sock)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._turn: asyncio.TimerHandle | None = None
@@ -132,19 +133,7 @@ class _Connection:
         self._turn = self._loop.call_later(_TURN_SECONDS, self._check)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        self._buffer += protocol.encode(message)
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._buffer:
-                del self._buffer[: self._sock.send(self._buffer)]
-        except BlockingIOError:
-            self._loop.add_writer(self._sock.fileno(), self._flush)
-            return
-        except OSError:
-            self._buffer.clear()
-        self._loop.remove_writer(self._sock.fileno())
+        self._buffer.write(protocol.encode(message))
 
     def _readable(self) -> None:
         try:
@@ -192,7 +181,7 @@ class _Connection:
     def close(self) -> None:
         if self.is_open:
             self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+            self._buffer.close()
             self._sock.close()
             self.closed.set_result(None)
             if self._turn is not None:
@@ -379,7 +368,7 @@ class KeeperHolder(Holder):
     async def _replace(self) -> None:
         """A new keeper sweeps before it listens, and knows the exits that the old one recorded."""
         listeners = {unit: on_exit for units in self._listeners.values() for unit, on_exit in units.items()}
-        by = "lost"
+        unknown = UnitExit(by="lost")
         exits: dict[str, UnitExit] = {}
         alive: set[str] = set()
         try:
@@ -388,8 +377,9 @@ class KeeperHolder(Holder):
                 statuses = await self.units()
                 exits = {status.unit: status.exit for status in statuses if status.exit is not None}
                 alive = {status.unit for status in statuses if status.exit is None}
+                unknown = UnitExit(by="lost", left=tuple(self.about["survivors"]))  # one of them may be its own
         except StaleWriterError:
-            by = "taken"
+            unknown = UnitExit(by="taken")
         except Exception:  # noqa: BLE001 - logged; then it is swept without one
             _log.exception("no new keeper could be started for %s", self.directory)
             await _quietly(self._sweep_dead())
@@ -399,7 +389,7 @@ class KeeperHolder(Holder):
                 if unit in alive:
                     continue  # it is the same keeper, and only the connection was lost
                 self._set_listener(unit, None)
-                _tell(on_exit, exits.get(unit, UnitExit(by=by)))
+                _tell(on_exit, exits.get(unit, unknown))
 
     async def _connect_patiently(self) -> None:
         """A program that has no descriptors left may have some again in a moment."""
