@@ -45,6 +45,7 @@ from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
 _CONNECT_SECONDS = 20.0
+_REFUSED_SECONDS = 1.0
 _REPLY_SECONDS = 30.0
 #: A start may import a large module first.
 _START_SECONDS = 150.0
@@ -262,6 +263,8 @@ class KeeperHolder(Holder):
                 connection.close()
                 await self._require_leaving(error, directory)
                 reason = str(error)
+                if error.kind == "refused":  # perhaps for a moment only, in which a process above this one was ending
+                    end = min(end, loop.time() + _REFUSED_SECONDS)
                 await asyncio.sleep(_PAUSE)
             except BaseException:
                 connection.close()
