@@ -280,7 +280,9 @@ class Listener(Protocol):
         ...
 
     def on_exit(self, attempt: int, how: Exit) -> None:
-        """The agent ended and nobody asked it to. Nothing of it is left. A second call for an attempt is harmless."""
+        """The agent ended and nobody asked it to. Nothing of it is left but what cannot be killed; `Cell.stop` names
+        that. A second call for an attempt is harmless.
+        """
         ...
 
 
@@ -413,6 +415,7 @@ class Isolation(ABC):
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
         """Find what an earlier manager started: the living cell, or how it ended. Does not wait for the agent.
 
+        Of one that ended and left what cannot be killed, a cell too: its exit is reported, and `stop` tries again.
         Without a handle only the intent to start was committed; instance and attempt identify it. Raises
         `InvalidOperationError` when it cannot be known now; then it may be called again.
         """

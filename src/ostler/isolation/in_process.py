@@ -22,16 +22,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
-from ostler.agents import AgentContext, AgentRunner
+from ostler.agents import AgentRunner
 from ostler.agents.failures import execution_error
 from ostler.aio import first_of, wait_ignoring_cancel
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, exit_by, wake
-from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.mailbox import Mailbox, context_of
 from ostler.isolation.process.logs import LogFile
-from ostler.model.context import ContextData
 from ostler.model.states import Enforcement, IsolationLevel
 from ostler.model.text import last_line
 
@@ -85,20 +84,8 @@ class InProcessCell(Cell):
         self._place: asyncio.AbstractEventLoop = self._home
         self._mailbox = Mailbox(self._home, listener, plan.attempt)
         self._last_write: tuple[datetime, str] | None = None
-        self._context = AgentContext(
-            instance_id=plan.instance_id,
-            attempt=plan.attempt,
-            definition_id=plan.manifest.id,
-            name=plan.name,
-            data=ContextData(plan.context),
-            limits=plan.limits,
-            clock=clock,
-            voice=self._mailbox,
-            directory=plan.workdir,
-            owns_directory=plan.owns_workdir,
-            env=plan.env,
-            write_log=None if plan.log is None else partial(self._write_log, LogFile(plan.log)),
-        )
+        write_log = None if plan.log is None else partial(self._write_log, LogFile(plan.log))
+        self._context = context_of(plan, clock, self._mailbox, write_log)
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those whose caller was cancelled.
         self._running: set[TaskCall] = set()
