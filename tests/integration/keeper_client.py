@@ -76,7 +76,7 @@ class Manager:
         if hello:
             try:
                 self.about = self.ask("hello", version=VERSION, epoch=epoch, lease_seconds=lease)
-            except Refused:
+            except (Refused, ConnectionError):
                 self.close()
                 raise
 
@@ -122,7 +122,8 @@ class Manager:
         """The reply to the request of this number. Raises `Refused`."""
         end = time.monotonic() + PATIENCE
         while number not in self.answers:
-            assert self.is_open, "the keeper has left"
+            if not self.is_open:
+                raise ConnectionResetError("the keeper has left")
             assert time.monotonic() < end, "no answer came"
             self.listen(0.5)
         message = self.answers.pop(number)

@@ -84,7 +84,7 @@ def test_a_deaf_program_starts_a_keeper_that_hears(deaf_home: Home, tmp_path: Pa
     manager.start("a.1", ["/bin/sh", "-c", "exit 3"])
     assert manager.exit_of("a.1", 5)["code"] == 3
     plain = Home(tmp_path / "plain")
-    assert manager.about["boxes"] == plain.manager().about["boxes"]
+    assert manager.about["title"] == plain.manager().about["title"]
     plain.end()
     os.kill(manager.about["pid"], signal.SIGTERM)
     wait_until(lambda: not is_alive(manager.about["pid"]))

@@ -91,8 +91,8 @@ async def next_manager(home: Path, number: int) -> None:
     assert isinstance(cell, Cell)
     calls, _ = await listener.report()
     call = None
-    if CALL in calls:
-        call = asyncio.ensure_future(cell.call(Verb.PROCESS, call_id=CALL))
+    if calls:
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
         await asyncio.sleep(0)
     if number % 2:
         await cell.thaw()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ostler.agent_process import workers as module
-from ostler.agent_process.workers import Census, Cutoff, Workers
+from ostler.agent_process import agent_loop as module
+from ostler.agent_process.agent_loop import Census, Cutoff, Workers
 
 
 @pytest.fixture

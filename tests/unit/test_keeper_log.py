@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ostler.isolation.log_files import FileLogReader
 from ostler.keeper.loop import Loop
-from ostler.keeper.output import Log, Output, OutputReporter
+from ostler.keeper.output import STDERR, STDOUT, Log, Output, OutputReporter
 
 
 @pytest.fixture
@@ -88,3 +90,26 @@ def test_what_a_manager_does_not_read_is_told_later_and_in_bounded_parts(tmp_pat
     assert {unit: fields["tail"] for event in events for unit, fields in event["units"].items()} == {
         f"u{number}": f"line {number}\n" for number in range(300)
     }
+
+
+def test_a_log_that_somebody_removed_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.keeper.output._LOOK_SECONDS", 0.0)
+    folder = tmp_path / "logs" / "one"
+    log = Log(str(folder / "1.log"), 4096)
+    assert log.write(b"gone\n", STDOUT) == 5
+    shutil.rmtree(tmp_path / "logs")
+    assert log.write(b"here\n", STDERR) == 5
+    log.close()
+    (line,) = FileLogReader(folder).read(lambda line: line, last=True)
+    assert (line.text, line.stream, line.cursor) == ("here", "stderr", "1-:10")
+
+
+def test_a_home_that_was_removed_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.keeper.output._LOOK_SECONDS", 0.0)
+    home = tmp_path / "home"
+    home.mkdir()
+    log, late = (Log(str(home / "logs" / name / "1.log"), 4096) for name in ("one", "late"))
+    assert log.write(b"gone\n") == 5
+    shutil.rmtree(home)
+    assert [log.write(b"lost\n"), log.write(b"lost\n"), late.write(b"lost\n")] == [0, 0, 0]
+    assert not home.exists()

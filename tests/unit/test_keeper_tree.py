@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ostler.keeper import cgroup_files, tree
-from ostler.keeper.groups import describe_excess, usage_of
+from ostler.keeper.groups import Poll, usage_of
 from ostler.keeper.process_tree import CpuShare, marked
 from ostler.keeper.tree import Process
 
@@ -140,10 +140,10 @@ def test_our_groups_are_found_through_the_mounts() -> None:
 def test_a_limit_that_is_passed_is_described(sleeper: subprocess.Popen[bytes]) -> None:
     pids = [sleeper.pid]
 
-    assert describe_excess(pids, 1 << 40, 4) is None
-    assert describe_excess(pids, None, None) is None
-    assert (describe_excess(pids, 1 << 40, 0) or ("", ""))[0] == "pids"
-    assert (describe_excess(pids, 1000, 4) or ("", ""))[0] == "memory"
+    assert Poll(1 << 40, 4).broken_limit(pids) is None
+    assert Poll(None, None).broken_limit(pids) is None
+    assert (Poll(1 << 40, 0).broken_limit(pids) or ("", ""))[0] == "pids"
+    assert (Poll(1000, 4).broken_limit(pids) or ("", ""))[0] == "memory"
 
 
 def test_a_busy_cell_rests_as_long_as_is_fair() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ostler.isolation.log_files import FileLogReader, LogRange
 from ostler.keeper import output
-from ostler.keeper.output import STDERR, STDOUT, Log
+from ostler.keeper.output import OURS, STDERR, STDOUT, Log
 from ostler.model.log import LogLine
 
 _MAX_LINE = 50
@@ -62,7 +62,7 @@ def test_the_last_lines_are_exactly_those_at_the_end_of_all_lines(folder: Path) 
     middle = every[len(every) // 2]
     assert middle.time is not None
     windows: list[dict[str, Any]] = [{}, {"attempt": 2}, {"after": middle.cursor}, {"since": middle.time}]
-    for window in (*windows, {"exact": True}):
+    for window in windows:
         for select in (_as_it_is, _only_even):
             for last in (True, False):
                 lines = list(FileLogReader(folder, LogRange(max_line=_MAX_LINE, **window)).read(select, last=last))
@@ -70,6 +70,52 @@ def test_the_last_lines_are_exactly_those_at_the_end_of_all_lines(folder: Path) 
                     reader = FileLogReader(folder, LogRange(max_line=_MAX_LINE, **window))
                     shown = reader.read_last(count, select, last=last)
                     assert shown == (lines[-count:] if count else []), (window, count, last)
+
+
+@pytest.mark.parametrize("folder", range(6), indirect=True)
+def test_the_last_exact_lines_have_the_bytes_of_all_exact_pieces(folder: Path) -> None:
+    part = LogRange(max_line=_MAX_LINE, exact=True)
+    pieces = list(FileLogReader(folder, part).read(_as_it_is, last=True))
+    lines = FileLogReader(folder, part).read_last(10_000, _as_it_is, last=True)
+    for stream in ("stdout", "stderr"):
+        written = "".join(line.text for line in pieces if line.stream == stream)
+        assert written == "".join(line.text for line in lines if line.stream == stream)
+        assert written.endswith("".join(line.text for line in lines[-10:] if line.stream == stream))
+
+
+def test_exact_output_is_given_at_once_and_in_few_pieces(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "1.log"), 1 << 20)
+    log.write(b"y\n" * 100_000, STDOUT)
+    log.write(b"[ostler: 7 bytes dropped]\n", OURS)
+    log.write(b"Go on? ", STDERR)
+    reader = FileLogReader(tmp_path, LogRange(exact=True))
+    lines = list(reader.read(_as_it_is, last=False))
+    assert len(lines) < 10
+    assert "".join(line.text for line in lines if line.stream == "stdout") == "y\n" * 100_000
+    assert [(line.text, line.stream) for line in lines[-2:]] == [
+        ("[ostler: 7 bytes dropped]\n", None),
+        ("Go on? ", "stderr"),
+    ]
+    log.write(b"yes\n", STDERR)
+    log.close()
+    assert [
+        line.text
+        for line in FileLogReader(tmp_path, LogRange(exact=True, after=lines[-1].cursor)).read(_as_it_is, last=True)
+    ] == ["yes\n"]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_is_written_during_a_look_keeps_its_stream(tmp_path: Path, exact: bool) -> None:
+    log = Log(str(tmp_path / "1.log"), 1 << 20)
+    log.write(b"out\n", STDOUT)
+    reader, lines = FileLogReader(tmp_path, LogRange(exact=exact)), []
+    for line in reader.read(_as_it_is, last=False):
+        lines.append(line)
+        if len(lines) < 3:
+            log.write(b"error\n", STDERR)
+    lines.extend(reader.read(_as_it_is, last=False))
+    log.close()
+    assert {(line.text.rstrip(), line.stream) for line in lines} == {("out", "stdout"), ("error", "stderr")}
 
 
 @pytest.mark.parametrize("folder", range(6, 10), indirect=True)

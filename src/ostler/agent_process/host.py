@@ -7,20 +7,18 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ostler.agent_process.agent_loop import AgentLoop
+from ostler.agent_process.agent_loop import AgentLoop, Census, Workers
 from ostler.agent_process.context import context_of
 from ostler.agent_process.errors import complain, exit_code, rendered
 from ostler.agent_process.framing import LineReader, ProtocolError, TooLongError, encode
 from ostler.agent_process.import_source import maker_of
 from ostler.agent_process.outbox import Outbox
-from ostler.agent_process.workers import Census, Workers
 from ostler.agents import AgentRunner, WaitAnswer
 from ostler.agents.context import CallId
 from ostler.errors import AgentExecutionError, AgentGoneError
@@ -72,7 +70,7 @@ class Host:
             if not self._ending and self._crash is None:
                 self._crash = AgentExecutionError("the agent stopped the loop on which it lives")
             if self._crash is None:
-                self._end_tasks()
+                self._loop.end_tasks()
         except BaseException as error:  # noqa: BLE001 - a task of the agent ends the program
             self._crash = self._crash or error
             self._end_if_forked()
@@ -225,9 +223,9 @@ class Host:
             return
         try:
             context = context_of(plan, self._outbox)
-            self._loop.pool.most = context.limits.max_worker_threads
+            self._loop.workers.most = context.limits.max_worker_threads
             maker = maker_of(self._module, plan["source"]["qualname"])
-            runner = AgentRunner(maker, context, workers=self._loop.pool)
+            runner = AgentRunner(maker, context, workers=self._loop.workers)
             runner.make()
         except BaseException as error:  # noqa: BLE001 - reported, and the process ends
             self._made = {"t": "made", "error": rendered(error, ours=__file__)}
@@ -321,14 +319,6 @@ class Host:
         finally:
             self._stop()
 
-    def _end_tasks(self) -> None:
-        while tasks := asyncio.all_tasks(self._loop):
-            for task in tasks:
-                task.cancel()
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-
     def _report_crash(self, crash: BaseException) -> int:
         fields = rendered(crash, ours=__file__)
         for call_id in self._running:
@@ -340,26 +330,12 @@ class Host:
 
 class HostLoop(AgentLoop):
     def __init__(self) -> None:
-        self.pool = _Threads()
-        super().__init__(self.pool)
+        super().__init__(Workers(1, "ostler-agent", Census(lambda: None)))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Its own; asyncio shows no other way to them."""
         return tuple(getattr(self, name).fileno() for name in ("_selector", "_ssock", "_csock"))
-
-
-class _Threads(Executor):
-    """Made on first use: an agent without plain methods needs none."""
-
-    def __init__(self) -> None:
-        self.most = 1
-        self._pool: Workers | None = None
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self._pool is None:
-            self._pool = Workers(self.most, "ostler-agent", Census(lambda: None))
-        return self._pool.submit(fn, *args, **kwargs)
 
 
 def _reply(message: Mapping[str, Any]) -> WaitAnswer | str:

@@ -24,7 +24,7 @@ from ostler.keeper.rlimit_tag import RLIMIT_LOCKS
 
 _key = click.argument("key", shell_complete=completers.tasks())
 _SHELL = "/bin/sh"
-#: Below the bounds that carry tags of `keeper.tag`: the daemon takes who has it for an agent, but for none of its own.
+#: Below the bounds that carry tags (`keeper.rlimit_tag`): who has it is an agent to the daemon, but none of its own.
 _AGENT_BOUND = (1 << 62) - 1
 #: As a shell has it for a program that is not there.
 _NOT_FOUND = 127

@@ -14,11 +14,9 @@ import weakref
 from pathlib import Path
 from typing import Protocol
 
-from ostler import home as home_files
+from ostler.home import KEEPER
 from ostler.keeper import protocol
 
-#: Where the keeper of a home lives in it.
-KEEPER = home_files.KEEPER
 _PR_SET_DUMPABLE = 4
 
 

@@ -216,7 +216,7 @@ class Holder(ABC):
     @abstractmethod
     async def stop(self, name: str, grace: float) -> list[str]:
         """End a cell or a unit: thaw, TERM, wait for `grace` seconds, KILL until nothing is left. Returns what is left.
-        A second stop joins the first and can only shorten it. Unknown names are already gone: returns [].
+        A second stop joins the first and can only shorten it. Of an unknown name, what an earlier holder left.
         """
 
     @abstractmethod

@@ -22,16 +22,15 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
-from ostler.agents import AgentContext, AgentRunner
+from ostler.agents import AgentRunner
 from ostler.agents.failures import execution_error
-from ostler.aio import wait_ignoring_cancel
+from ostler.aio import first_of, wait_ignoring_cancel
 from ostler.clock import Clock, Timer
 from ostler.errors import AgentGoneError, InvalidOperationError
 from ostler.isolation.base import Cell, Exit, LastOutput, Listener, StartPlan, StopReport, Verb
 from ostler.isolation.calls import CANCELLED, Call, Outcome, exit_by, wake
-from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.mailbox import Mailbox, context_of
 from ostler.isolation.process.logs import LogFile
-from ostler.model.context import ContextData
 from ostler.model.states import Enforcement, IsolationLevel
 from ostler.model.text import last_line
 
@@ -84,22 +83,9 @@ class InProcessCell(Cell):
         self._home = asyncio.get_running_loop()
         self._place: asyncio.AbstractEventLoop = self._home
         self._mailbox = Mailbox(self._home, listener, plan.attempt)
-        self._log = None if plan.log is None else LogFile(plan.log)
         self._last_write: tuple[datetime, str] | None = None
-        self._context = AgentContext(
-            instance_id=plan.instance_id,
-            attempt=plan.attempt,
-            definition_id=plan.manifest.id,
-            name=plan.name,
-            data=ContextData(plan.context),
-            limits=plan.limits,
-            clock=clock,
-            voice=self._mailbox,
-            directory=plan.workdir,
-            owns_directory=plan.owns_workdir,
-            env=plan.env,
-            write_log=None if self._log is None else self._write_log,
-        )
+        write_log = None if plan.log is None else partial(self._write_log, LogFile(plan.log))
+        self._context = context_of(plan, clock, self._mailbox, write_log)
         self._runner = AgentRunner(plan.maker, self._context, workers=workers)
         #: Every call whose work has not stopped, also those whose caller was cancelled.
         self._running: set[TaskCall] = set()
@@ -109,7 +95,8 @@ class InProcessCell(Cell):
         self._stopping: asyncio.Task[StopReport] | None = None
         self._grace_over: asyncio.Future[None] | None = None
         self._graces: tuple[Timer, ...] = ()
-        self._gone: asyncio.Future[None] | None = None
+        #: Done when it was told to end, or has ended, and nothing of it runs any more.
+        self._gone: asyncio.Future[None] = self._home.create_future()
 
     # --- what a level adds ---------------------------------------------------------------------------
 
@@ -121,14 +108,9 @@ class InProcessCell(Cell):
         """From where the agent lives: do something at home."""
         action(*args)
 
-    @property
-    @abstractmethod
-    def _is_gone(self) -> bool:
-        """Nothing of it runs any more."""
-
     @abstractmethod
     def _wind_up(self) -> None:
-        """Ask everything in it to end. Called once."""
+        """Ask everything in it to end, and wake `_gone` when it has. Called once."""
 
     @abstractmethod
     def _push(self) -> None:
@@ -154,11 +136,10 @@ class InProcessCell(Cell):
         last = self._last_write
         return None if last is None else LastOutput(at=last[0], line=last_line(last[1]))
 
-    def _write_log(self, text: str) -> None:
+    def _write_log(self, log: LogFile, text: str) -> None:
         """From any thread."""
         self._last_write = self._clock.wall(), text[-_LAST_CHARACTERS:]
-        if self._log is not None:
-            self._log.write(text)
+        log.write(text)
 
     async def call(self, verb: Verb, payload: Any = None, *, call_id: UUID | None = None) -> Any:
         if self._closing:
@@ -234,7 +215,6 @@ class InProcessCell(Cell):
         call.finish(outcome)
         if outcome.crash is not None:
             self._crashed(outcome.crash)
-        self._look()
 
     async def _withdraw(self, call: TaskCall) -> None:
         """Stop the work of a cancelled caller, and wait for that. More cancelling does not shorten the wait."""
@@ -271,40 +251,24 @@ class InProcessCell(Cell):
             self._closing = True
             self._context.mark_stopping()
             self._wind_up()
-        graceful = gone = await self._gone_before(grace_over)
-        if not gone:
-            gone = await self._force()
+        await first_of(self._gone, grace_over)
+        graceful = self._gone.done()
+        if not graceful:
+            await self._force()
         for timer in self._graces:
             timer.cancel()
         self._mailbox.flush()
         self._mailbox.close()
         self._release_callers(CANCELLED)
-        return StopReport(graceful=graceful, left_behind=None if gone else self.LEFT_BEHIND)
+        return StopReport(graceful=graceful, left_behind=None if self._gone.done() else self.LEFT_BEHIND)
 
-    async def _force(self) -> bool:
-        pause = self.FORCE.total_seconds() / self.PUSHES
+    async def _force(self) -> None:
         for _ in range(self.PUSHES):
             self._push()
-            pause_over = self._home.create_future()
-            timer = self._clock.call_later(pause, partial(wake, pause_over))
-            gone = await self._gone_before(pause_over)
-            timer.cancel()
-            if gone:
-                return True
+            await first_of(self._gone, self._clock.sleep(self.FORCE.total_seconds() / self.PUSHES))
+            if self._gone.done():
+                return
         _log.warning("an agent could not be ended: %s", self.LEFT_BEHIND)
-        return False
-
-    async def _gone_before(self, over: asyncio.Future[None]) -> bool:
-        if self._is_gone:
-            return True
-        gone = self._gone = self._home.create_future()
-        await asyncio.wait((gone, over), return_when=asyncio.FIRST_COMPLETED)
-        return self._is_gone
-
-    def _look(self) -> None:
-        """Something has ended; perhaps it was the last."""
-        if self._gone is not None and self._is_gone:
-            wake(self._gone)
 
 
 def drop_task(task: asyncio.Task[Any]) -> None:

@@ -196,6 +196,7 @@ class FileLogReader(LogReader):
         part = part or LogRange()
         self._folder = folder
         self._max_line = part.max_line
+        self._is_exact = part.exact
         self._decode = _exact_text if part.exact else line_text
         self._attempt = part.attempt
         self._since = part.since
@@ -263,14 +264,33 @@ class FileLogReader(LogReader):
                 if is_complete and self._is_old(times):
                     place = self._places[key] = max(place, times.begins + end)
                     continue
-                opened.seek(max(place - times.begins, 0))
                 place = max(place, times.begins)
-                while piece := opened.readline(self._max_line):
-                    if not is_complete and not piece.endswith(b"\n") and len(piece) < self._max_line:
-                        break  # its end is not written yet
+                pieces = self._pieces_exact if self._is_exact else self._pieces_by_line
+                for piece in pieces(opened, place, end, times):
+                    if not self._is_exact and not is_complete and self._is_unfinished(piece):
+                        break
                     place = self._places[key] = place + len(piece)
                     if (line := self._line(file, piece, place, times)) is not None:
                         yield line
+
+    def _pieces_by_line(self, opened: BinaryIO, place: int, end: int, times: _Times) -> Iterator[bytes]:
+        """Not beyond `end`: of what was written since, `times` does not know the stream."""
+        rest = end - opened.seek(place - times.begins)
+        while rest > 0 and (piece := opened.readline(min(self._max_line, rest))):
+            rest -= len(piece)
+            yield piece
+
+    def _pieces_exact(self, opened: BinaryIO, place: int, end: int, times: _Times) -> Iterator[bytes]:
+        """As it was written, without a look at lines: there may be millions of them."""
+        rest = end - opened.seek(place - times.begins)
+        while rest > 0 and (piece := opened.read(min(self._max_line, rest, times.at(place).end - place))):
+            rest -= len(piece)
+            place += len(piece)
+            yield piece
+
+    def _is_unfinished(self, piece: bytes) -> bool:
+        """Whether the end of the line is not written yet."""
+        return not piece.endswith(b"\n") and len(piece) < self._max_line
 
     def _backward(self, file: _File, *, last: bool) -> Iterator[LogLine]:
         """What `_forward` gives, newest first. At its first step all of it counts as read."""
@@ -308,7 +328,7 @@ class FileLogReader(LogReader):
         first, last = times.at(place - len(piece)), times.at(place - 1)
         if last.stream == OURS and first.stream != OURS:  # we ended the line, because the other stream began one
             piece, last = piece[:-1], times.at(place - 2)
-        elif last.stream == OURS and piece == b"\n":
+        elif last.stream == OURS and not (piece := piece.removeprefix(b"\n")):
             return None
         return LogLine(
             attempt=file.attempt,

@@ -7,14 +7,18 @@ import contextlib
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from ostler.agents import Message, MetricReported, Progress, WaitAnswer, WaitAsked
+from ostler.agents import AgentContext, Message, MetricReported, Progress, WaitAnswer, WaitAsked
 from ostler.agents.context import CURRENT_CALL
+from ostler.agents.messages import Voice
+from ostler.clock import Clock
 from ostler.errors import AgentBusyError, AgentGoneError
-from ostler.isolation.base import Exit, Listener
+from ostler.isolation.base import Exit, Listener, StartPlan
+from ostler.model.context import ContextData
 
 #: So many may wait for the manager; beyond it the oldest news of no consequence make room.
 MAX_WAITING = 1000
@@ -60,21 +64,27 @@ class Backlog:
         return min(queues, key=lambda queue: queue[0][0]).popleft()[1]
 
 
+def context_of(
+    plan: StartPlan, clock: Clock, voice: Voice, write_log: Callable[[str], object] | None = None
+) -> AgentContext:
+    return AgentContext(
+        instance_id=plan.instance_id,
+        attempt=plan.attempt,
+        definition_id=plan.manifest.id,
+        name=plan.name,
+        data=ContextData(plan.context),
+        limits=plan.limits,
+        clock=clock,
+        voice=voice,
+        directory=plan.workdir,
+        owns_directory=plan.owns_workdir,
+        env=plan.env,
+        write_log=write_log,
+    )
+
+
 class Mailbox:
     """A `Voice` for one start. It belongs to one attempt; once closed it delivers nothing any more."""
-
-    __slots__ = (
-        "_asking",
-        "_closed",
-        "_held",
-        "_home",
-        "_listener",
-        "_lock",
-        "_next_said",
-        "_waiting",
-        "attempt",
-        "dropped",
-    )
 
     def __init__(self, home: asyncio.AbstractEventLoop, listener: Listener, attempt: int) -> None:
         self.attempt = attempt

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ostler.errors import AgentGoneError
 from ostler.isolation.base import Capabilities, Cell, Isolation, Listener, StartPlan, Usage
-from ostler.isolation.in_process import LIMITS, InProcessCell, drop_task, program_memory
+from ostler.isolation.calls import Outcome, wake
+from ostler.isolation.in_process import LIMITS, InProcessCell, TaskCall, drop_task, program_memory
 from ostler.model.states import IsolationLevel
 
 
@@ -40,13 +41,18 @@ class InlineCell(InProcessCell):
     async def usage(self) -> Usage:
         return Usage(memory_bytes=program_memory(), memory_is_shared=True)
 
-    @property
-    def _is_gone(self) -> bool:
-        return not self._running
+    def _settle(self, call: TaskCall, outcome: Outcome) -> None:
+        super()._settle(call, outcome)
+        self._check_gone()
+
+    def _check_gone(self) -> None:
+        if self._closing and not self._running:
+            wake(self._gone)
 
     def _wind_up(self) -> None:
         for call in self._running:
             call.cancel()
+        self._check_gone()
 
     def _push(self) -> None:
         self._pushes += 1

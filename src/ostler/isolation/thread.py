@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ostler.agent_process.agent_loop import AgentLoop
-from ostler.agent_process.workers import Census, Workers
+from ostler.agent_process.agent_loop import AgentLoop, Census, Workers
 from ostler.clock import Clock
 from ostler.errors import AgentGoneError, AgentInitializationError
 from ostler.isolation.base import Capabilities, Cell, Exit, Isolation, Listener, StartPlan, Usage
@@ -48,8 +47,6 @@ class ThreadIsolation(Isolation):
 class ThreadCell(InProcessCell):
     level = IsolationLevel.THREAD
     LEFT_BEHIND = "its thread does not end; it is cut off and ends with the program"
-    #: Every thread of it has ended.
-    _is_gone = False
 
     def __init__(self, clock: Clock, plan: StartPlan, listener: Listener, name: str) -> None:
         self._name = name
@@ -62,12 +59,12 @@ class ThreadCell(InProcessCell):
 
     async def open(self) -> None:
         made: asyncio.Future[Outcome] = self._home.create_future()
-        self._place.call_soon(self._make_and_tell, made)
+        self._place.call_soon(lambda: self._tell(_resolve, made, self._make()))
         try:
             self._thread = self._census.start(self._name, self._live)
         except RuntimeError as error:
             self._place.close()
-            self._is_gone = True
+            wake(self._gone)
             raise AgentInitializationError(f"no thread could be started for the agent: {error}") from error
         (await made).result(is_closing=False)
 
@@ -91,7 +88,7 @@ class ThreadCell(InProcessCell):
 
     async def destroy(self) -> None:
         await super().destroy()
-        if self._is_gone and self._thread is not None:
+        if self._gone.done() and self._thread is not None:
             # It has said that it is leaving; this waits for its last few steps.
             self._thread.join(_JOIN_SECONDS)
 
@@ -115,11 +112,10 @@ class ThreadCell(InProcessCell):
             wake(self._pong)
 
     def _ended(self) -> None:
-        self._is_gone = True
         self._crashed(Exit(outcome=AttemptOutcome.ERROR, detail="the thread of the agent ended"))
         self._release_callers(CANCELLED)
         self._running.clear()
-        self._look()
+        wake(self._gone)
 
     # --- in its own thread ---------------------------------------------------------------------------
 
@@ -128,9 +124,6 @@ class ThreadCell(InProcessCell):
         with contextlib.suppress(RuntimeError):
             self._home.call_soon_threadsafe(action, *args)
 
-    def _make_and_tell(self, made: asyncio.Future[Outcome]) -> None:
-        self._tell(_resolve, made, self._make())
-
     def _live(self) -> None:
         asyncio.set_event_loop(self._place)
         _, death = self._census.exposed(self._place.run_forever)
@@ -138,22 +131,13 @@ class ThreadCell(InProcessCell):
         why = "the agent stopped the loop on which it lives"
         self._tell(self._crashed, exit_by(death) if death else Exit(outcome=AttemptOutcome.ERROR, detail=why))
         del death
-        for step in (self._end_tasks, self._drop_tasks):
+        for step in (self._place.end_tasks, self._drop_tasks):
             self._place.leave()
             self._census.exposed(step)
         self._workers.shutdown()
         self._place.leave()
         self._place.close()
         asyncio.set_event_loop(None)
-
-    def _end_tasks(self) -> None:
-        while tasks := asyncio.all_tasks(self._place):
-            for task in tasks:
-                task.cancel()
-            # One that wants to end the program instead is done with that; the others have their turn again.
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                self._place.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._place.run_until_complete(self._place.shutdown_asyncgens())
 
     def _drop_tasks(self) -> None:
         for task in asyncio.all_tasks(self._place):

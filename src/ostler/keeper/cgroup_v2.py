@@ -17,9 +17,8 @@ from ostler.keeper.groups import (
     Groups,
     GroupUsage,
     Limits,
-    describe_excess,
+    Poll,
     enforcement_of,
-    machine_oom_kills,
     usage_of,
 )
 
@@ -37,8 +36,8 @@ class CgroupV2(Group):
         self._limits = limits
         self._controllers = groups.controllers
         self._path = f"{groups.root}/{name}"
-        self._oom_before = machine_oom_kills()
-        self._over_memory = 0
+        memory = None if "memory" in self._controllers else limits.memory_bytes
+        self._poll = Poll(memory, None if "pids" in self._controllers else limits.pids)
         self._frozen = False
 
     def make(self) -> None:
@@ -97,29 +96,17 @@ class CgroupV2(Group):
 
     def oom_kills(self) -> int | None:
         kills = files.read_number(f"{self._path}/memory.events", "oom_kill")
-        if kills is not None:
-            return kills
-        if self._over_memory:
-            return self._over_memory
-        return 0 if self._oom_before is not None and machine_oom_kills() == self._oom_before else None
+        return self._poll.oom_kills() if kills is None else kills
 
     def usage(self) -> GroupUsage:
         microseconds = files.read_number(f"{self._path}/cpu.stat", "usage_usec")
         memory = files.read_number(f"{self._path}/memory.current")
         threads = files.read_number(f"{self._path}/pids.current")
         counted = usage_of(self.pids()) if None in {microseconds, memory, threads} else GroupUsage()
-        return GroupUsage(
-            cpu_seconds=counted.cpu_seconds if microseconds is None else microseconds / 1e6,
-            memory_bytes=counted.memory_bytes if memory is None else memory,
-            threads=counted.threads if threads is None else threads,
-        )
+        return counted.replaced(None if microseconds is None else microseconds / 1e6, memory, threads)
 
     def broken_limit(self) -> tuple[str, str] | None:
-        memory = None if "memory" in self._controllers else self._limits.memory_bytes
-        pids = None if "pids" in self._controllers else self._limits.pids
-        excess = describe_excess(self.pids(), memory, pids)
-        self._over_memory += excess is not None and excess[0] == "memory"
-        return excess
+        return self._poll.broken_limit(self.pids())
 
     def remove(self, unit: str | None = None) -> None:
         files.remove(self._members(unit))

@@ -160,7 +160,12 @@ class Keeper:
             raise RequestError("busy", f"something is being started in cell {cell.name}")  # it would never answer
         if cell.stopping:
             raise RequestError("busy", f"cell {cell.name} is being stopped")
-        self.freezer.freeze(cell, lambda: reply({}), lambda sentence: refuse("freeze", f"cell {cell.name}: {sentence}"))
+
+        def failed(sentence: str) -> None:
+            is_gone = self.state.cells.get(cell.name) is not cell  # with its last unit
+            refuse("unknown" if is_gone else "freeze", f"cell {cell.name}: {sentence}")
+
+        self.freezer.freeze(cell, lambda: reply({}), failed)
 
     def _thaw(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
         cell = self.state.cell(str(request["cell"]))
@@ -192,6 +197,7 @@ class Keeper:
         for unit in units:
             self.state.journal.forget(unit)
             self.remover.remove(self.state.run_directory(unit))
+        self.state.journal.flush()  # what the manager takes for forgotten stays so when this keeper is killed
         reply({})
 
     def _ended_units(self) -> set[str]:

@@ -26,6 +26,8 @@ TIME_PAIR, STREAM_SHIFT = struct.Struct(">QQ"), 56
 #: Streams: not known (a terminal, an earlier version), standard output, standard error, and what we added ourselves.
 UNKNOWN, STDOUT, STDERR, OURS = range(4)
 _TIME_STEP = 0.01
+#: How often it is looked whether somebody has removed the log.
+_LOOK_SECONDS = 1.0
 _DRAIN = 4 << 20
 #: Bytes that cannot begin a character of UTF-8.
 _CONTINUATION = bytes(range(0x80, 0xC0))
@@ -50,6 +52,7 @@ class Log:
         self._file = self._times = -1
         self._size = self._begins = self._times_size = 0
         self._noted: tuple[float, int] = (0.0, -1)  #: time and stream of the last pair
+        self._looked = 0.0  #: when the file was last known to be there
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -57,7 +60,7 @@ class Log:
         try:
             self._file = os.open(path, flags, 0o600)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            _make_directory(os.path.dirname(path))
             self._file = os.open(path, flags, 0o600)
         self._size = os.fstat(self._file).st_size
         with contextlib.suppress(OSError):  # output without times is better than none
@@ -89,6 +92,10 @@ class Log:
         if self._size >= self.limit or self._times_size >= self.limit:
             self._rotate()
         now = time.time()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            if not os.fstat(self._file).st_nlink:
+                self._begin_anew()
         if self._times >= 0 and (stream != self._noted[1] or now - self._noted[0] >= _TIME_STEP):
             self._noted = (now, stream)
             self._write_pair(self._begins + self._size | stream << STREAM_SHIFT, int(now * 1_000_000))
@@ -106,6 +113,10 @@ class Log:
         os.rename(str(self.path), f"{self.path}.1")
         with contextlib.suppress(OSError):
             os.rename(f"{self.path}.times", f"{self.path}.times.1")
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """In a new file; also when somebody has removed the one that was open."""
         self._begins += self._size
         self._noted = (0.0, -1)
         self.close()
@@ -130,6 +141,16 @@ class Log:
             if descriptor >= 0:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
+
+
+def _make_directory(path: str) -> None:
+    """With the one above it, but no more: a home that was removed does not come back."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        for directory in (os.path.dirname(path), path):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
 
 
 class Output:

@@ -21,10 +21,10 @@ def refusal_of(sock: socket.socket) -> str:
     Agents descend from the keeper. A dead peer may not speak, because a child of an agent can connect, end, and leave
     the socket to the agent.
     """
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    pid, uid, _ = _credentials(sock)
     if uid not in {0, os.geteuid()}:
         return "only the user of this keeper and root may speak to it"
-    descriptor = _peer_descriptor(sock, pid)
+    descriptor = peer_descriptor(sock)
     if descriptor < 0:
         return "the process that connected has ended"
     try:
@@ -45,7 +45,13 @@ def refusal_of(sock: socket.socket) -> str:
         os.close(descriptor)
 
 
-def _peer_descriptor(sock: socket.socket, pid: int) -> int:
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    return struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+
+
+def peer_descriptor(sock: socket.socket) -> int:
+    """A pidfd of the process that connected; -1 when it has ended."""
+    pid = _credentials(sock)[0]
     try:
         return int(struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0])
     except OSError as error:

@@ -48,15 +48,6 @@ def require_workdir(plan: StartPlan) -> None:
         raise AgentInitializationError(f"the workdir {plan.workdir} of {plan.name} is not a directory; make it first")
 
 
-async def finish(task: asyncio.Task[Any]) -> None:
-    """Wait until it is done, however often the caller is cancelled meanwhile. Only for work that is bounded."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((task,))
-    if not task.cancelled():
-        task.exception()  # the caller was cancelled, and looks at no result
-
-
 class Tasks:
     """Tasks that outlive their caller, held until they are done."""
 
@@ -76,6 +67,8 @@ class Tasks:
 
 class HeldCell(Cell):
     GIVE_UP: ClassVar[timedelta] = timedelta(seconds=5)
+    #: After TERM, should this manager die before the grace is over.
+    TERM_SECONDS: ClassVar[float] = 60.0
 
     def __init__(self, clock: Clock, holder: Holder, tasks: Tasks, plan: StartPlan, listener: Listener) -> None:
         self._clock = clock
@@ -257,9 +250,18 @@ class HeldCell(Cell):
         self._left = bool(left)
         return left
 
-    async def _terminate(self, over: asyncio.Future[None], seconds: float) -> list[str] | None:
-        """TERM by the holder; None when `over` came first. `seconds` bound it should this manager die meanwhile."""
-        stopping = self._tasks.run(self._kill(seconds))
+    async def _end_processes(self, over: asyncio.Future[None], *, is_running: bool) -> tuple[bool, list[str]]:
+        """As `_end`, after words."""
+        if not is_running:
+            survivors = await self.kill_left()
+            return not survivors, survivors
+        if not over.done() and (left := await self._terminate(over)) is not None:
+            return True, left
+        return False, await self._kill()
+
+    async def _terminate(self, over: asyncio.Future[None]) -> list[str] | None:
+        """TERM by the holder; None when `over` came first."""
+        stopping = self._tasks.run(self._kill(self.TERM_SECONDS))
         await asyncio.wait((stopping, over), return_when=asyncio.FIRST_COMPLETED)
         return stopping.result() if stopping.done() else None
 

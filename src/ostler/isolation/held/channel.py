@@ -12,6 +12,7 @@ from typing import Any
 
 from ostler.agent_process.framing import LineReader, ProtocolError, encode
 from ostler.isolation.hardening import keep_from_children
+from ostler.isolation.held.send_buffer import SendBuffer
 
 _RECEIVE = 1 << 18
 #: So long messages are dispatched before the loop has another turn, so that one agent does not keep it.
@@ -32,7 +33,7 @@ class Channel:
         self._on_closed = on_closed
         self._reader = LineReader(from_agent=True)
         self._queue: deque[dict[str, Any]] = deque()
-        self._buffer = bytearray()
+        self._buffer = SendBuffer(sock)
         self._hold: asyncio.Future[None] | None = None
         #: Callers that wait for an answer behind the backlog, and how many messages are delivered for them.
         self._hurried = self._allowance = 0
@@ -54,23 +55,8 @@ class Channel:
         self.write(b"".join(encode(message, paths=message["t"] == "begin") for message in messages))
 
     def write(self, body: bytes) -> None:
-        if not self.is_open:
-            return
-        waiting = bool(self._buffer)
-        self._buffer += body
-        if not waiting:
-            self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._buffer:
-                del self._buffer[: self._sock.send(self._buffer)]
-        except BlockingIOError:
-            self._loop.add_writer(self._sock.fileno(), self._flush)
-            return
-        except OSError:
-            self._buffer.clear()  # the reader sees the end, after what is still to be read
-        self._loop.remove_writer(self._sock.fileno())
+        if self.is_open:
+            self._buffer.write(body)
 
     def hold(self, until: asyncio.Future[None]) -> None:
         """Deliver nothing before this is done (back-pressure): the agent's messages wait in its outbox."""
@@ -176,5 +162,5 @@ class Channel:
             self._again.cancel()
         if self.is_open:
             self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+            self._buffer.close()
             self._sock.close()

@@ -12,32 +12,33 @@ from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from ostler.agents import AgentContext, CommandSpec
+from ostler.agents import CommandSpec
 from ostler.agents.command import STOP_GRACE_S, Place, Start, place_of, prompt_of, require_runnable, start_of
 from ostler.agents.failures import execution_error
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.drivers.start import Wishes, driven_start, require_installed
 from ostler.errors import AgentExecutionError, AgentGoneError, InvalidOperationError
 from ostler.home import HOMES
 from ostler.isolation.base import Exit, Listener, StartPlan, Usage, Verb
 from ostler.isolation.calls import wake
-from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, finish, require_workdir
+from ostler.isolation.held.cell import HeldCell, Tasks, enforcement_of, require_workdir
 from ostler.isolation.held.command_run import DriverOutput, Run, adopted_place
 from ostler.isolation.held.exit import LOST
 from ostler.isolation.holder import CellLimits, Command, Holder, HolderError, StartOrder, UnitExit, UnitStatus
-from ostler.isolation.mailbox import Mailbox
+from ostler.isolation.mailbox import Mailbox, context_of
 from ostler.isolation.process.limits import box_limits, niceness
 from ostler.isolation.process.logs import LOG_BYTES, log_of, prune_runs, remove_log
 from ostler.isolation.process.umask import own_umask
 from ostler.keeper.terminal import DEFAULT_SIZE
-from ostler.model.context import ContextData
 from ostler.model.states import IsolationLevel
 
 _TERM = "xterm-256color"
-_TERM_SECONDS = 3600.0
 
 
 class CommandCell(HeldCell):
+    TERM_SECONDS = 3600.0
+
     def __init__(  # noqa: PLR0913 - what every held cell has, and what a command needs
         self,
         clock: Clock,
@@ -61,19 +62,7 @@ class CommandCell(HeldCell):
         self._enforcement = enforcement_of(holder.about.get("enforcement") or {})
         mailbox = Mailbox(self._loop, listener, plan.attempt)
         self._driver = None if spec.driver is None else DriverOutput(holder.directory, plan, spec, spec.driver, mailbox)
-        self._context = AgentContext(
-            instance_id=plan.instance_id,
-            attempt=plan.attempt,
-            definition_id=plan.manifest.id,
-            name=plan.name,
-            data=ContextData(plan.context),
-            limits=plan.limits,
-            clock=clock,
-            voice=mailbox,
-            directory=plan.workdir,
-            owns_directory=plan.owns_workdir,
-            env=plan.env,
-        )
+        self._context = context_of(plan, clock, mailbox)
         self._runs: dict[UUID, Run] = {}
         self._forgetting: dict[UUID, asyncio.Task[None]] = {}
         self._starting: set[asyncio.Future[Any]] = set()
@@ -234,7 +223,9 @@ class CommandCell(HeldCell):
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await finish(starting)
+            await wait_ignoring_cancel(starting)
+            if not starting.cancelled():
+                starting.exception()  # seen, for this caller has gone
             raise
         except HolderError as error:
             if error.kind == "lost" or self._closing:
@@ -312,7 +303,7 @@ class CommandCell(HeldCell):
         if run.is_running and run.is_started:
             # A frozen run cannot handle a signal, and thawing for it would thaw the others.
             stopping = self._tasks.run(self._kill(0.0 if self._frozen else STOP_GRACE_S, run.unit))
-            await finish(stopping)
+            await wait_ignoring_cancel(stopping)
             run.given_up = bool(stopping.result()) and run.is_running
         if not run.given_up:
             self._forget(run)
@@ -402,12 +393,7 @@ class CommandCell(HeldCell):
 
     async def _end(self, over: asyncio.Future[None]) -> tuple[bool, list[str]]:
         self._thawed.set()
-        if not self._running:
-            survivors = await self.kill_left()
-            return not survivors, survivors
-        if not over.done() and (left := await self._terminate(over, _TERM_SECONDS)) is not None:
-            return True, left
-        return False, await self._kill()
+        return await self._end_processes(over, is_running=bool(self._running))
 
     def _release(self, how: Exit | None) -> None:
         del how

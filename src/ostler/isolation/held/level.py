@@ -15,6 +15,7 @@ from uuid import UUID
 
 from ostler.agents import AgentKind
 from ostler.agents.command import identity
+from ostler.aio import wait_ignoring_cancel
 from ostler.clock import Clock
 from ostler.drivers import command_of
 from ostler.errors import AgentInitializationError, InvalidOperationError, ValidationError
@@ -29,7 +30,7 @@ from ostler.isolation.base import (
     Site,
     StartPlan,
 )
-from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, finish, require_workdir
+from ostler.isolation.held.cell import HeldCell, Tasks, cell_name, enforcement_of, require_workdir
 from ostler.isolation.held.command_cell import CommandCell
 from ostler.isolation.held.console import HeldConsole
 from ostler.isolation.held.exit import exit_of
@@ -48,10 +49,9 @@ _SWEEPS_AT_ONCE = 64
 
 
 class HeldIsolation(Isolation):
-    def __init__(self, clock: Clock, site: Site | None, holder: Holder, *, outlives: bool) -> None:
+    def __init__(self, clock: Clock, site: Site | None, holder: Holder) -> None:
         super().__init__(clock, site)
         self._holder = holder
-        self._outlives = outlives
         self._tasks = Tasks()
         self._cells: weakref.WeakSet[HeldCell] = weakref.WeakSet()
 
@@ -65,7 +65,7 @@ class HeldIsolation(Isolation):
             limits=enforcement_of(self._holder.about.get("enforcement") or self._likely_enforcement()),
             freezes=True,
             kills=True,
-            outlives_manager=self._outlives,
+            outlives_manager=self._site.outlives,
             has_own_process=True,
             has_terminals=self._holder.has_terminals,
             kinds=frozenset(AgentKind),
@@ -107,11 +107,11 @@ class HeldIsolation(Isolation):
     async def _undo(self, cell: HeldCell) -> str | None:
         """What could not be ended. In tasks of their own: a second cancellation must not keep it from being undone."""
         stopping = self._tasks.run(cell.stop(timedelta(0)))
-        await finish(stopping)
+        await wait_ignoring_cancel(stopping)
         left_behind: str | None = stopping.result().left_behind
         if left_behind is not None and not cell.is_unanswered:
             return left_behind
-        await finish(self._tasks.run(cell.destroy()))  # a holder that hangs ends it when it answers again
+        await wait_ignoring_cancel(self._tasks.run(cell.destroy()))  # a holder that hangs ends it when it answers again
         return None
 
     def _order(self, plan: StartPlan, source: Mapping[str, Any]) -> StartOrder:
@@ -180,20 +180,23 @@ class HeldIsolation(Isolation):
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
         if self._site.directory is None or not await self._holder.open(start=False):
             return _ENDED_WITH_MANAGER
-        if plan.manifest.kind is AgentKind.COMMAND:
-            return await self._adopt_command(handle, plan, listener)
-        cell = self._python_cell(plan, listener)
+        is_command = plan.manifest.kind is AgentKind.COMMAND
+        cell = self._command_cell(plan, listener) if is_command else self._python_cell(plan, listener)
+        how: Exit | None = None
         try:
-            how = await self._adopt_python(cell, plan)
-            if how is not None:
-                cell.detach()
-                return how
+            if isinstance(cell, CommandCell):
+                await self._adopt_command(cell, handle)
+            else:
+                how = await self._adopt_python(cell, plan)
         except HolderError as error:
             cell.detach()
             raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
         except BaseException:
             cell.detach()
             raise
+        if how is not None:
+            cell.detach()
+            return how
         return self._remember(cell)
 
     async def _adopt_python(self, cell: PythonCell, plan: StartPlan) -> Exit | None:
@@ -208,20 +211,11 @@ class HeldIsolation(Isolation):
         how = await cell.adopt(status)
         return None if how is None else cell.adopt_ended(how)
 
-    async def _adopt_command(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell:
+    async def _adopt_command(self, cell: CommandCell, handle: Mapping[str, Any] | None) -> None:
         """Between two runs there is no process, so there is always a cell."""
-        cell = self._command_cell(plan, listener)
-        try:
-            for status in await self._holder.units(cell.name):
-                await cell.adopt(status)
-        except HolderError as error:
-            cell.detach()
-            raise InvalidOperationError(f"it cannot be known now what became of it: {error}") from error
-        except BaseException:
-            cell.detach()
-            raise
+        for status in await self._holder.units(cell.name):
+            await cell.adopt(status)
         cell.report(handle)
-        return cell
 
     async def sweep(self, keep: Collection[tuple[UUID, int]]) -> int:
         if not await self._holder.open(start=False):
@@ -251,7 +245,7 @@ class HeldIsolation(Isolation):
         for cell in list(self._cells):
             cell.detach()
         await self._tasks.wait(5.0)
-        await self._holder.close(leave=self._outlives)
+        await self._holder.close(leave=self._site.outlives)
 
 
 def _begin(plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:

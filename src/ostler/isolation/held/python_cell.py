@@ -30,7 +30,6 @@ from ostler.model.validation import Fault, shown
 _log = logging.getLogger("ostler.isolation")
 #: From the end of its channel to the end of its process.
 _EXIT_SECONDS = 5.0
-_TERM_SECONDS = 60.0
 #: For the manager to take the answers of an agent that has ended, before it is told of that end.
 _ANSWER_SECONDS = 5.0
 _MUTE = Exit(outcome=AttemptOutcome.ERROR, detail="it closed its channel and lived on, so it was ended")
@@ -388,12 +387,7 @@ class PythonCell(HeldCell):
         if self._channel is not None and not self._gone.done() and not over.done():
             self._send({"t": "stop"})
             await asyncio.wait((self._gone, self._words_over, over), return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done():
-            survivors = await self.kill_left()
-            return not survivors, survivors
-        if not over.done() and (left := await self._terminate(over, _TERM_SECONDS)) is not None:
-            return True, left
-        return False, await self._kill()
+        return await self._end_processes(over, is_running=not self._gone.done())
 
     def _release(self, how: Exit | None) -> None:
         if self._exit_timer is not None:

@@ -22,9 +22,11 @@ from typing import Any
 
 from ostler.agent_process.framing import MAX_UNSENT
 from ostler.errors import InvalidOperationError, StaleWriterError
+from ostler.home import KEEPER
 from ostler.isolation.base import Input, LastOutput, OtherVersionError, Screen, Site, Usage
 from ostler.isolation.calls import wake
 from ostler.isolation.hardening import harden, keep_from_children
+from ostler.isolation.held.send_buffer import SendBuffer
 from ostler.isolation.holder import (
     Command,
     Holder,
@@ -42,7 +44,6 @@ from ostler.keeper.state import cell_of
 from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
-KEEPER = "keeper"
 _CONNECT_SECONDS = 20.0
 _REPLY_SECONDS = 30.0
 #: A start may import a large module first.
@@ -76,7 +77,7 @@ class _Connection:
         self._on_event = on_event
         self._on_lost = on_lost
         self._reader = protocol.LineReader(1 << 26)
-        self._buffer = bytearray()
+        self._buffer = SendBuffer(sock)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._turn: asyncio.TimerHandle | None = None
@@ -132,19 +133,7 @@ class _Connection:
         self._turn = self._loop.call_later(_TURN_SECONDS, self._check)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        self._buffer += protocol.encode(message)
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._buffer:
-                del self._buffer[: self._sock.send(self._buffer)]
-        except BlockingIOError:
-            self._loop.add_writer(self._sock.fileno(), self._flush)
-            return
-        except OSError:
-            self._buffer.clear()
-        self._loop.remove_writer(self._sock.fileno())
+        self._buffer.write(protocol.encode(message))
 
     def _readable(self) -> None:
         try:
@@ -192,7 +181,7 @@ class _Connection:
     def close(self) -> None:
         if self.is_open:
             self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
+            self._buffer.close()
             self._sock.close()
             self.closed.set_result(None)
             if self._turn is not None:
@@ -220,10 +209,6 @@ class KeeperHolder(Holder):
         self._templates = Templates()
         self._renewing: asyncio.TimerHandle | None = None
         self._renewals: set[asyncio.Task[Any]] = set()
-
-    @property
-    def outlives(self) -> bool:
-        return self._site.directory is not None and self._site.outlive.total_seconds() > 0
 
     @property
     def directory(self) -> Path:  # type: ignore[override]
@@ -322,7 +307,7 @@ class KeeperHolder(Holder):
             raise OtherVersionError(other.sentence, f"wait for that, or end them now: kill {other.pid}")
 
     async def _hello(self, connection: _Connection) -> None:
-        lease = self._site.outlive.total_seconds() if self.outlives else 0.0
+        lease = self._site.outlive.total_seconds() if self._site.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
         self._outputs.clear()

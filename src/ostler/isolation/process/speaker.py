@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
-from ostler.isolation.process.keeper_client import KEEPER
+from ostler.home import KEEPER
 from ostler.keeper import tree
 from ostler.keeper.protocol import TOKEN
 from ostler.keeper.rlimit_tag import RLIMIT_LOCKS, tag_for, tag_of
