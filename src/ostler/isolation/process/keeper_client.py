@@ -211,10 +211,6 @@ class KeeperHolder(Holder):
         self._renewals: set[asyncio.Task[Any]] = set()
 
     @property
-    def outlives(self) -> bool:
-        return self._site.directory is not None and self._site.outlive.total_seconds() > 0
-
-    @property
     def directory(self) -> Path:  # type: ignore[override]
         if self._site.directory is not None:
             return self._site.directory
@@ -311,7 +307,7 @@ class KeeperHolder(Holder):
             raise OtherVersionError(other.sentence, f"wait for that, or end them now: kill {other.pid}")
 
     async def _hello(self, connection: _Connection) -> None:
-        lease = self._site.outlive.total_seconds() if self.outlives else 0.0
+        lease = self._site.outlive.total_seconds() if self._site.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
         self._outputs.clear()
