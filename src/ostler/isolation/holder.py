@@ -28,6 +28,8 @@ ErrorKind = Literal[
     "late",  # no answer in time; the request may still be carried out
     "stale",  # a newer manager has the holder
     "version",  # the holder speaks another version of the protocol
+    "refused",  # the holder does not speak to this program
+    "ending",  # the holder is about to end; another follows it
     "request",  # the request makes no sense to this holder
 ]
 
