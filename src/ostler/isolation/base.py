@@ -190,6 +190,11 @@ class Site:
     #: Bytes that each agent may write in a second; what is beyond is dropped and counted.
     output_rate: int = 2 * 1024 * 1024
 
+    @property
+    def outlives(self) -> bool:
+        """Agents outside the program live on without a manager."""
+        return self.directory is not None and self.outlive > timedelta(0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
