@@ -38,7 +38,6 @@ class Walled(Agent):
         self._context = context
 
     async def process(self, request: str) -> Any:
-        self._context.signal("began")
         if request == "worker":
             await asyncio.to_thread(self._pass)
         elif request == "loop":
@@ -68,6 +67,7 @@ class Walled(Agent):
         return most
 
     def _pass(self) -> None:
+        self._context.signal("began")  # from here on nothing but the gate ends it
         with self._gate:
             pass
 
