@@ -38,7 +38,6 @@ class Walled(Agent):
         self._context = context
 
     async def process(self, request: str) -> Any:
-        self._context.signal("began")
         if request == "worker":
             await asyncio.to_thread(self._pass)
         elif request == "loop":
@@ -68,6 +67,7 @@ class Walled(Agent):
         return most
 
     def _pass(self) -> None:
+        self._context.signal("began")  # from here on nothing but the gate ends it
         with self._gate:
             pass
 
@@ -91,14 +91,14 @@ class TestThreadIsolation(IsolationContract):
 
     async def test_an_idle_agent_has_one_thread_named_after_it(self, start: Start) -> None:
         cell = await start()
-        assert [one.name for one in threading.enumerate() if one.name.startswith("ostler-")] == [NAME]
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("ostler-")] == [NAME]
         assert (await cell.usage()).thread_count == 1
 
     async def test_an_agent_lives_in_one_thread_and_works_in_others(self, start: Start) -> None:
         cell = await start()
-        told = await cell.call(Verb.PROCESS, do("tell"))
-        (thread,) = (one for one in threading.enumerate() if one.name == NAME)
-        assert told["thread"] == thread.ident
+        answer = await cell.call(Verb.PROCESS, do("tell"))
+        (thread,) = (living for living in threading.enumerate() if living.name == NAME)
+        assert answer["thread"] == thread.ident
         plain = await start(PlainAgent)
         assert await plain.call(Verb.PROCESS, do("thread")) not in {thread.ident, threading.get_ident()}
         assert (await plain.usage()).thread_count == 2
@@ -250,16 +250,16 @@ class TestThreadIsolation(IsolationContract):
         for steps in range(60):
             cell = await isolation.start(plan_of(), listener)
             calls = [
-                asyncio.ensure_future(cell.call(*one))
-                for one in ((Verb.INITIALIZE,), (Verb.PROCESS, do("hang")), (Verb.PROCESS, do("chat", count=20)))
+                asyncio.ensure_future(cell.call(*question))
+                for question in ((Verb.INITIALIZE,), (Verb.PROCESS, do("hang")), (Verb.PROCESS, do("chat", count=20)))
             ]
             for _ in range(steps % 12):
                 await asyncio.sleep(0)
             await cell.destroy()
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert all(one is None or isinstance(one, AgentGoneError | AgentExecutionError) for one in answers)
+            assert all(answer is None or isinstance(answer, AgentGoneError | AgentExecutionError) for answer in answers)
         await until(lambda: all(now <= then for now, then in zip(inventory(), before, strict=True)))
-        assert not [one for one in caplog.records if one.name.startswith("asyncio")]
+        assert not [record for record in caplog.records if record.name.startswith("asyncio")]
 
     def test_a_program_ends_though_an_agent_does_not(self) -> None:
         done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=50, check=False)

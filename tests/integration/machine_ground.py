@@ -31,6 +31,11 @@ def lives(pid: int) -> bool:
     return tree.living(pid) is not None
 
 
+def cpu_seconds(pid: int) -> float:
+    status = tree.stat(pid)
+    return 0.0 if status is None else status.cpu_seconds
+
+
 def token_of(home: Path) -> str:
     file = home / "keeper" / "token"
     return file.read_text().strip() if file.exists() else "none"

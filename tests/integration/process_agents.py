@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ class Handy(Agent):
             "parent": os.getppid(),
             "environ": dict(os.environ),
             "cwd": str(Path.cwd()),
-            "files": sorted(int(one) for one in os.listdir("/proc/self/fd")),
+            "files": sorted(int(name) for name in os.listdir("/proc/self/fd")),
             "nice": os.nice(0),
         }
 
@@ -77,8 +78,8 @@ class Handy(Agent):
         return subprocess.Popen([sys.executable, "-c", code]).pid
 
     async def babble(self, request: Any) -> None:
-        """Something that is no message, on the very channel."""
-        self._channel().send(bytes.fromhex(request["hex"]))
+        """A line that is no message, on the channel itself."""
+        self._channel().send(bytes.fromhex(request["hex"]) + b"\n")
         await asyncio.Event().wait()
 
     async def hang_up(self, _: Any) -> None:
@@ -92,10 +93,11 @@ class Handy(Agent):
     def _channel() -> socket.socket:
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found = socket.socket(fileno=os.dup(int(name)))
-                if found.type == socket.SOCK_SEQPACKET:
-                    return found
-                found.close()
+                sock = socket.socket(fileno=os.dup(int(name)))
+                peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+                if peer not in {0, os.getpid(), os.getppid()}:  # nobody, its own loop, the keeper that listened for it
+                    return sock
+                sock.close()
         raise LookupError("no channel")
 
 

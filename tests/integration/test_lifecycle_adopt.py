@@ -37,6 +37,7 @@ from ostler import (
     WaitKind,
 )
 from ostler.home import DATABASE_FILE
+from ostler.keeper.protocol import UNSENT
 from ostler.store.store import Store
 from ostler.store.waits import end_wait, get_wait
 from ostler.testing.clock import ManualClock
@@ -234,6 +235,29 @@ async def test_an_answer_that_was_given_meanwhile_is_delivered_and_not_computed_
     assert rows["good"] == (RequestState.DONE, 1)
     assert rows["bad"][0] is RequestState.FAILED
     assert crew.stage.said.count("began") == 1 + rows["bad"][1], "only what failed begins again"
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["fails", "comes back"])
+async def test_an_answer_that_was_given_meanwhile_survives_the_death_of_its_agent(crew: Crew, *, returns: bool) -> None:
+    agent = await crew.start(restart_policy=IMMEDIATE if returns else None)
+    pid = await pid_of(agent)
+    await crew.busy(agent, id="r-1")
+    await crew.close(keep=True)
+    crew.stage.release("work")
+    await until(lambda: any('"let go"' in file.read_text() for file in crew.home.rglob(UNSENT)))
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not lives(pid))
+    await crew.open()
+    agent = crew.again(agent)
+    assert await agent.ask(do("hang"), id="r-1") == "let go"
+    assert crew.stage.said.count("began") == 1, "it is not computed again"
+    assert [(row.state, row.tries) for row in await agent.requests()] == [(RequestState.DONE, 1)]
+    if returns:
+        await crew.reaches(agent, S.READY, attempt=2)
+    else:
+        await crew.reaches(agent, S.FAILED)
+    first = (await crew.attempts(agent))[0]
+    assert (first.outcome, first.detail) == (AttemptOutcome.SIGNAL, "killed by SIGKILL")
 
 
 async def test_a_request_without_a_caller_ends_and_its_answer_is_kept(crew: Crew) -> None:

@@ -25,7 +25,7 @@ from seam_victim import AGENTS
 
 from ostler.clock import SystemClock
 from ostler.errors import AgentGoneError
-from ostler.isolation import Cell, Site
+from ostler.isolation import Cell, Site, Verb
 from ostler.isolation.process.level import ProcessIsolation
 
 VICTIM = Path(__file__).parent / "seam_victim.py"
@@ -86,20 +86,22 @@ asyncio.run(main())
 async def next_manager(home: Path, number: int) -> None:
     level = ProcessIsolation(SystemClock(), Site(directory=home, outlive=timedelta(seconds=30), epoch=2 * number + 2))
     plan = replace(plan_for(home.parent / "tool", "sleep", "1000"), instance_id=UUID(int=number + 1))
-    found = await level.recover(None, plan, RecordingListener())
-    assert isinstance(found, Cell)
+    listener = RecordingListener()
+    cell = await level.adopt(None, plan, listener)
+    assert isinstance(cell, Cell)
+    calls, _ = await listener.report()
     call = None
-    if found.in_flight:
-        call = asyncio.ensure_future(found.rejoin(CALL))
+    if calls:
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x", call_id=CALL))
         await asyncio.sleep(0)
     if number % 2:
-        await found.thaw()
-    report = await found.stop(timedelta(seconds=(number % 3) * 2))
+        await cell.thaw()
+    report = await cell.stop(timedelta(seconds=(number % 3) * 2))
     assert report.left_behind is None
     if call is not None:
         with pytest.raises(AgentGoneError):
             await call
-    await found.destroy()
+    await cell.destroy()
     assert await level.sweep(()) == 0
     await level.close()
     assert not everyone(home, f"{plan.instance_id.hex}.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine_ground import end_keeper, everyone, group_number, keeper_of, kill_keeper_of, lives, until
+from machine_ground import cpu_seconds, end_keeper, everyone, group_number, keeper_of, kill_keeper_of, lives, until
 from promise_agents import Plodder
 from promise_ground import Fleet, opened
 
@@ -31,7 +31,6 @@ from ostler import (
     SuspendDepth,
     TerminationOptions,
 )
-from ostler.keeper import tree
 
 pytestmark = pytest.mark.anyio
 
@@ -66,10 +65,10 @@ async def test_a_quarter_of_a_core_is_a_quarter_of_a_core(fleet: Fleet) -> None:
     one = await fleet.spawn(resource_limits=ResourceLimits(max_cpu_percent=25))
     fleet.require(one, "max_cpu_percent")
     pid, working = await fleet.pid(one), fleet.start(one, "spin", seconds=30)
-    await until(lambda: tree.cpu_seconds(pid) > 1)
-    before, began = tree.cpu_seconds(pid), time.monotonic()
+    await until(lambda: cpu_seconds(pid) > 1)
+    before, began = cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(2)
-    percent = 100 * (tree.cpu_seconds(pid) - before) / (time.monotonic() - began)
+    percent = 100 * (cpu_seconds(pid) - before) / (time.monotonic() - began)
     assert 5 < percent <= 30, "a busy machine may have no quarter to give"
     await fleet.manager.terminate(one.instance_id, TerminationOptions.immediate())
     await asyncio.wait((working,))
@@ -171,7 +170,7 @@ async def frozen_family(fleet: Fleet) -> tuple[AgentInstance, set[int]]:
 
 
 def time_used(family: set[int]) -> float:
-    return sum(tree.cpu_seconds(pid) for pid in family)
+    return sum(cpu_seconds(pid) for pid in family)
 
 
 async def test_a_frozen_agent_stands_still_with_all_it_started_and_goes_on(fleet: Fleet) -> None:

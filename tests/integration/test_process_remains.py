@@ -16,11 +16,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from defect_ground import plan_for
+from isolation.ground import RecordingListener
 from machine_ground import PATIENCE, end_keeper, keeper_of, kill_keeper_of, lacking, lives, swept, until
 from promise_ground import Fleet, opened
 
 import ostler
 from ostler import AgentGoneError, AgentInstance, AgentState, InvalidOperationError, RestartPolicy, TerminationOptions
+from ostler.agents import CommandSpec
+from ostler.clock import SystemClock
+from ostler.isolation.base import Cell, Site, Verb
+from ostler.isolation.process.level import ProcessIsolation
 
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 _AT_ONCE = TerminationOptions.immediate()
@@ -166,3 +172,30 @@ async def test_a_dead_agent_does_not_return_while_something_of_it_lives_and_ends
             await fleet.comes_to(back, AgentState.READY, 2)
             await fleet.comes_to(ended, AgentState.TERMINATED)
             assert len(await fleet.attempts(ended)) == 1
+
+
+@pytest.mark.torture  # as above
+@pytest.mark.anyio
+async def test_so_it_is_of_a_command_whose_keeper_was_killed(tmp_path: Path) -> None:
+    with swept(tmp_path / "home") as home, ice() as cold:
+        begun = tmp_path / "begun"
+        argv = ("sh", "-c", f"sleep 1000 & echo $! > {begun}.new; mv {begun}.new {begun}; wait")
+        plan = plan_for(CommandSpec(argv=argv), tmp_path)
+        managers = [
+            ProcessIsolation(SystemClock(), Site(directory=home, outlive=_OUTLIVE, epoch=epoch)) for epoch in (1, 2)
+        ]
+        cell = await managers[0].start(plan, RecordingListener())
+        call = asyncio.ensure_future(cell.call(Verb.PROCESS, "x"))
+        await until(begun.exists)
+        await cold.take(int(begun.read_text()))
+        handle = cell.handle
+        await managers[0].close()
+        await asyncio.gather(call, return_exceptions=True)
+        kill_keeper_of(home)
+        adopted = await managers[1].adopt(handle, plan, RecordingListener())
+        assert isinstance(adopted, Cell)
+        assert "process" in ((await adopted.stop(timedelta(0))).left_behind or "")
+        await cold.broken()
+        assert (await adopted.stop(timedelta(0))).left_behind is None
+        await adopted.destroy()
+        await managers[1].close()

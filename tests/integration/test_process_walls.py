@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -105,17 +106,18 @@ def stranger(**more: str) -> subprocess.Popen[bytes]:
 
 
 def stranger_with(pid: int) -> subprocess.Popen[bytes]:
-    """Somebody else who got the pid of one that is dead."""
-    for _ in range(50):
+    """Another program that got the pid of a dead agent. On a busy machine others take it first, many times."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
         try:
             Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         except OSError:
             break
-        found = stranger()
-        if found.pid == pid:
-            return found
-        found.kill()
-        found.wait()
+        program = stranger()
+        if program.pid == pid:
+            return program
+        program.kill()
+        program.wait()
     return lacking("this machine does not let us choose a pid")
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostler.agent_process.framing import ProtocolError, encode
+from ostler.isolation import Verb
 from ostler.isolation.held import validate
 from ostler.isolation.held.channel import Channel
 from ostler.model.context import MAX_BYTES, json_faults
@@ -58,6 +59,54 @@ def test_a_message_is_refused_with_the_first_fault_of_its_payload(payload: dict[
     with pytest.raises(ProtocolError) as raised:
         validate.message_of(said)
     assert str(raised.value) == faults[0].message
+
+
+def test_a_call_is_known_by_its_key() -> None:
+    assert validate.read_key(validate.key_of(Verb.PROCESS, ASK)) == (Verb.PROCESS, ASK)
+    assert validate.calls_of({"calls": [validate.key_of(Verb.HEALTH, ASK)]}) == {ASK: Verb.HEALTH}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "progress", "fraction": 2},
+        {"kind": "progress", "fraction": True},
+        {"kind": "progress", "message": 7},
+        {"kind": "progress", "details": [1]},
+        {"kind": "signal"},
+        {"kind": "signal", "name": "x" * 10_000},
+        {"kind": "signal", "name": "two\nlines"},
+        {"kind": "signal", "name": "x", "payload": {"a": "\0"}},
+        {"kind": "tokens", "count": -1},
+        {"kind": "tokens", "count": 1.5},
+        {"kind": "tokens", "count": 1, "number": "7"},
+        {"kind": "signal", "name": "x", "number": -1},
+        {"kind": "metric", "name": "x", "value": float("inf")},
+        {"kind": "rumour"},
+        {},
+    ],
+)
+def test_what_is_no_message_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        validate.message_of(fields)
+
+
+@pytest.mark.parametrize("answer", [{}, {"error": {}}, {"error": "no"}, {"crash": None}])
+def test_what_is_no_answer_is_refused(answer: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        validate.outcome_of(answer)
+
+
+@pytest.mark.parametrize("question", [{}, {"kind": "human", "timeout_seconds": "soon"}, {"kind": "human", "call": 3}])
+def test_what_is_no_question_is_refused(question: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        validate.wait_of(question, ASK)
+
+
+@pytest.mark.parametrize("welcome", [{}, {"calls": 3}, {"calls": [3]}, {"calls": ["process:x"]}])
+def test_what_is_no_welcome_is_refused(welcome: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        validate.calls_of(welcome)
 
 
 def test_what_is_nested_or_asked_too_long_is_a_fault() -> None:

@@ -120,8 +120,6 @@ def test_what_no_other_process_can_find_is_refused(maker: Any, complaint: str) -
 SCRIPT = """
 from ostler.agents import Agent
 from ostler.errors import AgentInitializationError
-from ostler.isolation.held.exit import ending_of, exit_of
-from ostler.isolation.holder import UnitExit
 from ostler.isolation.process.sources import source_of
 
 class Mine(Agent):

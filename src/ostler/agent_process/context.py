@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from ostler.agents import AgentContext, Voice
 from ostler.clock import SystemClock
+from ostler.durations import to_duration
 from ostler.model.context import ContextData
 from ostler.model.spawn import ResourceLimits
 
-#: How a duration is written in JSON: days, hours, minutes, seconds.
-_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
-_LIMITS = frozenset(one.name for one in fields(ResourceLimits))
+_LIMITS = frozenset(limit.name for limit in fields(ResourceLimits))
 
 
 def context_of(plan: Mapping[str, Any], voice: Voice) -> AgentContext:
@@ -50,15 +47,5 @@ def limits_of(given: Mapping[str, Any]) -> ResourceLimits:
     """By hand: pydantic would be the largest part of an agent's memory, and the manager has validated them."""
     values = {name: value for name, value in given.items() if name in _LIMITS and value is not None}
     if "execution_timeout" in values:
-        values["execution_timeout"] = _duration(values["execution_timeout"])
+        values["execution_timeout"] = to_duration(values["execution_timeout"])
     return ResourceLimits(**values)
-
-
-def _duration(value: Any) -> timedelta:
-    if isinstance(value, int | float):
-        return timedelta(seconds=value)
-    found = _DURATION.fullmatch(value)
-    if found is None:
-        raise ValueError(f"{value!r:.50} is no duration")
-    days, hours, minutes, seconds = (float(one or 0) for one in found.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -190,6 +190,11 @@ class Site:
     #: Bytes that each agent may write in a second; what is beyond is dropped and counted.
     output_rate: int = 2 * 1024 * 1024
 
+    @property
+    def outlives(self) -> bool:
+        """Agents outside the program live on without a manager."""
+        return self.directory is not None and self.outlive > timedelta(0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
@@ -280,7 +285,9 @@ class Listener(Protocol):
         ...
 
     def on_exit(self, attempt: int, how: Exit) -> None:
-        """The agent ended and nobody asked it to. Nothing of it is left. A second call for an attempt is harmless."""
+        """The agent ended and nobody asked it to. Nothing of it is left but what cannot be killed; `Cell.stop` names
+        that. A second call for an attempt is harmless.
+        """
         ...
 
 
@@ -413,6 +420,7 @@ class Isolation(ABC):
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
         """Find what an earlier manager started: the living cell, or how it ended. Does not wait for the agent.
 
+        Of one that ended and left what cannot be killed, a cell too: its exit is reported, and `stop` tries again.
         Without a handle only the intent to start was committed; instance and attempt identify it. Raises
         `InvalidOperationError` when it cannot be known now; then it may be called again.
         """

@@ -28,6 +28,8 @@ ErrorKind = Literal[
     "late",  # no answer in time; the request may still be carried out
     "stale",  # a newer manager has the holder
     "version",  # the holder speaks another version of the protocol
+    "refused",  # the holder does not speak to this program
+    "ending",  # the holder is about to end; another follows it
     "request",  # the request makes no sense to this holder
 ]
 
@@ -216,7 +218,7 @@ class Holder(ABC):
     @abstractmethod
     async def stop(self, name: str, grace: float) -> list[str]:
         """End a cell or a unit: thaw, TERM, wait for `grace` seconds, KILL until nothing is left. Returns what is left.
-        A second stop joins the first and can only shorten it. Unknown names are already gone: returns [].
+        A second stop joins the first and can only shorten it. Of an unknown name, what an earlier holder left.
         """
 
     @abstractmethod

@@ -197,6 +197,7 @@ class Keeper:
         for unit in units:
             self.state.journal.forget(unit)
             self.remover.remove(self.state.run_directory(unit))
+        self.state.journal.flush()  # what the manager takes for forgotten stays so when this keeper is killed
         reply({})
 
     def _ended_units(self) -> set[str]:

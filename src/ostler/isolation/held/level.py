@@ -49,10 +49,9 @@ _SWEEPS_AT_ONCE = 64
 
 
 class HeldIsolation(Isolation):
-    def __init__(self, clock: Clock, site: Site | None, holder: Holder, *, outlives: bool) -> None:
+    def __init__(self, clock: Clock, site: Site | None, holder: Holder) -> None:
         super().__init__(clock, site)
         self._holder = holder
-        self._outlives = outlives
         self._tasks = Tasks()
         self._cells: weakref.WeakSet[HeldCell] = weakref.WeakSet()
 
@@ -66,7 +65,7 @@ class HeldIsolation(Isolation):
             limits=enforcement_of(self._holder.about.get("enforcement") or self._likely_enforcement()),
             freezes=True,
             kills=True,
-            outlives_manager=self._outlives,
+            outlives_manager=self._site.outlives,
             has_own_process=True,
             has_terminals=self._holder.has_terminals,
             kinds=frozenset(AgentKind),
@@ -246,7 +245,7 @@ class HeldIsolation(Isolation):
         for cell in list(self._cells):
             cell.detach()
         await self._tasks.wait(5.0)
-        await self._holder.close(leave=self._outlives)
+        await self._holder.close(leave=self._site.outlives)
 
 
 def _begin(plan: StartPlan, source: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from ostler.model.text import last_line
 
 _log = logging.getLogger("ostler.isolation")
 _CONNECT_SECONDS = 20.0
+_REFUSED_SECONDS = 1.0
 _REPLY_SECONDS = 30.0
 #: A start may import a large module first.
 _START_SECONDS = 150.0
@@ -211,10 +212,6 @@ class KeeperHolder(Holder):
         self._renewals: set[asyncio.Task[Any]] = set()
 
     @property
-    def outlives(self) -> bool:
-        return self._site.directory is not None and self._site.outlive.total_seconds() > 0
-
-    @property
     def directory(self) -> Path:  # type: ignore[override]
         if self._site.directory is not None:
             return self._site.directory
@@ -266,6 +263,8 @@ class KeeperHolder(Holder):
                 connection.close()
                 await self._require_leaving(error, directory)
                 reason = str(error)
+                if error.kind == "refused":  # perhaps for a moment only, in which a process above this one was ending
+                    end = min(end, loop.time() + _REFUSED_SECONDS)
                 await asyncio.sleep(_PAUSE)
             except BaseException:
                 connection.close()
@@ -311,7 +310,7 @@ class KeeperHolder(Holder):
             raise OtherVersionError(other.sentence, f"wait for that, or end them now: kill {other.pid}")
 
     async def _hello(self, connection: _Connection) -> None:
-        lease = self._site.outlive.total_seconds() if self.outlives else 0.0
+        lease = self._site.outlive.total_seconds() if self._site.outlives else 0.0
         fields = {"version": protocol.VERSION, "epoch": self._site.epoch, "lease_seconds": lease}
         self.about = await connection.request("hello", **fields)
         self._outputs.clear()

@@ -18,8 +18,7 @@ class ProcessIsolation(HeldIsolation):
 
     def __init__(self, clock: Clock, site: Site | None = None) -> None:
         site = site or Site()
-        self._keeper = KeeperHolder(site)
-        super().__init__(clock, site, self._keeper, outlives=self._keeper.outlives)
+        super().__init__(clock, site, KeeperHolder(site))
         self._likely: Mapping[str, str] | None = None
 
     def _likely_enforcement(self) -> Mapping[str, str]:
