@@ -763,6 +763,15 @@ def test_a_closed_pipe_is_no_traceback(sh: Shell) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_what_writes_into_a_closed_pipe_is_stopped(sh: Shell) -> None:
+    line = f"{sh.program} run --name unread -- yes | head -1"
+    done = subprocess.run(
+        ["bash", "-c", line], env=sh.environment, cwd=sh.project, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("y\n", "")
+    assert sh.run("inspect", "unread").json()["state"] == "terminated"
+
+
 def test_colour_only_on_a_terminal_and_never_with_no_color(sh: Shell) -> None:
     assert "\x1b" not in sh.ok("ps", "-a")
 

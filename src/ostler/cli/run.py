@@ -301,6 +301,10 @@ def _follow(daemon: Daemon, instance: dict[str, Any], *, raw: bool, exact: bool)
         _tell_dropped(ended)
     except UnreachableError as error:
         raise _without_daemon(error, instance) from error
+    except BrokenPipeError:
+        # As in a shell, where `yes | head` ends both.
+        daemon.call("terminate", instance=key, options={"graceful_timeout": 10, "reason": "its output was closed"})
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
     return ExitCode.INTERRUPTED if interrupts else _exit_code(ended)
