@@ -157,6 +157,15 @@ def test_ctrl_c_stops_what_runs_in_the_foreground(sh: Shell) -> None:
     assert sh.run("wait", "foreground", "--timeout", "20s").code == 0
 
 
+@pytest.mark.parametrize("command", ["stop", "kill"])
+def test_run_of_what_somebody_else_stops_does_not_succeed(sh: Shell, command: str) -> None:
+    with sh.start("run", "--name", f"ended-by-{command}", *FOREVER) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        sh.ok(command, f"ended-by-{command}")
+        assert running.wait(60) == 143
+
+
 def test_run_says_that_data_in_a_pipe_is_not_passed_on(sh: Shell) -> None:
     piped = sh.run("run", "--", "cat", stdin="lost")
     assert (piped.code, piped.out) == (0, "")
@@ -622,6 +631,7 @@ def test_an_unknown_agent_is_exit_4_with_the_nearest_name(sh: Shell, command: st
         ("stop",),
         ("kill",),
         ("restart",),
+        ("run", "-d", "-i", "--", "cat"),
         ("rm",),
         ("prune", "--what"),
         ("wait", "x", "--timeout", "soon"),

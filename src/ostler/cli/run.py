@@ -26,6 +26,7 @@ _PASSED_ON = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TZ"
 _COULD_NOT_START = 125
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
+_STOPPED = 143
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"  # as in `agents.command`, which is slow to import
 _LONGEST = "7d"
 _LOOK_SECONDS = 0.2
@@ -123,6 +124,10 @@ def _require_terminal(chosen: dict[str, Any], *, detach: bool, is_command: bool)
     """Before anything is started: what -i, -t and --detach-keys need."""
     if (chosen["interactive"] or chosen["has_terminal"]) and not is_command:
         raise click.UsageError("-i and -t are for commands: ostler run -it -- CMD")
+    if chosen["interactive"] and detach and not chosen["has_terminal"]:
+        raise click.UsageError(
+            "-i passes standard input on while you wait; with -d nobody would: leave one of them out"
+        )
     if chosen["has_terminal"] and not detach:
         from ostler.cli.attach import DETACH_KEYS, DetachKeys, require_terminal  # noqa: PLC0415 - seldom needed
 
@@ -324,6 +329,10 @@ def _exit_code(instance: dict[str, Any]) -> int:
         return 128 + int(last["exit_signal"])
     if last.get("exit_code") is not None:
         return int(last["exit_code"])
+    if last.get("outcome") == "stopped":
+        name = plain(instance["name"])
+        note(f"{name} was stopped before it had ended by itself; see: ostler why {name}")
+        return _STOPPED
     if last.get("outcome") == "timeout":
         note(str(last.get("detail") or "it ran longer than its time"))
         return ExitCode.TIMED_OUT

@@ -27,6 +27,8 @@ STREAM = "text/event-stream"
 _KEPT_TEXTS = 1000
 #: Lines of a log that are written as one piece of an answer.
 _LINES_AT_ONCE = 200
+#: Lines of a log, each of up to 64 KiB, that wait to be sent to one who follows it.
+_LINES_IN_BURST = 50
 #: Whether the caller of a stream may still be served.
 Validity = Callable[[], Awaitable[bool]]
 
@@ -198,9 +200,36 @@ async def _chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def _log_lines(context: Context, valid: Validity, lines: AsyncIterator[LogLine]) -> AsyncIterator[str]:
-    async for line in with_heartbeat(context, valid, lines):
-        yield ": heartbeat\n\n" if line is None else _log_line(line)
+    async for burst in with_heartbeat(context, valid, _bursts(lines)):
+        yield ": heartbeat\n\n" if burst is None else "".join(map(_log_line, burst))
     yield await last_words(context, valid)
+
+
+async def _bursts(lines: AsyncIterator[LogLine]) -> AsyncIterator[list[LogLine]]:
+    """All lines that are there already, together: one at a time would cost more than to read them."""
+    ready: asyncio.Queue[LogLine | None] = asyncio.Queue(_LINES_IN_BURST)
+
+    async def read() -> None:
+        try:
+            async for line in lines:
+                await ready.put(line)
+        except Exception:
+            await ready.put(None)
+            raise
+        await ready.put(None)
+
+    reading = asyncio.create_task(read())
+    try:
+        while (line := await ready.get()) is not None:
+            burst = [line]
+            while not ready.empty() and (line := ready.get_nowait()) is not None:
+                burst.append(line)
+            yield burst
+            if line is None:
+                break
+        await reading  # raises what ended it
+    finally:
+        reading.cancel()
 
 
 async def last_words(context: Context, valid: Validity) -> str:
