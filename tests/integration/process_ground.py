@@ -1,4 +1,4 @@
-"""What the tests of level process stand on below the manager: a home, the level on it, and an listener."""
+"""What the tests of level process stand on below the manager: a home, the level on it, and a listener."""
 
 from __future__ import annotations
 

@@ -115,15 +115,15 @@ def maker_of(module: ModuleType, qualname: str) -> AgentMaker:
             f"{qualname} in {where} has no name by which another process finds it; "
             "define it at the top of a module, with `def` or `class`"
         )
-    found: Any = module
+    value: Any = module
     for part in qualname.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
             raise AgentInitializationError(f"{qualname} is not in {where} any more; register it again") from None
-    if not callable(found):
+    if not callable(value):
         raise AgentInitializationError(f"{qualname} in {where} is neither a class nor a function")
-    return maker_of_callable(found)
+    return maker_of_callable(value)
 
 
 def source_files(source: Source, since_ns: int, now_ns: int) -> dict[str, tuple[int, int]]:
@@ -137,11 +137,11 @@ def source_files(source: Source, since_ns: int, now_ns: int) -> dict[str, tuple[
     files = {}
     for path in _loaded_files({source.module.partition(".")[0], (source.package or MAIN_NAME).partition(".")[0]}):
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             continue
-        unsure = since_ns <= found.st_mtime_ns <= now_ns
-        files[path] = (0 if unsure else found.st_mtime_ns, found.st_size)
+        unsure = since_ns <= status.st_mtime_ns <= now_ns
+        files[path] = (0 if unsure else status.st_mtime_ns, status.st_size)
     return files
 
 

@@ -1,8 +1,8 @@
-"""A run that a driver knows: its log is read while it grows, and what it says is told once, whoever manages it.
+"""A run that a driver knows: its log is read while it grows, and what it says is reported once, over all managers.
 
-Beside the logs of an attempt lies its journal: how far the log of each run was told, and what its sessions have used.
-Token counts are numbered, so a manager that was killed between the commit and the journal tells nothing twice: the
-listener knows the numbers that were committed.
+Beside the logs of an attempt lies its journal: how far the log of each run was reported, and what its sessions have
+used. Token counts are numbered, so a manager that was killed between the commit and the journal reports nothing twice:
+the listener knows the numbers that were committed.
 """
 
 from __future__ import annotations
@@ -108,35 +108,35 @@ class LogFollower:
 
 
 class Journal:
-    """What was told of the runs of one attempt, and is to be told by the next manager."""
+    """What was reported of the runs of one attempt, and where the next manager goes on."""
 
     def __init__(self, file: Path, voice: Voice) -> None:
         self._file = file
         self._voice = voice
-        found = _read_json(file)
-        self._number = int(found.get("number") or 0)
+        data = _read_json(file)
+        self._number = int(data.get("number") or 0)
         #: The cost of the runs that are over and confirmed.
-        self._ended_cost: float | None = found.get("cost_usd")
-        self._runs: dict[str, dict[str, Any]] = dict(found.get("runs") or {})
-        self._sessions: dict[str, Any] = dict(found.get("sessions") or {})
+        self._ended_cost: float | None = data.get("cost_usd")
+        self._runs: dict[str, dict[str, Any]] = dict(data.get("runs") or {})
+        self._sessions: dict[str, Any] = dict(data.get("sessions") or {})
         self._costs: dict[str, float] = {}
-        #: Numbers that were told and not confirmed, each with the run and the place behind its line.
-        self._told: deque[tuple[int, str, int]] = deque()
+        #: Numbers that were sent and not confirmed, each with the run and the place behind its line.
+        self._unconfirmed: deque[tuple[int, str, int]] = deque()
 
     def begin(self, run: str, session: str | None, usage: SessionUsage | None) -> SessionUsage | None:
         """Note a run before it starts; what the session that it resumes has used, as far as that is known."""
-        known = self._sessions.get(session) if session is not None else None
-        before = usage or (None if known is None else SessionUsage.from_dict(known))
+        noted = self._sessions.get(session) if session is not None else None
+        before = usage or (None if noted is None else SessionUsage.from_dict(noted))
         self._runs[run] = {"place": 0, "before": None if before is None else before.to_dict()}
         self._write()
         return before
 
     def before(self, run: str) -> SessionUsage | None:
-        found = self._runs.get(run, {}).get("before")
-        return None if found is None else SessionUsage.from_dict(found)
+        usage = self._runs.get(run, {}).get("before")
+        return None if usage is None else SessionUsage.from_dict(usage)
 
     def place(self, run: str) -> int:
-        """Up to there everything was told and committed."""
+        """Up to there everything was reported and committed."""
         return int(self._runs.get(run, {}).get("place") or 0)
 
     def tell(self, run: str, place: int, messages: list[Message]) -> None:
@@ -144,7 +144,7 @@ class Journal:
             match message:
                 case TokensUsed():
                     self._number += 1
-                    self._told.append((self._number, run, place))
+                    self._unconfirmed.append((self._number, run, place))
                     self._voice.say(replace(message, number=self._number))
                 case MetricReported(name=name, value=value) if name == COST:
                     self._costs[run] = value
@@ -155,18 +155,18 @@ class Journal:
                     self._voice.say(message)
 
     def note_cost(self, run: str, cost: float | None) -> None:
-        """Of lines that are read again and not told again."""
+        """Of lines that are read again and not reported again."""
         if cost is not None:
             self._costs[run] = cost
 
     def confirm(self, number: int) -> None:
         """The manager has committed every count up to this number."""
-        before = len(self._told)
-        while self._told and self._told[0][0] <= number:
-            _, run, place = self._told.popleft()
+        before = len(self._unconfirmed)
+        while self._unconfirmed and self._unconfirmed[0][0] <= number:
+            _, run, place = self._unconfirmed.popleft()
             if run in self._runs:
                 self._runs[run]["place"] = place
-        if len(self._told) < before:
+        if len(self._unconfirmed) < before:
             self._write()
 
     def end(self, run: str, session: str | None = None, usage: SessionUsage | None = None) -> None:
@@ -184,7 +184,7 @@ class Journal:
 
     def _write(self) -> None:
         """A full disk costs the exact count after a crash, and nothing else."""
-        confirmed = self._number - len(self._told)
+        confirmed = self._number - len(self._unconfirmed)
         data = {"number": confirmed, "cost_usd": self._ended_cost, "runs": self._runs, "sessions": self._sessions}
         making = self._file.with_name(f"{self._file.name}.new")
         with contextlib.suppress(OSError):
@@ -195,14 +195,14 @@ class Journal:
 
 def _read_json(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        data = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 class DrivenRun:
-    """The reader of one run and its log. Lines that an earlier manager told are read without being told again."""
+    """The reader of one run and its log. Lines that an earlier manager reported are read without a second report."""
 
     def __init__(self, run: str, log: Path, reader: Reader, journal: Journal) -> None:
         self._run = run
@@ -212,14 +212,14 @@ class DrivenRun:
 
     def catch_up(self, *, last: bool) -> bool:
         """Read what is new; whether there may be more at once."""
-        told = self._journal.place(self._run)
+        committed = self._journal.place(self._run)
         for _ in range(_LINES_AT_ONCE):
-            found = self._follower.next_line(last=last)
-            if found is None:
+            next_line = self._follower.next_line(last=last)
+            if next_line is None:
                 return False
-            place, line = found
+            place, line = next_line
             messages = self._reader.feed(line)
-            if place > told:
+            if place > committed:
                 self._journal.tell(self._run, place, messages)
             else:
                 self._journal.note_cost(self._run, self._reader.cost_usd)

@@ -17,7 +17,7 @@ def shared_options() -> list[str]:
     options = ["-" + "O" * flags.optimize] if flags.optimize else []
     if flags.bytes_warning:
         options.append("-" + "b" * flags.bytes_warning)
-    options += [f"-W{one}" for one in sys.warnoptions]
+    options += [f"-W{option}" for option in sys.warnoptions]
     for extra in _extras():
         options += ["-X", extra]
     return options

@@ -49,11 +49,11 @@ def likely_enforcement() -> Mapping[str, str]:
         own = {}
     unified = own.get(cgroup_files.UNIFIED)
     held = set(_controllers(unified)) if unified is not None and _may_write(unified) else set()
-    held.update(one for one in _CONTROLLERS if one in own and _may_write(own[one]))
+    held.update(name for name in _CONTROLLERS if name in own and _may_write(own[name]))
     if not held:
         return dict.fromkeys(_CONTROLLERS, APPROXIMATED)
     lacking = {"memory": APPROXIMATED, "cpu": ADVISORY, "pids": APPROXIMATED}
-    return {one: ENFORCED if one in held else lacking[one] for one in _CONTROLLERS}
+    return {name: ENFORCED if name in held else lacking[name] for name in _CONTROLLERS}
 
 
 def _may_write(group: str) -> bool:

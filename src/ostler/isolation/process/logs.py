@@ -81,8 +81,8 @@ def prune(home: Path, plan: StartPlan) -> None:
         return
     with contextlib.suppress(OSError):
         for file in (home / LOGS / str(plan.instance_id)).iterdir():
-            found = _ATTEMPT.fullmatch(file.name)
-            if found is not None and int(found[1]) <= plan.attempt - _KEPT_ATTEMPTS:
+            match = _ATTEMPT.fullmatch(file.name)
+            if match is not None and int(match[1]) <= plan.attempt - _KEPT_ATTEMPTS:
                 file.unlink()
 
 
@@ -90,10 +90,10 @@ def prune_runs(home: Path, plan: StartPlan, running: Collection[UUID] = ()) -> N
     """A command may run any number of times in one start; the output of the last few stays. Never raises."""
     needed = {log_of(home, plan, run).name for run in running}
     with contextlib.suppress(OSError):
-        found = [one for one in log_of(home, plan).parent.glob(f"{plan.attempt}-*.log") if one.name not in needed]
-        if len(found) <= _KEPT_RUNS:
+        logs = [log for log in log_of(home, plan).parent.glob(f"{plan.attempt}-*.log") if log.name not in needed]
+        if len(logs) <= _KEPT_RUNS:
             return
-        for file in sorted(found, key=lambda one: one.stat().st_mtime_ns)[:-_KEPT_RUNS]:
+        for file in sorted(logs, key=lambda log: log.stat().st_mtime_ns)[:-_KEPT_RUNS]:
             remove_log(file)
 
 

@@ -32,7 +32,7 @@ def source_of(maker: AgentMaker) -> Mapping[str, Any]:
     if "<locals>" in qualname:
         raise AgentInitializationError(f"{qualname} is defined inside a function; {_MOVE}")
     held = sys.modules.get(module)
-    if held is None or _found(held, qualname) is not made_by:
+    if held is None or _attribute(held, qualname) is not made_by:
         raise AgentInitializationError(f"{module}:{qualname} is not what is found under that name; {_MOVE}")
     if module == "__main__":
         return _of_script(held, qualname)
@@ -53,11 +53,11 @@ def _of_script(script: ModuleType, qualname: str) -> Mapping[str, Any]:
     return {"module": name, "path": _absolute(path), "qualname": qualname, "main": True, "package": package}
 
 
-def _found(module: ModuleType, qualname: str) -> Any:
-    found: Any = module
+def _attribute(module: ModuleType, qualname: str) -> Any:
+    value: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _absolute(path: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""What the keeper is told of the preloaded parent that a Python agent is forked from."""
+"""The description, for the keeper, of the preloaded parent that a Python agent is forked from."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Templates:
     """The same description for the same circumstances, without writing it down anew for each of many starts."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._descriptions: dict[tuple[Any, ...], dict[str, Any]] = {}
         #: When our own code was last written: a template of older code is no parent for agents of this manager.
         self._written = _last_written(_PACKAGE)
 
     def find(self, source: Mapping[str, Any], env: Mapping[str, str], cwd: str) -> dict[str, Any]:
         """Agents with the same key share a parent: the same module, found the same way, in the same surroundings."""
         place = (source["module"], source["path"], source["main"], source.get("package"))
-        told = (tuple(template_argv()), tuple(sys.path), tuple(sys.argv))
-        circumstances = (place, told, tuple(sorted(env.items())), cwd)
-        found = self._known.get(circumstances)
-        if found is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            found = self._known[circumstances] = _described(source, env, cwd, self._written)
-        return found
+        program = (tuple(template_argv()), tuple(sys.path), tuple(sys.argv))
+        circumstances = (place, program, tuple(sorted(env.items())), cwd)
+        description = self._descriptions.get(circumstances)
+        if description is None:
+            if len(self._descriptions) >= _KEPT:
+                self._descriptions.clear()
+            description = self._descriptions[circumstances] = _described(source, env, cwd, self._written)
+        return description
 
 
 def _last_written(directory: str) -> int:
