@@ -180,6 +180,18 @@ def test_keys_that_detach_are_chosen_and_ctrl_c_is_the_programs(windows: Windows
     windows.sees("one", "detached; b goes on")
 
 
+def test_what_is_pasted_is_whole_also_where_the_program_is_slow(windows: Windows, tmp_path: Path) -> None:
+    text = "".join(f"line {number} {'x' * 50}\n" for number in range(3000))
+    (tmp_path / "text").write_text(f"cat > pasted <<X\n{text}X\n")
+    windows.open("one")
+    windows.enter("one", windows.shell.program, "run", "-it", "--", "bash", "--norc")
+    windows.sees("one", "bash-")
+    windows.tmux("load-buffer", str(tmp_path / "text"))
+    windows.tmux("paste-buffer", "-t", "one")
+    pasted = windows.shell.project / "pasted"
+    until(lambda: pasted.exists() and pasted.read_text() == text, seconds=60)
+
+
 def test_a_window_that_is_stopped_holds_up_neither_the_program_nor_another_window(windows: Windows) -> None:
     windows.open("one")
     script = "read go; seq 400000; echo al''l; touch written; read stop"

@@ -25,8 +25,8 @@ from ostler.errors import ExitCode
 from ostler.keeper.terminal import Modes
 
 DETACH_KEYS = "ctrl-q"
-#: Bytes that were typed and are not sent yet; what is typed beyond is lost, with a bell.
-_MAX_TYPED = 64 << 10
+#: Bytes that were typed or pasted and are not sent yet; what is typed beyond is lost, with a bell.
+_MAX_TYPED = 8 << 20
 #: Bytes in one request.
 _CHUNK = 32 << 10
 #: A daemon that is gone for so long is started again: until then `restart-daemon` may do it.
