@@ -479,3 +479,21 @@ async def test_a_leftover_of_the_same_call_is_ended_before_it_begins(begin: Begi
     lost.cancel()
     await asyncio.wait((lost,))
     await first.destroy()
+
+
+async def test_one_without_a_run_is_found_although_its_keeper_had_nothing_to_keep(
+    begin: Begin, isolation: ProcessIsolation, place: Path, site: Site
+) -> None:
+    plan = plan_for(place, "echo", "hello")
+    cell = await begin(plan)
+    await isolation.close()
+    assert site.directory is not None
+    socket = site.directory / "keeper" / "keeper.sock"
+    await until(lambda: not socket.exists())
+    heir = next_level(site)
+    found, calls = await adopted(heir, plan, cell.handle)
+    assert calls == {}
+    assert found.may_have_lost_calls
+    assert (await found.call(Verb.PROCESS, "x"))["output"] == "hello\n"
+    await found.destroy()
+    await heir.close()

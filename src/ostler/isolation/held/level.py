@@ -178,9 +178,11 @@ class HeldIsolation(Isolation):
     # --- recovery ---
 
     async def adopt(self, handle: Mapping[str, Any] | None, plan: StartPlan, listener: Listener) -> Cell | Exit:
-        if self._site.directory is None or not await self._holder.open(start=False):
-            return _ENDED_WITH_MANAGER
         is_command = plan.manifest.kind is AgentKind.COMMAND
+        # A command without a run has no process that could have ended, so it lives on although no holder does.
+        start = is_command and self._site.outlives
+        if self._site.directory is None or not await self._holder.open(start=start):
+            return _ENDED_WITH_MANAGER
         cell = self._command_cell(plan, listener) if is_command else self._python_cell(plan, listener)
         how: Exit | None = None
         try:
