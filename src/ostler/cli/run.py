@@ -126,7 +126,7 @@ def _require_terminal(chosen: dict[str, Any], *, detach: bool, is_command: bool)
         raise click.UsageError("-i and -t are for commands: ostler run -it -- CMD")
     if chosen["interactive"] and detach and not chosen["has_terminal"]:
         raise click.UsageError(
-            "-i passes standard input on while you wait; with -d nobody would: leave one of them out"
+            "-i passes standard input on while you wait; with -d there is no terminal to read: leave one of them out"
         )
     if chosen["has_terminal"] and not detach:
         from ostler.cli.attach import DETACH_KEYS, DetachKeys, require_terminal  # noqa: PLC0415 - seldom needed

@@ -285,7 +285,7 @@ class Listener(Protocol):
         ...
 
     def on_exit(self, attempt: int, how: Exit) -> None:
-        """The agent ended and nobody asked it to. Nothing of it is left but what cannot be killed; `Cell.stop` names
+        """The agent ended without being asked to. Nothing of it is left but what cannot be killed; `Cell.stop` names
         that. A second call for an attempt is harmless.
         """
         ...

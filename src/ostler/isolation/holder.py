@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ostler.isolation.base import NO_TERMINALS, Input, LastOutput, Screen, StartPlan, Usage
+from ostler.isolation.base import NO_TERMINALS, Input, LastOutput, Screen, Usage
 
 ErrorKind = Literal[
     "unknown",  # the holder has no such unit or cell
@@ -224,11 +224,6 @@ class Holder(ABC):
     @abstractmethod
     async def forget(self, name: str) -> None:
         """The exit of this unit, or of all units of this cell, is committed: drop the record. Refused while alive."""
-
-    def find_program(self, program: str, path: str, plan: StartPlan) -> str | None:
-        """A sentence when `program` cannot be run where the unit will run; None when it can, or is not known yet."""
-        del program, path, plan
-        return None
 
     async def answers(self) -> None:
         """Return when a holder that was late answers again or is gone; where that cannot be told, after a while."""

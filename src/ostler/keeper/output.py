@@ -26,7 +26,7 @@ TIME_PAIR, STREAM_SHIFT = struct.Struct(">QQ"), 56
 #: Streams: not known (a terminal, an earlier version), standard output, standard error, and what we added ourselves.
 UNKNOWN, STDOUT, STDERR, OURS = range(4)
 _TIME_STEP = 0.01
-#: How often it is looked whether somebody has removed the log.
+#: How often it is looked whether the log was removed.
 _LOOK_SECONDS = 1.0
 _DRAIN = 4 << 20
 #: Bytes that cannot begin a character of UTF-8.
@@ -116,7 +116,7 @@ class Log:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """In a new file; also when somebody has removed the one that was open."""
+        """In a new file; also when the one that was open was removed."""
         self._begins += self._size
         self._noted = (0.0, -1)
         self.close()

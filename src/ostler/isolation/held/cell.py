@@ -1,4 +1,4 @@
-"""What both kinds of cells over a holder share: freeze, usage, the stop ladder, the end nobody asked for."""
+"""What both kinds of cells over a holder share: freeze, usage, the stop ladder, an end that was not asked for."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class HeldCell(Cell):
 
     @abstractmethod
     def _release(self, how: Exit | None) -> None:
-        """Nobody waits for it any longer; `how` when it ended by itself."""
+        """Release all that wait for it; `how` when it ended by itself."""
 
     @abstractmethod
     def _disconnect(self) -> None:
@@ -266,7 +266,7 @@ class HeldCell(Cell):
         return stopping.result() if stopping.done() else None
 
     def _end_unasked(self, how: Exit) -> None:
-        """It ended, and all of it is proven gone. Reported once, and only if nobody asked for it."""
+        """It ended, and all of it is proven gone. Reported once, and only if it was not asked for."""
         wake(self._gone)
         if self._ended is not None or self._stopping is not None:
             return
