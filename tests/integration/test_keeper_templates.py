@@ -86,6 +86,8 @@ def test_what_an_agent_executes_gets_neither_its_socket_nor_its_connection(manag
     agent = Agent(manager, "a.1")
     agent.started()
     agent.says("look")
+    agent.says("exit 0")
+    manager.exit_of("a.1")  # then its log is complete
     log = manager.log_of("a.1").read_text()
     assert "/dev/null" in log
     assert "socket:" not in log
