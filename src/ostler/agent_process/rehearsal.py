@@ -24,7 +24,9 @@ _PLAN = {
     "name": "rehearsal",
     "definition_id": "00000000-0000-7000-8000-000000000002",
     "context": {"a": 1},
-    "limits": {},
+    "limits": {"max_memory_mb": 512, "execution_timeout": "PT5M", "max_concurrent_tasks": 10},
+    "workdir": "/",
+    "owns_workdir": True,
     "env": {},
     "source": {"qualname": "Rehearsed"},
 }

@@ -384,8 +384,3 @@ def set_size(terminal: int, size: tuple[int, int]) -> None:
 
 def _copy(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-
-
-def take_terminal() -> None:
-    """In the new process, which leads a session: its standard output becomes its controlling terminal."""
-    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
