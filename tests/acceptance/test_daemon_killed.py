@@ -82,11 +82,13 @@ def test_agents_keeper_and_daemon_end_when_their_home_is_deleted(shell: Shell) -
     (shell.home / "agents" / "slow.md").write_text(
         "---\nlifecycle:\n  driver: python:slow:Slow\n  isolation: process\n---\n"
     )
-    shell.ok("run", "-d", "--name", "command", "--", "sleep", "1000")
+    shell.ok("run", "-d", "--name", "command", "--", "sh", "-c", "echo up; sleep 1000")
     shell.ok("run", "-d", "--name", "slow", "slow")
     shell.ok("run", "-d", "--name", "frozen", "--", "sleep", "1000")
     shell.ok("pause", "--depth", "freeze", "frozen")
     with shell.start("logs", "-f", "command") as follower, shell.start("run", "--", "sleep", "1000") as runner:
+        assert follower.stdout is not None
+        assert follower.stdout.readline().endswith("up\n")
         until(lambda: len(shell.run("ps", "-q").out.split()) == 4)
         shutil.rmtree(shell.home)
         assert "was removed or moved away" in follower.communicate(timeout=55)[1], "and not after a minute of waiting"

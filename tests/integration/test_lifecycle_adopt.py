@@ -38,6 +38,7 @@ from ostler import (
 )
 from ostler.home import DATABASE_FILE
 from ostler.keeper.protocol import UNSENT
+from ostler.lifecycle.phases import Adopting
 from ostler.store.store import Store
 from ostler.store.waits import end_wait, get_wait
 from ostler.testing.clock import ManualClock
@@ -400,6 +401,8 @@ async def test_a_wait_ends_in_its_own_time_under_every_manager(crew: Crew) -> No
     crew.advance(3000)
     await crew.reopen(keep=True)
     agent = crew.again(agent)
+    instance = crew.runtime.instances[agent.instance_id]
+    await until(lambda: not isinstance(instance.phase, Adopting))  # it has reported what it waits for
     joined = crew.begin(agent.ask(do("ask", seconds=3600), id="r-1"))
     await crew.calm()
     crew.advance(500)
@@ -626,6 +629,7 @@ async def test_a_killed_manager_costs_no_work(home: Path, stage: Stage, level: A
         assert all(lives(pid) for pid in made["pids"])
         async with opened(crew):
             idle, busy, waits, held, frozen = (crew.manager.handle(UUID(one)) for one in made["ids"])
+            await crew.reaches(idle, S.WAITING)  # its answer was durable when the manager died, its state perhaps not
             states = [(await agent.record()).state for agent in (idle, busy, waits, held, frozen)]
             assert states == [S.WAITING, S.PROCESSING, S.WAITING, S.SUSPENDED, S.SUSPENDED]
             assert await idle.ask(do("count", what="x"), id="done before") == 1

@@ -431,11 +431,11 @@ async def test_finished_tasks_go_to_the_vault_after_their_time_and_can_be_had_ba
         assert await ground.tasks.get_lifecycle(accepted.key) is not None
         await until_async(purged)
         await until_async(lambda: is_gone(ground, rejected))
+        await until(lambda: not private.exists())
         collecting.cancel()
         assert (await ground.get(waiting)).state is T.COMPLETED, "what waits for its review stays"
         assert (await ground.get(needed)).state is T.REJECTED, "and what an unfinished task names"
         assert not ground.place(rejected).exists()
-        await until(lambda: not private.exists())
         assert [entry.subject for entry in await ground.audited("task.purge")] == ["task:T001", "task:own-key"]
         back = await ground.tasks.unretire("own-key")
         assert (back.state, back.error, back.ended_at) == (T.REJECTED, "no", clock.wall())

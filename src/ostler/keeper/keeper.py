@@ -140,8 +140,9 @@ class Keeper:
                 self.stopper.stop(unit.name, 0.0, "stop", lambda _: self._end_if_empty())
 
     def _bye(self, request: Mapping[str, Any], reply: Reply, _: Refuse) -> None:
-        reply({})
-        if request.get("leave") and self.is_needed:
+        stays = bool(request.get("leave")) and self.is_needed
+        reply({"stays": stays})
+        if stays:
             if self.server.manager is not None:
                 self.server.manager.close()
         else:

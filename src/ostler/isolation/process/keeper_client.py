@@ -565,9 +565,10 @@ class KeeperHolder(Holder):
             self._renewing.cancel()
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
+            stays = leave
             with contextlib.suppress(HolderError):
-                await connection.request("bye", _BYE_SECONDS, leave=leave)
-            if not leave and connection.is_open:
+                stays = bool((await connection.request("bye", _BYE_SECONDS, leave=leave)).get("stays"))
+            if not stays and connection.is_open:
                 await asyncio.wait((connection.closed,), timeout=_END_SECONDS)
             connection.close()
         for task in tuple(self._renewals):
