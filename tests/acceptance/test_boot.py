@@ -27,7 +27,14 @@ def power_off(sh: Shell) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not sh.left_over(), "something survived the power cut")
+
+    def is_off() -> bool:
+        for pid in everyone(sh.home):  # what was forked while the others were killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not sh.left_over()
+
+    until(is_off, "something survived the power cut")
 
 
 def test_tasks_and_crews_go_on_after_a_reboot(shell: Shell) -> None:

@@ -267,6 +267,7 @@ def test_times_on_the_screen_are_local_and_in_json_utc(sh: Shell) -> None:
 def test_ps_shows_what_lives_and_with_a_what_has_ended(sh: Shell) -> None:
     background(sh, "lives")
     sh.run("run", "--name", "ended", "--", "sh", "-c", "exit 3")
+    until(lambda: "begun" in sh.ok("ps"))  # what it wrote last is told twice a second
     lines = sh.ok("ps").splitlines()
     assert lines[0].split()[:4] == ["NAME", "AGENT", "STATE", "HEALTH"]
     row = next(line for line in lines if line.startswith("lives "))

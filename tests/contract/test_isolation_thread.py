@@ -91,7 +91,7 @@ class TestThreadIsolation(IsolationContract):
 
     async def test_an_idle_agent_has_one_thread_named_after_it(self, start: Start) -> None:
         cell = await start()
-        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("ostler-")] == [NAME]
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("ostler-agent")] == [NAME]
         assert (await cell.usage()).thread_count == 1
 
     async def test_an_agent_lives_in_one_thread_and_works_in_others(self, start: Start) -> None:
